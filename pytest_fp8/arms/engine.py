@@ -1,0 +1,261 @@
+"""An arm's inside: one model, built, converted, compiled, trained. Runs in the arm's own process, never in pytest's.
+
+The order is the one that works: build, convert, activation checkpointing, compile. Compiling goes block by block,
+in place, so that parameter names stay as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.backends.base import Conversion, linears
+from pytest_fp8.workload import Workload, unship
+from pytest_fp8.zoo import data, models, training
+from pytest_fp8.zoo.shapes import SHAPES
+
+
+class Engine:
+    """One trainable variant of a case, live on its device."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        self.spec, self.case = spec, spec.case
+        self.device = torch.device(spec.device)
+        self.backend = backend(self.case.backend)
+        self._own: Workload | None = unship(spec.workload) if spec.workload else None
+        self._require_device()
+        self._require_recipe()
+        self.seconds: dict[str, float] = {}
+        with self._timed("build"):
+            self.model = self.fresh_model(seed=0)
+            self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
+            self.conversion: Conversion = self.backend.convert(
+                self.model, self.case.recipe, self.case.full_options, self.case.emulated
+            )
+            self.precision = self.backend.precision(self.case.recipe, self.case.full_options)
+            if self.case.activation_checkpointing:
+                checkpoint_activations(self.model)
+            if self.case.compile:
+                compile_blocks(self.model)
+            self.loss_of = self._loss()
+            self.optimizer = self._optimizer()
+        self._timing_batches = [self.timing_batch(step) for step in range(4)]
+        with self._timed("warm-up"):
+            for batch in self._timing_batches[:3]:
+                self.step(batch)
+            self.synchronize()
+
+    # -- what to train --------------------------------------------------------------------------------------------
+
+    def fresh_model(self, seed: int) -> torch.nn.Module:
+        """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
+        if self._own is None:
+            return models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
+        torch.manual_seed(seed)
+        model: torch.nn.Module = self._own.build()
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}")
+        return model.to(device=self.device, dtype=torch.bfloat16).train()
+
+    def training_batch(self, seed: int, step: int) -> Any:
+        """The batch of one step of a loss curve; the same in every arm."""
+        if self._own is None:
+            batch, seq = self.loss_tokens()
+            return self._place(data.text_batch(batch, seq, seed, step))
+        torch.manual_seed(1_000_003 * (seed + 1) + step)
+        return self._place(self._own.batch(step))
+
+    def timing_batch(self, step: int) -> Any:
+        tokens = self.case.tokens
+        if self._own is not None or tokens is None:
+            return self.training_batch(seed=0, step=step)
+        return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
+
+    def loss_tokens(self) -> tuple[int, int]:
+        tokens = self.case.tokens
+        assert tokens is not None, "a user's own workload brings its own batches"
+        return tokens
+
+    def restart(self, seed: int, jitter: bool = False) -> None:
+        """Back to step 0 with the weights of ``seed``: optimizer and scaling state forgotten, compiled code kept.
+
+        ``jitter`` moves each weight by at most about one unit in its last BF16 place: the same training to a person,
+        another one to rounding. It shows how far two honest BF16 runs drift apart.
+        """
+        fresh = self.fresh_model(seed)
+        with torch.no_grad():
+            live = dict(self.model.named_parameters())
+            for name, value in fresh.named_parameters():
+                target = live.pop(name)
+                if jitter:
+                    noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
+                    value = (value * noise).to(value.dtype)
+                target.copy_(value)
+            if live:
+                raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
+            buffers = dict(self.model.named_buffers())
+            for name, value in fresh.named_buffers():
+                if name in buffers:
+                    buffers[name].copy_(value)
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backend.reset(self.model)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        batch: Any,
+        phase: training.Phase = nullcontext,
+        on_gradients: Callable[[], None] | None = None,
+        precision: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> torch.Tensor:
+        return training.training_step(
+            self.model, batch, self.loss_of, self.optimizer, precision or self.precision, phase, on_gradients
+        )
+
+    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
+        """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``."""
+        if first_step == 0:
+            self.restart(seed, jitter)
+        losses: list[torch.Tensor] = []
+        norms: list[torch.Tensor] = []
+
+        def note_norm() -> None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norms.append(torch.nn.utils.get_total_norm(gradients).float())
+
+        for step in range(first_step, first_step + steps):
+            losses.append(self.step(self.training_batch(seed, step), on_gradients=note_norm).float())
+        return {
+            "seed": seed,
+            "losses": [float(x) for x in torch.stack(losses).cpu()],
+            "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
+        }
+
+    def block(self, steps: int, library_bf16: bool = False) -> float:
+        """Milliseconds per step, by CUDA events around ``steps`` steps after one dropped step."""
+        precision: Callable[[], AbstractContextManager[Any]] | None = nullcontext if library_bf16 else None
+        batches = self._timing_batches
+        self.step(batches[0], precision=precision)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for index in range(steps):
+            self.step(batches[(index + 1) % len(batches)], precision=precision)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / steps
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""
+        self.park()
+        self.step(self._timing_batches[0])
+        self.synchronize()
+        peaks: dict[str, dict[str, int]] = {}
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            self.synchronize()
+            peaks[name] = {
+                "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
+            }
+
+        resident = torch.cuda.memory_allocated()
+        self.step(self._timing_batches[1], phase=phase)
+        return {
+            "resident": resident,
+            "phases": peaks,
+            "peak_allocated": max(p["allocated"] for p in peaks.values()),
+            "peak_reserved": max(p["reserved"] for p in peaks.values()),
+        }
+
+    def park(self) -> None:
+        """Give memory that is only cached back to the device, so that the pair's other arm can use it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    # -- set-up ---------------------------------------------------------------------------------------------------
+
+    def _require_device(self) -> None:
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(
+                f"this arm must run on a GPU and torch {torch.__version__} sees none "
+                f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
+            )
+        if self.spec.threads:
+            torch.set_num_threads(self.spec.threads)
+
+    def _require_recipe(self) -> None:
+        usable, reason = self.backend.usable(self.case.recipe, self.case.emulated)
+        if not usable:
+            raise RuntimeError(f"recipe {self.case.recipe!r} cannot run here: {reason}")
+
+    def _loss(self) -> training.LossFunction:
+        if self._own is None:
+            return training.language_model_loss(self.case.compile)
+        return self._own.loss or training.default_loss
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        if self._own is not None and self._own.optimizer is not None:
+            return self._own.optimizer(self.model.parameters())  # type: ignore[no-any-return]
+        rate = self._own.learning_rate if self._own is not None else SHAPES[self.case.model].learning_rate
+        return training.adamw(self.model.parameters(), rate)
+
+    def _place(self, batch: Any) -> Any:
+        """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""
+        if isinstance(batch, torch.Tensor):
+            dtype = torch.bfloat16 if batch.is_floating_point() else batch.dtype
+            return batch.to(self.device, dtype=dtype, non_blocking=True)
+        if isinstance(batch, dict):
+            return {name: self._place(value) for name, value in batch.items()}
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(self._place(value) for value in batch)
+        return batch
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The members of the model's longest ModuleList: a decoder's layers. Empty where there is none."""
+    lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def compile_blocks(model: torch.nn.Module) -> None:
+    """``torch.compile`` each repeated block in place: as fast as the whole model here, warm in a third of the time.
+
+    A model with no repeated blocks is compiled whole. Reaching dynamo's recompilation limit is an error, since
+    dynamo would go on eagerly in silence.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = 64
+    if hasattr(config, "fail_on_recompile_limit_hit"):
+        config.fail_on_recompile_limit_hit = True
+    for block in repeated_blocks(model) or [model]:
+        block.compile()
+
+
+def checkpoint_activations(model: torch.nn.Module) -> None:
+    """Recompute each block's activations in the backward pass. Raises where the model offers no way to."""
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise RuntimeError("activation checkpointing needs a model with gradient_checkpointing_enable()")
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,40 @@
+"""What an arm's process is told before it starts: one plain value that travels as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_fp8.cases import Case
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """A case as one arm sees it. ``workload`` is shipped text, or ``None`` for a model of the zoo."""
+
+    case: Case
+    device: str
+    """``cuda`` or ``cpu``; an arm that cannot have it fails, it never takes another."""
+    workload: str | None = None
+    threads: int | None = None
+    """CPU threads; ``None`` leaves torch's own choice."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.id} on {self.device}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case.to_json(),
+            "device": self.device,
+            "workload": self.workload,
+            "threads": self.threads,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmSpec:
+        case = dict(data["case"])
+        for name in ("questions", "checkpoint_formats"):
+            case[name] = tuple(case[name])
+        return cls(Case(**case), data["device"], data["workload"], data["threads"])

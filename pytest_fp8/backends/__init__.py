@@ -1,0 +1,22 @@
+"""The ways of switching FP8 on, by name."""
+
+from __future__ import annotations
+
+from pytest_fp8.backends.base import Backend
+
+
+def backend(name: str) -> Backend:
+    """The backend of that name; its library is imported only when one of its methods needs it."""
+    if name == "torchao":
+        from pytest_fp8.backends.torchao import TorchAO
+
+        return TorchAO()
+    if name == "transformer_engine":
+        from pytest_fp8.backends.transformer_engine import TransformerEngine
+
+        return TransformerEngine()
+    if name == "bf16":
+        from pytest_fp8.backends.bf16 import Bf16
+
+        return Bf16()
+    raise KeyError(name)

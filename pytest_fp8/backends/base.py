@@ -1,0 +1,110 @@
+"""What a way of switching FP8 on must offer. One module per backend implements :class:`Backend`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 16
+"""FP8 tensor-core products take operands whose inner sizes are multiples of 16 (cuBLASLt, ``torch._scaled_mm``)."""
+
+HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
+"""Names of output projections, which every FP8 recipe in use leaves in high precision."""
+
+
+@dataclass
+class Conversion:
+    """What a conversion did: names of the Linears it converted, and for each it left, the reason."""
+
+    converted: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """A way of switching FP8 on. Methods that need the library import it inside."""
+
+    name: str
+    distribution: str = ""
+    """The package on the index, and its lowest version that is known to work."""
+    minimum_version: str = ""
+    token_multiple: int = ALIGNMENT
+    """Tokens in a batch must be a multiple of this, for the weight gradient's inner size is the token count."""
+
+    def available(self) -> tuple[bool, str]:
+        """Whether the library is installed and recent enough, judged without importing it; and the reason."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        if not self.distribution:
+            return True, ""
+        try:
+            installed = version(self.distribution)
+        except PackageNotFoundError:
+            return False, f"{self.distribution} is not installed: pip install {self.distribution}"
+        if _numbers(installed) < _numbers(self.minimum_version):
+            return False, f"{self.distribution} {installed} is older than {self.minimum_version}"
+        return True, f"{self.distribution} {installed}"
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        """The library's own word, asked inside the arm, on whether this recipe can run here."""
+        return True, ""
+
+    @abstractmethod
+    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        """Switch FP8 on in place, parameter names and values unchanged."""
+
+    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+        """The context around each forward pass."""
+        return nullcontext
+
+    @abstractmethod
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        """Whether this live module is one that computes in FP8."""
+
+    @abstractmethod
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        """The recipe this layer would use right now, read inside its forward pass.
+
+        Keys: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or ``off``) and the recipe's options.
+        """
+
+    def reset(self, model: torch.nn.Module) -> None:
+        """Forget scaling state left by earlier steps, as a fresh model would have it."""
+
+    def scaling_state(self, key: str) -> bool:
+        """Whether a state-dict key holds scaling state of this backend, and no weight."""
+        return False
+
+    def library_bf16(self) -> bool:
+        """Whether the converted model can also run in BF16 through the library's own modules."""
+        return False
+
+
+def why_left(name: str, module: torch.nn.Linear) -> str:
+    """The reason to leave a Linear in high precision, or an empty string to convert it."""
+    last = name.rsplit(".", 1)[-1]
+    if last in HEADS:
+        return "head: output projections stay in high precision"
+    if any(part.startswith("lora_") for part in name.split(".")):
+        return "adapter: LoRA matrices stay in high precision"
+    for side, size in (("in_features", module.in_features), ("out_features", module.out_features)):
+        if size % ALIGNMENT:
+            return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
+    return ""
+
+
+def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    """Every ``nn.Linear`` by name, in registration order."""
+    import torch
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = version.split("+")[0]
+    return tuple(int(part) for part in release.split(".") if part.isdigit())

@@ -1,0 +1,27 @@
+"""The reference: plain PyTorch in bfloat16, nothing converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.backends.base import Backend, Conversion, linears
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bf16(Backend):
+    """Leaves every Linear as it is."""
+
+    name = "bf16"
+    token_multiple = 1
+
+    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        return Conversion(left={name: "reference: this arm is BF16" for name in linears(model)})
+
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        return False
+
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        return {"recipe": "off"}

@@ -1,0 +1,119 @@
+"""NVIDIA Transformer Engine: te.Linear in place of nn.Linear, and te.autocast around the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.backends.base import Backend, Conversion, linears, why_left
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TransformerEngine(Backend):
+    """Same names, same weights: each module's parameters move over into a te.Linear as they are."""
+
+    name = "transformer_engine"
+    distribution = "transformer-engine"
+    minimum_version = "2.9"
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        import transformer_engine.pytorch as te
+
+        ask = {
+            "block": te.is_fp8_block_scaling_available,
+            "mxfp8": te.is_mxfp8_available,
+        }.get(recipe, te.is_fp8_available)
+        usable, reason = ask(return_reason=True)
+        return bool(usable), f"Transformer Engine: {reason}" if reason else ""
+
+    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        import transformer_engine.pytorch as te
+
+        result = Conversion()
+        for name, linear in linears(model).items():
+            reason = why_left(name, linear)
+            if reason:
+                result.left[name] = reason
+                continue
+            # Built on "meta", so that no second copy of the weights is ever allocated.
+            replacement = te.Linear(
+                linear.in_features,
+                linear.out_features,
+                bias=linear.bias is not None,
+                params_dtype=linear.weight.dtype,
+                device="meta",
+            )
+            replacement.weight = linear.weight
+            if linear.bias is not None:
+                replacement.bias = linear.bias
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacement)
+            result.converted.append(name)
+        return result
+
+    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+        import transformer_engine.pytorch as te
+
+        made = te_recipe(recipe, options)
+        return lambda: te.autocast(enabled=True, recipe=made)
+
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+        return isinstance(module, TransformerEngineBaseModule)
+
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+        if not FP8GlobalStateManager.is_fp8_enabled():
+            return {"recipe": "off"}
+        return describe_recipe(FP8GlobalStateManager.get_fp8_recipe())
+
+    def reset(self, model: torch.nn.Module) -> None:
+        for module in model.modules():
+            # Only delayed scaling keeps state between steps.
+            state = getattr(module, "fp8_meta", {}).get("scaling_fwd")
+            if self.is_fp8_layer(module) and hasattr(state, "amax_history"):
+                module.reset_fp8_meta_tensors()
+
+    def scaling_state(self, key: str) -> bool:
+        return key.endswith("._extra_state")
+
+    def library_bf16(self) -> bool:
+        return True
+
+
+def te_recipe(name: str, options: Mapping[str, Any]) -> Any:
+    """The library's own recipe object, every option passed through."""
+    from transformer_engine.common import recipe as te_recipes
+
+    made = {
+        "delayed": te_recipes.DelayedScaling,
+        "current": te_recipes.Float8CurrentScaling,
+        "block": te_recipes.Float8BlockScaling,
+        "mxfp8": te_recipes.MXFP8BlockScaling,
+    }[name]
+    arguments = dict(options)
+    arguments["fp8_format"] = getattr(te_recipes.Format, arguments["fp8_format"])
+    return made(**arguments)
+
+
+def describe_recipe(recipe: Any) -> dict[str, Any]:
+    """A live recipe object as plain data, in the words of :mod:`pytest_fp8.recipes`."""
+    names = {
+        "DelayedScaling": "delayed",
+        "Float8CurrentScaling": "current",
+        "Float8BlockScaling": "block",
+        "MXFP8BlockScaling": "mxfp8",
+    }
+    seen: dict[str, Any] = {"recipe": names.get(type(recipe).__name__, type(recipe).__name__)}
+    seen["fp8_format"] = recipe.fp8_format.name
+    if seen["recipe"] == "delayed":
+        algorithm = recipe.amax_compute_algo
+        seen["amax_history_len"] = recipe.amax_history_len
+        seen["amax_compute_algo"] = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "custom")
+        seen["margin"] = recipe.margin
+    return seen

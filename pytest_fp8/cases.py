@@ -1,0 +1,159 @@
+"""A case: one question-worthy pair of arms, as a frozen value with an id (its file name) and a hash.
+
+    >>> case = Case(model="1b", backend="transformer_engine", recipe="current")
+    >>> case.id
+    '1b-te-current'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from pytest_fp8.errors import refuse
+from pytest_fp8.recipes import recipe_facts, recipe_options
+from pytest_fp8.zoo.shapes import SHAPES
+
+OWN = "own"
+"""The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
+
+MEASUREMENT = 1
+"""Raised when the way of measuring changes, so that no old number is compared with a new one."""
+
+QUESTIONS = ("layers", "loss", "speedup", "memory", "checkpoints")
+SHORT_BACKENDS = {"transformer_engine": "te"}
+CHIPS = ("hopper", "blackwell", "ada")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Model x backend x recipe x options. Fields marked *gate* decide verdicts and are not in the hash."""
+
+    model: str
+    backend: str
+    recipe: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe options that differ from the recipe's defaults."""
+    compile: bool = True
+    activation_checkpointing: bool = False
+    batch: int | None = None
+    seq: int | None = None
+    emulated: bool = False
+    """FP8 numerics computed on the CPU: answers presence, loss and checkpoints, never speed or memory."""
+    chip: str = "hopper"
+    weights: str | None = None
+    """A local folder of weights; ``None`` means random weights from a seed."""
+    loss_steps: int | None = None
+    loss_seeds: int | None = None
+    questions: tuple[str, ...] = QUESTIONS
+    """*gate*: the questions this case can answer."""
+    tolerance: float = 0.03
+    """*gate*: the loss of speedup against the baseline that fails, as a fraction."""
+    floor: float = 1.0
+    """*gate*: the speedup over BF16 that FP8 must exceed."""
+    checkpoint_formats: tuple[str, ...] = ("safetensors", "dcp")
+    """*gate*: the stores that the checkpoint question goes through."""
+    resume: bool = True
+    """*gate*: whether the checkpoint question also carries the optimizer and resumes training."""
+    slower_because: str = ""
+    """*gate*: why FP8 is known not to beat BF16 here; the floor is then expected to fail, strictly."""
+
+    def __post_init__(self) -> None:
+        recipe_facts(self.backend, self.recipe)
+        full = recipe_options(self.backend, self.recipe, self.options)
+        defaults = recipe_facts(self.backend, self.recipe).options
+        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults[k]})
+        if self.model != OWN and self.model not in SHAPES:
+            refuse(f"unknown model {self.model!r}", expected=", ".join([*SHAPES, OWN]), seen=self.model)
+        if self.emulated:
+            if self.backend not in ("torchao", "bf16"):
+                refuse(
+                    f"{self.backend!r} cannot be emulated",
+                    expected="torchao, whose numerics run on any processor",
+                    seen=self.backend,
+                    next_step="run this case on a Hopper GPU, without emulated=True",
+                )
+            object.__setattr__(self, "questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
+            object.__setattr__(self, "compile", False)
+        if self.chip not in CHIPS:
+            refuse(f"unknown chip {self.chip!r}", expected=", ".join(CHIPS), seen=self.chip)
+        unknown = [q for q in self.questions if q not in QUESTIONS]
+        if unknown:
+            refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
+        if not 0 < self.tolerance < 1:
+            refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
+
+    @property
+    def id(self) -> str:
+        """Also the name of the baseline file; letters, digits, ``-``, ``_`` and ``.`` alone."""
+        parts = [self.model, SHORT_BACKENDS.get(self.backend, self.backend)]
+        if self.recipe != "none":
+            parts.append(self.recipe)
+        parts += [f"{name}.{value}" for name, value in sorted(self.options.items())]
+        for flag, word in (
+            (self.emulated, "emulated"),
+            (not self.compile and not self.emulated, "eager"),
+            (self.activation_checkpointing, "ac"),
+            (self.weights is not None, "weights"),
+        ):
+            if flag:
+                parts.append(word)
+        if self.batch is not None or self.seq is not None:
+            parts.append(f"{self.batch or 'b'}x{self.seq or 's'}")
+        return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
+
+    @property
+    def full_options(self) -> dict[str, Any]:
+        """Every option of the recipe, defaults included."""
+        return recipe_options(self.backend, self.recipe, self.options)
+
+    @property
+    def needs_gpu(self) -> bool:
+        return not self.emulated
+
+    @property
+    def tokens(self) -> tuple[int, int] | None:
+        """(batch, seq) of one timed step; ``None`` where the user's own batch function decides."""
+        if self.model == OWN:
+            return None
+        shape = SHAPES[self.model]
+        return self.batch or shape.batch, self.seq or shape.seq
+
+    @property
+    def horizon(self) -> int:
+        """Steps of one loss curve."""
+        return self.loss_steps or (SHAPES[self.model].loss_steps if self.model != OWN else 40)
+
+    @property
+    def seeds(self) -> int:
+        """Seeds that the loss question starts with."""
+        return self.loss_seeds or (SHAPES[self.model].loss_seeds if self.model != OWN else 4)
+
+    def asks(self, question: str) -> bool:
+        return question in self.questions
+
+    def reference(self) -> Case:
+        """The BF16 case with the same weights, data and seeds."""
+        return replace(self, backend="bf16", recipe="none", options={})
+
+    def digest(self, workload: str = "") -> str:
+        """Hash of all that can change a number; ``workload`` is the fingerprint of a user's own functions."""
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
+        content["options"] = self.full_options
+        content["weights"] = self.weights is not None
+        content["horizon"], content["seeds"] = self.horizon, self.seeds
+        content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
+        content["measurement"] = MEASUREMENT
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "options": dict(self.options)}
+
+
+_GATE_FIELDS = (
+    "questions", "tolerance", "floor", "slower_because", "checkpoint_formats", "resume", "loss_steps", "loss_seeds",
+)

@@ -1,0 +1,71 @@
+"""Every error that pytest-fp8 raises on purpose, and the four lines each one gives."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+class Fp8Error(Exception):
+    """A problem that a person can act on: what was expected, what was seen, why, and what to type next.
+
+    >>> print(Fp8Error("unknown GPU", expected="h100 or h200", seen="'v100'", next_step="pytest --fp8-gpu=h100"))
+    unknown GPU
+      expected: h100 or h200
+      seen:     'v100'
+      next:     pytest --fp8-gpu=h100
+    """
+
+    def __init__(
+        self,
+        headline: str,
+        *,
+        expected: str = "",
+        seen: str = "",
+        cause: str = "",
+        next_step: str = "",
+    ) -> None:
+        self.headline = headline
+        self.expected = expected
+        self.seen = seen
+        self.cause = cause
+        self.next_step = next_step
+        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        return explain(self.headline, self.expected, self.seen, self.cause, self.next_step)
+
+
+class SettingsError(Fp8Error):
+    """An option, marker argument or environment variable that cannot be honoured."""
+
+
+class ArmError(Fp8Error):
+    """An arm's process raised, hung, ran out of memory or died. ``kind`` says which."""
+
+    def __init__(self, kind: str, headline: str, **lines: str) -> None:
+        self.kind = kind
+        super().__init__(headline, **lines)
+
+
+class BaselineError(Fp8Error):
+    """A baseline file that is corrupt, belongs elsewhere, or cannot be written."""
+
+
+class CheckFailed(AssertionError):
+    """A check's verdict is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
+
+
+def explain(headline: str, expected: str, seen: str, cause: str, next_step: str) -> str:
+    """The one layout of every message: a headline, then the lines that have something to say."""
+    lines = [headline]
+    for label, text in (("expected:", expected), ("seen:", seen), ("cause:", cause), ("next:", next_step)):
+        if text:
+            body = text.strip().replace("\n", "\n" + " " * 12)
+            lines.append(f"  {label:<9} {body}")
+    return "\n".join(lines)
+
+
+def refuse(headline: str, **lines: str) -> NoReturn:
+    """Raise a :class:`SettingsError`."""
+    raise SettingsError(headline, **lines)

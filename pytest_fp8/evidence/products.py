@@ -1,0 +1,173 @@
+"""The matrix products of one training step: which ran, in which precision, for which layer and role. Plain data.
+
+A product is known by its *extents*: the inner (contracted) size and the two outer sizes. A Linear with ``M`` tokens,
+``K`` inputs and ``N`` outputs gives three per step:
+
+    ========  =============  =======  ========
+    role      product        inner    outer
+    ========  =============  =======  ========
+    fprop     x . W^T        K        M, N
+    dgrad     dy . W         N        M, K
+    wgrad     dy^T . x       M        N, K
+    ========  =============  =======  ========
+
+Extents do not depend on how a library transposes its operands. Products of equal extents within a phase are matched
+to layers in execution order (reversed in the backward pass), which is how the autograd engine runs them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
+
+FP8 = "fp8"
+"""Both operands held FP8 values, and (on a GPU) an FP8 kernel multiplied them."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product that was executed. ``kind`` is ``fp8`` or the operands' type, e.g. ``bfloat16``."""
+
+    phase: str
+    inner: int
+    outer: tuple[int, int]
+    kind: str
+    operator: str
+    kernel: str = ""
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 * inner * outer: one multiplication and one addition each."""
+        return 2 * self.batch * self.inner * self.outer[0] * self.outer[1]
+
+    @property
+    def extents(self) -> tuple[str, int, tuple[int, int]]:
+        small, large = sorted(self.outer)
+        return self.phase, self.inner, (small, large)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One Linear as the model called it: sizes, rows it saw, and which gradients it owes."""
+
+    name: str
+    in_features: int
+    out_features: int
+    rows: int
+    needs_dgrad: bool = True
+    needs_wgrad: bool = True
+    fp8: bool = False
+
+    def expected(self, role: Role) -> tuple[str, int, tuple[int, int]]:
+        """The extents of this layer's product in a role."""
+        m, k, n = self.rows, self.in_features, self.out_features
+        if role in (FPROP, RECOMPUTE):
+            phase = "forward" if role == FPROP else "backward"
+            return phase, k, (min(m, n), max(m, n))
+        if role == DGRAD:
+            return "backward", n, (min(m, k), max(m, k))
+        return "backward", m, (min(n, k), max(n, k))
+
+    def roles(self, recompute: bool) -> list[Role]:
+        wanted = [FPROP]
+        if recompute:
+            wanted.append(RECOMPUTE)
+        if self.needs_dgrad:
+            wanted.append(DGRAD)
+        if self.needs_wgrad:
+            wanted.append(WGRAD)
+        return wanted
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What one layer's role ran as: ``fp8``, another kind, or ``absent``. ``sure`` is false where two roles of equal
+    extents ran in different precisions, so that which was which cannot be told."""
+
+    layer: str
+    role: Role
+    kind: str
+    flops: int
+    sure: bool = True
+
+
+@dataclass
+class StepProducts:
+    """All products of one step, attributed."""
+
+    attributions: list[Attribution] = field(default_factory=list)
+    others: list[Product] = field(default_factory=list)
+    """Products that belong to no Linear, e.g. those inside a rotary embedding."""
+
+    def count(self, role: Role, kind: str | None = None) -> int:
+        return sum(1 for a in self.attributions if a.role == role and kind in (None, a.kind) and a.kind != "absent")
+
+    def fp8_flops(self) -> int:
+        return sum(a.flops for a in self.attributions if a.kind == FP8)
+
+    def all_flops(self) -> int:
+        ran = sum(a.flops for a in self.attributions if a.kind != "absent")
+        return ran + sum(product.flops for product in self.others)
+
+    def fp8_share(self) -> float:
+        """Share of the step's matrix-product FLOPs that ran in FP8; attention's own products are not counted."""
+        total = self.all_flops()
+        return self.fp8_flops() / total if total else 0.0
+
+
+def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute: bool = False) -> StepProducts:
+    """Match executed products to layers and roles.
+
+    Within one set of extents the products run in the layers' order in the forward pass and in reverse order in the
+    backward pass. Where dgrad and wgrad of a layer have equal extents, each library runs dgrad first; a pair of
+    unequal kinds is still marked as not sure.
+    """
+    ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
+    for product in products:
+        ran[product.extents].append(product)
+
+    slots: dict[tuple[str, int, tuple[int, int]], list[tuple[LayerCall, Role]]] = defaultdict(list)
+    for call in calls:
+        slots[call.expected(FPROP)].append((call, FPROP))
+    for call in reversed(calls):
+        for role in call.roles(recompute):
+            if role != FPROP:
+                slots[call.expected(role)].append((call, role))
+
+    result = StepProducts()
+    for extents, wanted in slots.items():
+        seen = ran.pop(extents, [])
+        kinds = {product.kind for product in seen}
+        ambiguous = len(kinds) > 1 and len({role for _, role in wanted}) > 1
+        for index, (call, role) in enumerate(wanted):
+            kind = seen[index].kind if index < len(seen) else "absent"
+            flops = 2 * call.rows * call.in_features * call.out_features
+            result.attributions.append(Attribution(call.name, role, kind, flops, sure=not ambiguous))
+        result.others.extend(seen[len(wanted):])
+    for rest in ran.values():
+        result.others.extend(rest)
+    return result
+
+
+def role_table(step: StepProducts, calls: Sequence[LayerCall]) -> dict[Role, dict[str, int]]:
+    """Per role: products expected of the converted layers, and how many of them ran in FP8."""
+    converted = {call.name for call in calls if call.fp8}
+    table: dict[Role, dict[str, int]] = {}
+    for role in (*ROLES, RECOMPUTE):
+        mine = [a for a in step.attributions if a.role == role and a.layer in converted]
+        if mine:
+            table[role] = {"expected": len(mine), "fp8": sum(a.kind == FP8 for a in mine)}
+    return table
+
+
+def products_from_json(rows: Iterable[dict[str, Any]]) -> list[Product]:
+    return [Product(**{**row, "outer": (row["outer"][0], row["outer"][1])}) for row in rows]
+
+
+def products_to_json(products: Iterable[Product]) -> list[dict[str, Any]]:
+    return [asdict(product) for product in products]

@@ -1,0 +1,82 @@
+"""How FP8 is scaled: the recipes by name, the roles each claims, and what each needs. Plain data.
+
+Sources: torchao ``Float8LinearRecipeName``; Transformer Engine ``transformer_engine.common.recipe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_fp8.errors import refuse
+
+Role = str
+FPROP, DGRAD, WGRAD, RECOMPUTE = "fprop", "dgrad", "wgrad", "recompute"
+ROLES: tuple[Role, ...] = (FPROP, DGRAD, WGRAD)
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """What a recipe promises (``roles`` in FP8) and which options users set on it, with their defaults."""
+
+    backend: str
+    name: str
+    roles: tuple[Role, ...] = ROLES
+    options: Mapping[str, Any] = field(default_factory=dict)
+    minimum_capability: tuple[int, int] = (8, 9)
+    only_capabilities: tuple[int, ...] = ()
+    """Major compute capabilities that can run it; empty means any from ``minimum_capability`` up."""
+
+
+_FORMAT = {"fp8_format": "HYBRID"}
+_RECIPES = [
+    RecipeFacts("bf16", "none", roles=()),
+    RecipeFacts("torchao", "tensorwise"),
+    RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
+    # "gw_hp": the weight gradient stays in high precision, by design.
+    RecipeFacts("torchao", "rowwise_with_gw_hp", roles=(FPROP, DGRAD), minimum_capability=(9, 0)),
+    RecipeFacts(
+        "transformer_engine",
+        "delayed",
+        options={**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0},
+    ),
+    RecipeFacts("transformer_engine", "current", options=_FORMAT),
+    # Block scaling on Hopper needs cuBLAS's 128-wide block kernels; Blackwell offers MXFP8 instead.
+    RecipeFacts("transformer_engine", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
+    RecipeFacts("transformer_engine", "mxfp8", options={"fp8_format": "E4M3"}, minimum_capability=(10, 0)),
+]
+RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
+BACKENDS: tuple[str, ...] = tuple(dict.fromkeys(facts.backend for facts in _RECIPES))
+
+_CHOICES = {"fp8_format": ("HYBRID", "E4M3"), "amax_compute_algo": ("max", "most_recent")}
+
+
+def recipe_facts(backend: str, name: str) -> RecipeFacts:
+    """The facts of a recipe; raises :class:`SettingsError` naming the known ones."""
+    if backend not in BACKENDS:
+        refuse(f"unknown FP8 backend {backend!r}", expected=", ".join(BACKENDS), seen=backend)
+    facts = RECIPES.get((backend, name))
+    if facts is None:
+        known = [recipe for owner, recipe in RECIPES if owner == backend]
+        refuse(f"backend {backend!r} has no recipe {name!r}", expected=", ".join(known), seen=name)
+    return facts
+
+
+def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The full options of a recipe: its defaults with ``given`` laid over them.
+
+    Raises :class:`SettingsError` for an option the recipe does not have or a value it cannot take.
+    """
+    facts = recipe_facts(backend, name)
+    for option, value in given.items():
+        if option not in facts.options:
+            known = ", ".join(facts.options) or "no options"
+            refuse(f"recipe {name!r} of {backend!r} has no option {option!r}", expected=known, seen=option)
+        if option in _CHOICES and value not in _CHOICES[option]:
+            refuse(f"option {option!r} of recipe {name!r}", expected=" or ".join(_CHOICES[option]), seen=repr(value))
+        if option == "amax_history_len" and (not isinstance(value, int) or value < 1):
+            refuse(f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value))
+        if option == "margin" and (not isinstance(value, int) or value < 0):
+            refuse(f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value))
+    return {**facts.options, **given}

@@ -1,0 +1,105 @@
+"""What an arm trains: how to build the model, where batches come from, what the loss is.
+
+The zoo's models have one ready; a user's own model needs two functions::
+
+    @pytest.fixture(scope="session")
+    def fp8_workload():
+        return Workload(build=make_my_model, batch=lambda step: torch.randn(32, 128, 512))
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.errors import refuse
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A user's own model. All functions run inside the arm's process, never in pytest's.
+
+    ``build()`` gives the ``torch.nn.Module``; torch's generators are seeded before each call, and the arm moves the
+    result to its device in bfloat16. ``batch(step)`` gives one batch, as a tensor or a dict, list or tuple of tensors;
+    it is seeded per step too, so ``torch.randn`` inside gives every arm the same data. ``loss(model, batch)`` gives a
+    scalar; without it the model is called with the batch and its result, or that result's ``.loss``, is the loss.
+    ``optimizer(parameters)`` gives the optimizer; without it AdamW with ``learning_rate``.
+    """
+
+    build: Callable[[], Any]
+    batch: Callable[[int], Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[Any], Any] | None = None
+    learning_rate: float = 1e-3
+    name: str = "own"
+
+    def fingerprint(self) -> str:
+        """Hash of the functions' source text, for the case's hash: the same under every Python version."""
+        texts = [self.name, repr(self.learning_rate)]
+        for function in (self.build, self.batch, self.loss, self.optimizer):
+            try:
+                texts.append(inspect.getsource(function) if function is not None else "")
+            except (OSError, TypeError):
+                texts.append(getattr(function, "__qualname__", type(function).__name__))
+        return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+    def ship(self, asked_by: str = "") -> str:
+        """The workload as text that an arm's process can rebuild.
+
+        Functions of a test module or conftest travel by value, since the arm cannot import those. Raises
+        :class:`SettingsError` naming the test, where a function holds something that cannot travel.
+        """
+        return ship(self, "the workload's functions", asked_by)
+
+
+def ship(value: Any, what: str, asked_by: str = "") -> str:
+    """Any picklable value, functions included, as base64 text."""
+    import cloudpickle
+
+    local = _unimportable_modules(value)
+    for module in local:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return base64.b64encode(cloudpickle.dumps(value)).decode()
+    except Exception as error:
+        refuse(
+            f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
+            expected="functions that close over plain data and modules only",
+            seen=f"{type(error).__name__}: {error}",
+            cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
+            "tensor, a pytest fixture object",
+            next_step="create it inside the function, or pass its plain settings instead",
+        )
+    finally:
+        for module in local:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def unship(text: str) -> Any:
+    """The value again. Only ever called on text that this session's own parent or child process sent by pipe."""
+    import cloudpickle
+
+    return cloudpickle.loads(base64.b64decode(text))
+
+
+def _unimportable_modules(value: Any) -> list[ModuleType]:
+    """Modules of the functions in ``value`` that no other process could import: test modules and conftests."""
+    import sys
+
+    functions = list(vars(value).values()) if isinstance(value, Workload) else [value]
+    found: dict[str, ModuleType] = {}
+    for function in functions:
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        origin = getattr(module, "__file__", None)
+        if module is None or origin is None or module.__name__.startswith("pytest_fp8."):
+            continue
+        if "site-packages" not in origin and "dist-packages" not in origin:
+            found[module.__name__] = module
+    return list(found.values())

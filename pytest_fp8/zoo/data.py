@@ -1,0 +1,60 @@
+"""Text that every machine has, as batches: the bytes of Python's own standard library.
+
+A byte is a token, so a vocabulary of 256 is enough and a larger one works too. The same seed and step give
+the same batch in every process. Random tokens are for timing only: no loss is ever read from them.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+CORPUS_BYTES = 4_000_000
+"""Enough that no seed sees a window twice within a horizon; small enough to read in milliseconds."""
+
+
+@lru_cache(maxsize=1)
+def corpus() -> NDArray[np.uint8]:
+    """The first :data:`CORPUS_BYTES` bytes of the standard library's top-level modules, in name order.
+
+    Raises ``FileNotFoundError`` where Python was installed without the sources of its library.
+    """
+    library = Path(sysconfig.get_paths()["stdlib"])
+    parts: list[bytes] = []
+    size = 0
+    for path in sorted(library.glob("*.py")):
+        parts.append(path.read_bytes())
+        size += len(parts[-1])
+        if size >= CORPUS_BYTES:
+            break
+    if size < 100_000:
+        raise FileNotFoundError(f"{library} holds no library sources to learn from ({size} bytes of *.py)")
+    return np.frombuffer(b"".join(parts)[:CORPUS_BYTES], dtype=np.uint8)
+
+
+def text_batch(batch: int, seq: int, seed: int, step: int) -> dict[str, torch.Tensor]:
+    """``input_ids`` and ``labels``, each int64 of shape [batch, seq], labels one byte ahead of the inputs."""
+    import torch
+
+    text = corpus()
+    starts = np.random.default_rng([seed, step]).integers(0, len(text) - seq - 1, size=batch)
+    windows = np.stack([text[start : start + seq + 1] for start in starts]).astype(np.int64)
+    tokens = torch.from_numpy(windows)
+    return {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+
+
+def random_batch(batch: int, seq: int, vocab: int, step: int) -> dict[str, torch.Tensor]:
+    """Uniform random tokens of the shapes of :func:`text_batch`, for timing."""
+    import torch
+
+    draws = np.random.default_rng([vocab, step]).integers(0, vocab, size=(batch, seq + 1), dtype=np.int64)
+    tokens = torch.from_numpy(draws)
+    return {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}

@@ -1,0 +1,56 @@
+"""Builds the suite's models: Llama architecture from transformers, random weights from a seed, or from a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.zoo.shapes import SHAPES, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+
+def llama_config(shape: Shape) -> Any:
+    """The transformers configuration of a shape; attention through ``scaled_dot_product_attention``."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim or shape.hidden // shape.heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab,
+        max_position_embeddings=max(shape.seq, 2048),
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=shape.tied,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+
+
+def build(name: str, *, seed: int, device: str, weights: str | None = None) -> torch.nn.Module:
+    """The model ``name`` of the zoo in bfloat16 on ``device``, in training mode.
+
+    ``weights`` is a local folder in transformers' own layout (``config.json`` and safetensors); without it the
+    weights are random and depend on ``seed`` and on the kind of device alone. Raises ``KeyError`` for an unknown
+    name and ``FileNotFoundError`` for a folder that is not there.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    if weights is not None:
+        if not (Path(weights) / "config.json").is_file():
+            raise FileNotFoundError(f"no config.json in the weights folder {weights!r}")
+        model = AutoModelForCausalLM.from_pretrained(
+            weights, dtype=torch.bfloat16, local_files_only=True, attn_implementation="sdpa"
+        )
+        model.config.use_cache = False
+        return model.to(device).train()  # type: ignore[no-any-return]
+    # Initialising on the device takes an 8B model a second instead of a minute.
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(llama_config(SHAPES[name]), dtype=torch.bfloat16)
+    return model.train()  # type: ignore[no-any-return]

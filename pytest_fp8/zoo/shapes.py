@@ -1,0 +1,85 @@
+"""The models of the suite as plain numbers: sizes, token counts, horizons. No torch here.
+
+Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B have the published shapes of those models (their
+``config.json``); the others are the sizes that people who wrote about FP8 training used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama-architecture decoder and the step it is measured with.
+
+    ``batch`` x ``seq`` tokens are one training step. ``loss_batch`` x ``loss_seq`` tokens are one step
+    of the loss question, ``loss_steps`` its horizon and ``loss_seeds`` the seeds it starts with.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    batch: int
+    seq: int
+    loss_steps: int
+    loss_seeds: int
+    learning_rate: float
+    head_dim: int | None = None
+    tied: bool = False
+    rope_theta: float = 500_000.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one timed training step."""
+        return self.batch * self.seq
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters, embeddings included."""
+        head_dim = self.head_dim or self.hidden // self.heads
+        attention = self.hidden * head_dim * (2 * self.heads + 2 * self.kv_heads)
+        block = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.layers * block + embeddings + self.hidden
+
+    def describe(self) -> dict[str, Any]:
+        """What can change a number, for the case's hash."""
+        return asdict(self)
+
+
+# The vocabulary of "tiny" is the 256 byte values, which is what every model here learns from.
+SHAPES: dict[str, Shape] = {
+    "tiny": Shape(
+        hidden=256, layers=4, heads=4, kv_heads=2, intermediate=768, vocab=256,
+        batch=8, seq=128, loss_steps=40, loss_seeds=4, learning_rate=1e-3,
+    ),
+    "182m": Shape(
+        hidden=768, layers=16, heads=12, kv_heads=4, intermediate=3072, vocab=32_768,
+        batch=8, seq=2048, loss_steps=40, loss_seeds=4, learning_rate=6e-4, tied=True,
+    ),
+    "350m": Shape(
+        hidden=896, layers=24, heads=14, kv_heads=14, intermediate=3584, vocab=32_000,
+        batch=8, seq=1024, loss_steps=40, loss_seeds=4, learning_rate=6e-4,
+    ),
+    "454m": Shape(
+        hidden=1024, layers=24, heads=16, kv_heads=16, intermediate=4096, vocab=32_000,
+        batch=8, seq=1024, loss_steps=40, loss_seeds=4, learning_rate=6e-4,
+    ),
+    "1b": Shape(
+        hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocab=128_256,
+        batch=4, seq=2048, loss_steps=24, loss_seeds=4, learning_rate=3e-4, tied=True,
+    ),
+    "3b": Shape(
+        hidden=3072, layers=28, heads=24, kv_heads=8, head_dim=128, intermediate=8192, vocab=128_256,
+        batch=2, seq=2048, loss_steps=16, loss_seeds=3, learning_rate=3e-4, tied=True,
+    ),
+    "8b": Shape(
+        hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336, vocab=128_256,
+        batch=1, seq=4096, loss_steps=12, loss_seeds=3, learning_rate=1e-4,
+    ),
+}

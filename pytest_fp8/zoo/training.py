@@ -1,0 +1,73 @@
+"""One training step, as a user writes it. Every arm runs this one function; only the model differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LossFunction = Callable[["torch.nn.Module", Any], "torch.Tensor"]
+Phase = Callable[[str], AbstractContextManager[Any]]
+"""Marks the part of the step that runs inside it: ``forward``, ``backward`` or ``optimizer``."""
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean next-token loss in nats; logits [batch, seq, vocab] in any float type, labels [batch, seq] int64."""
+    import torch.nn.functional as F
+
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def language_model_loss(compiled: bool) -> LossFunction:
+    """The zoo's loss. Compiled, the float32 copy of the logits is never written to memory."""
+    import torch
+
+    loss_of_logits = torch.compile(cross_entropy) if compiled else cross_entropy
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return loss_of_logits(model(input_ids=batch["input_ids"]).logits, batch["labels"])
+
+    return loss
+
+
+def default_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """For a user's own model: ``model(**batch)`` or ``model(batch)``, which gives a loss or has one as ``.loss``."""
+    output = model(**batch) if isinstance(batch, dict) else model(batch)
+    return getattr(output, "loss", output)  # type: ignore[no-any-return]
+
+
+def adamw(parameters: Iterable[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW with the usual decoder settings; the fused kernel on a GPU."""
+    import torch
+
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    on_gpu = bool(trained) and trained[0].is_cuda
+    return torch.optim.AdamW(trained, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=on_gpu)
+
+
+def training_step(
+    model: torch.nn.Module,
+    batch: Any,
+    loss_of: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    precision: Callable[[], AbstractContextManager[Any]],
+    phase: Phase,
+    on_gradients: Callable[[], None] | None = None,
+) -> torch.Tensor:
+    """Forward, backward, optimizer step; gives the loss, detached, still on its device.
+
+    ``precision`` opens the context that the backend wants around the forward pass (Transformer Engine's autocast).
+    """
+    with phase("forward"), precision():
+        loss = loss_of(model, batch)
+    with phase("backward"):
+        loss.backward()
+    if on_gradients is not None:
+        on_gradients()
+    with phase("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
