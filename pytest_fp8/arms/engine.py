@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,13 +24,14 @@ from pytest_fp8.zoo.shapes import SHAPES
 class Engine:
     """One trainable variant of a case, live on its device."""
 
-    def __init__(self, spec: ArmSpec) -> None:
+    def __init__(self, spec: ArmSpec, before_first_step: Callable[[Engine], None] | None = None) -> None:
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)
         self._own: Workload | None = unship(spec.workload) if spec.workload else None
         self._require_device()
         self._require_recipe()
+        self._attention = prefer_fast_attention(self.device)
         self.seconds: dict[str, float] = {}
         with self._timed("build"):
             self.model = self.fresh_model(seed=0)
@@ -45,6 +46,8 @@ class Engine:
                 compile_blocks(self.model)
             self.loss_of = self._loss()
             self.optimizer = self._optimizer()
+        if before_first_step is not None:
+            before_first_step(self)
         self._timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):
             for batch in self._timing_batches[:3]:
@@ -139,18 +142,23 @@ class Engine:
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         }
 
-    def block(self, steps: int, library_bf16: bool = False) -> float:
-        """Milliseconds per step, by CUDA events around ``steps`` steps after one dropped step."""
+    def blocks(self, count: int, steps: int, library_bf16: bool = False) -> list[float]:
+        """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
+
+        One step before the first block is dropped: it pays for memory that the other arm's turn gave back.
+        ``library_bf16`` leaves the backend's precision context out, so that the library's modules run in BF16.
+        """
         precision: Callable[[], AbstractContextManager[Any]] | None = nullcontext if library_bf16 else None
         batches = self._timing_batches
         self.step(batches[0], precision=precision)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for index in range(steps):
-            self.step(batches[(index + 1) % len(batches)], precision=precision)
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / steps
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record()
+        for block in range(count):
+            for index in range(steps):
+                self.step(batches[(index + 1) % len(batches)], precision=precision)
+            events[block + 1].record()
+        events[-1].synchronize()
+        return [float(start.elapsed_time(end)) / steps for start, end in zip(events, events[1:], strict=False)]
 
     def memory(self) -> dict[str, Any]:
         """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""
@@ -231,6 +239,26 @@ class Engine:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+
+
+def prefer_fast_attention(device: torch.device) -> ExitStack:
+    """Ask for cuDNN's attention first, then flash, for the life of the arm; held open by the value returned.
+
+    Left to torch, a process that has loaded Transformer Engine takes another kernel than one that has not, and the
+    comparison measures attention instead of FP8. The kernels that ran are read from the profile all the same.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    stack = ExitStack()
+    if device.type == "cuda":
+        order = [
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ]
+        stack.enter_context(sdpa_kernel(order, set_priority=True))
+    return stack
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -30,8 +30,7 @@ class TransformerEngine(Backend):
         return bool(usable), f"Transformer Engine: {reason}" if reason else ""
 
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        import transformer_engine.pytorch as te
-
+        layer = linear_type(recipe)
         result = Conversion()
         for name, linear in linears(model).items():
             reason = why_left(name, linear)
@@ -39,7 +38,7 @@ class TransformerEngine(Backend):
                 result.left[name] = reason
                 continue
             # Built on "meta", so that no second copy of the weights is ever allocated.
-            replacement = te.Linear(
+            replacement = layer(
                 linear.in_features,
                 linear.out_features,
                 bias=linear.bias is not None,
@@ -84,6 +83,25 @@ class TransformerEngine(Backend):
 
     def library_bf16(self) -> bool:
         return True
+
+
+def linear_type(recipe: str) -> Any:
+    """The class to convert to: te.Linear, or for delayed scaling te.Linear that ``torch.compile`` steps around.
+
+    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry; left to itself, tracing tries
+    each layer anew and ends at dynamo's recompilation limit. Named once for the class, the step-around is compiled
+    once for all layers.
+    """
+    import torch
+    import transformer_engine.pytorch as te
+
+    if recipe != "delayed":
+        return te.Linear
+
+    class SteppedAroundLinear(te.Linear):  # type: ignore[misc]
+        forward = torch.compiler.disable(te.Linear.forward)
+
+    return SteppedAroundLinear
 
 
 def te_recipe(name: str, options: Mapping[str, Any]) -> Any:

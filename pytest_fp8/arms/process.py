@@ -1,0 +1,209 @@
+"""An arm seen from pytest: a child process, spoken to in JSON lines, that never outlives its parent.
+
+Requests go down one pipe and answers come up another; the arm's own output goes to a file whose end is quoted when
+something goes wrong. Whatever happens to an arm (an exception, no answer, no memory, a signal) becomes one
+:class:`~pytest_fp8.errors.ArmError`, and its whole process group is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.errors import ArmError
+
+BUILD_SECONDS = 420.0
+REQUEST_SECONDS = 300.0
+LOG_LINES = 25
+
+
+class ArmProcess:
+    """One worker process. Started empty; :meth:`build` tells it which arm to be."""
+
+    def __init__(self, log_folder: Path | None = None) -> None:
+        requests_read, self._requests = os.pipe()
+        self._answers, answers_write = os.pipe()
+        handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
+        self.log = Path(name)
+        command = [sys.executable, "-m", "pytest_fp8.arms.worker", str(requests_read), str(answers_write), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                pass_fds=(requests_read, answers_write),
+                start_new_session=True,
+                env=arm_environment(),
+            )
+        finally:
+            for descriptor in (requests_read, answers_write, handle):
+                os.close(descriptor)
+        self.name = "an arm"
+        self._buffer = b""
+        self._asked = ""
+        # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
+        self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start_build(self, spec: ArmSpec) -> None:
+        """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
+        self.name = spec.name
+        self.send("build", spec=spec.to_json())
+
+    def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
+        self.start_build(spec)
+        return self.receive(timeout)
+
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Send one request and wait for its answer. Raises :class:`ArmError`; the process is then already gone,
+        except after an exception inside the arm, which leaves it able to answer."""
+        self.send(operation, **arguments)
+        return self.receive(timeout)
+
+    def send(self, operation: str, **arguments: Any) -> None:
+        self._asked = operation
+        line = json.dumps({"operation": operation, "arguments": arguments}) + "\n"
+        try:
+            _write_all(self._requests, line.encode())
+        except (BrokenPipeError, OSError) as error:
+            self._raise_dead(error)
+
+    def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._raise_hung(timeout)
+            ready, _, _ = select.select([self._answers], [], [], min(left, 1.0))
+            if ready:
+                chunk = os.read(self._answers, 1 << 20)
+                if not chunk:
+                    self._raise_dead(None)
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
+        if "error" in answer:
+            self._raise_error(answer)
+        return answer["result"]
+
+    def close(self) -> None:
+        """End the process and everything it started. Safe to call twice."""
+        self._finalizer()
+
+    def tail(self) -> str:
+        """The last lines of the arm's own output."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").splitlines()
+            return "\n".join(line[:400] for line in lines[-LOG_LINES:])
+        return ""
+
+    # -- what went wrong ------------------------------------------------------------------------------------------
+
+    def _raise_error(self, answer: dict[str, Any]) -> None:
+        kind = answer.get("kind", "raised")
+        raise ArmError(
+            kind,
+            f"the arm {self.name!r} {'ran out of GPU memory' if kind == 'out of memory' else 'raised'} "
+            f"while it was asked to {self._asked!r}",
+            expected=f"{self._asked!r} to succeed",
+            seen=answer["error"],
+            cause=answer.get("cause", "") or answer.get("trace", ""),
+            next_step=answer.get("next", ""),
+        )
+
+    def _raise_hung(self, timeout: float) -> None:
+        # faulthandler in the worker writes every thread's stack to the log on SIGUSR1.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+            time.sleep(0.5)
+        tail = self.tail()
+        self.close()
+        raise ArmError(
+            "hung",
+            f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
+            expected=f"an answer within {timeout:.0f} s",
+            seen=f"the end of its output:\n{tail}",
+            cause="a deadlock, or work far slower than planned; the stacks above say where it was",
+            next_step="run the same case alone with -k, and watch nvidia-smi",
+        )
+
+    def _raise_dead(self, error: BaseException | None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        tail = self.tail()
+        self.close()
+        how = "is no longer there" if code is None else f"died of {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+        cause = "the system's out-of-memory killer, or someone's kill -9" if code == -signal.SIGKILL else ""
+        raise ArmError(
+            "died",
+            f"the arm {self.name!r} {how} while it was asked to {self._asked!r}",
+            expected="an answer",
+            seen=f"the end of its output:\n{tail or '(nothing)'}",
+            cause=cause,
+            next_step="read the output above; `dmesg | tail` names a process the system killed",
+        ) from error
+
+
+def arm_environment() -> dict[str, str]:
+    """This process's environment, with the one addition that keeps two cuDNN libraries out of one arm.
+
+    Transformer Engine looks for a system cuDNN before the one torch was built with. With two of them loaded, torch
+    picks another attention kernel, or loading fails; ``CUDNN_HOME`` names torch's own, unless the user named one.
+    """
+    import importlib.util
+
+    environment = dict(os.environ)
+    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    spec = None
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec("nvidia.cudnn")
+    if spec is not None and spec.submodule_search_locations:
+        environment.setdefault("CUDNN_HOME", next(iter(spec.submodule_search_locations)))
+    return environment
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view):]
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _end(process: subprocess.Popen[bytes], requests: int, answers: int, log: Path) -> None:
+    # Closing the request pipe is the polite word; the group is killed either way, compile workers included.
+    for descriptor in (requests, answers):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=0.2)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with contextlib.suppress(OSError):
+        log.unlink()

@@ -1,0 +1,167 @@
+"""What an arm answers, operation by operation: the torch side of every question. Gives plain data only."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from pytest_fp8.arms import observe, stores
+from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.evidence.products import Product, products_to_json
+from pytest_fp8.workload import ship, unship
+
+
+class TokenCountError(ValueError):
+    """The batch's token count breaks the FP8 products."""
+
+    fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
+    fp8_next = "pad the batch, or choose batch x sequence length as a multiple of 16"
+
+
+class ArmServer:
+    """An engine with the operations that the protocol knows: every public method but ``answer``."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        self.engine = Engine(spec, before_first_step=self._check_token_count)
+
+    def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
+        operations: dict[str, Callable[..., Any]] = {
+            "layers": self.layers,
+            "curve": self.engine.curve,
+            "blocks": self.blocks,
+            "memory": self.engine.memory,
+            "park": self.engine.park,
+            "save": self.save,
+            "load": self.load,
+            "logits": self.logits,
+            "resume": self.resume,
+            "call": self.call,
+        }
+        if operation not in operations:
+            raise ValueError(f"unknown operation {operation!r}")
+        return operations[operation](**arguments)
+
+    def describe(self) -> dict[str, Any]:
+        """Versions, sizes and how long each stage took."""
+        engine = self.engine
+        facts: dict[str, Any] = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
+            "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "seconds": engine.seconds,
+        }
+        if engine.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            facts["memory"] = {
+                "allocated": torch.cuda.memory_allocated(),
+                "peak": torch.cuda.max_memory_reserved(),
+                "free": free,
+                "total": total,
+            }
+        return facts
+
+    # -- presence -------------------------------------------------------------------------------------------------
+
+    def layers(self) -> dict[str, Any]:
+        """Conversion, recipe in force and the products that one training step executed."""
+        engine = self.engine
+        batch = engine.timing_batch(0)
+
+        def forward() -> None:
+            with engine.precision():
+                engine.loss_of(engine.model, batch)
+
+        calls, recipes = observe.observe_forward(
+            engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force, forward
+        )
+        engine.park()
+        if engine.device.type == "cuda":
+            profile = observe.profile_step(lambda phase: engine.step(batch, phase=phase))
+            products: list[Product] = profile["products"]
+            families = observe.learn_families(products)
+            attention = profile["attention"]
+        else:
+            recorder = observe.ProductRecorder()
+            with recorder:
+                engine.step(batch, phase=recorder.in_phase)
+            products, families, attention = recorder.products, None, {}
+        modules = dict(engine.model.named_modules())
+        return {
+            "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
+            "converted": engine.conversion.converted,
+            "left": engine.conversion.left,
+            "live_fp8": [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])],
+            "calls": [asdict(call) for call in calls],
+            "recipes": recipes,
+            "products": products_to_json(products),
+            "families": families,
+            "attention": attention,
+        }
+
+    # -- speed ----------------------------------------------------------------------------------------------------
+
+    def blocks(self, count: int, steps: int, library_bf16: bool = False) -> list[float]:
+        """``count`` back-to-back blocks of ``steps`` steps, in milliseconds per step; one dropped step before all."""
+        return self.engine.blocks(count, steps, library_bf16)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        return stores.save(self.engine, folder, store, optimizer)
+
+    def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        return stores.load(self.engine, folder, store, optimizer)
+
+    def logits(self, seed: int) -> str:
+        """The model's output on the first rows of one held-out batch: float32, base64 of at most 64 x 4096 values."""
+        engine = self.engine
+        batch = engine.training_batch(seed, step=1_000_000)
+        with torch.no_grad(), engine.precision():
+            inputs = batch["input_ids"] if isinstance(batch, dict) and "input_ids" in batch else None
+            output = engine.model(input_ids=inputs).logits if inputs is not None else engine.loss_of(engine.model, batch)
+        rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
+        engine.park()
+        return base64.b64encode(rows[:64, :4096].contiguous().cpu().numpy().tobytes()).decode()
+
+    def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
+        """Go on training from where the arm is; the curve of steps ``first_step`` and on."""
+        return self.engine.curve(seed, steps, first_step=first_step)
+
+    # -- the user's own function ----------------------------------------------------------------------------------
+
+    def call(self, function: str) -> str:
+        """Run a shipped function on the live model; its result travels back the same way."""
+        return ship(unship(function)(self.engine.model), "the function's result")
+
+    def _check_token_count(self, engine: Engine) -> None:
+        multiple = engine.backend.token_multiple
+        if multiple == 1 or not engine.conversion.converted:
+            return
+
+        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            rows = args[0].numel() // max(1, args[0].shape[-1])
+            if rows % multiple:
+                names = {id(m): name for name, m in engine.model.named_modules()}
+                raise TokenCountError(
+                    f"layer {names.get(id(module))!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
+                    f"FP8 needs a multiple of {ALIGNMENT}"
+                )
+
+        modules = dict(engine.model.named_modules())
+        handles = [modules[name].register_forward_pre_hook(hook) for name in engine.conversion.converted]
+        try:
+            with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
+                engine.loss_of(engine.model, engine.timing_batch(0))
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+

@@ -1,0 +1,191 @@
+"""Saves and loads an arm's training state through safetensors and torch.distributed.checkpoint, key by key accounted for.
+
+Weights keep plain names: prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``) are
+taken off, scaling state that a backend keeps beside its weights is named and left out on purpose, tensors that are one
+storage under two names are stored once. Nothing else is ever dropped: a key without a home is reported.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.engine import Engine
+
+WRAPPERS = ("_orig_mod.", "module.")
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer/"
+MODEL = "model/"
+
+
+def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+    """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
+    weights, aliases, scaling = weights_of(engine)
+    state = dict(optimizer_state(engine)) if optimizer else {}
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    if store == "safetensors":
+        from safetensors.torch import save_file
+
+        tensors = {name: value.contiguous() for name, value in {**weights, **state}.items()}
+        save_file(tensors, path / WEIGHTS, metadata={"aliases": json.dumps(aliases)})
+    else:
+        import torch.distributed.checkpoint as dcp
+
+        named = {MODEL + name: value for name, value in weights.items()}
+        dcp.save({**named, **state}, checkpoint_id=str(path), no_dist=True)
+    engine.synchronize()
+    return {
+        "keys": sorted(weights),
+        "aliases": aliases,
+        "scaling_state": scaling,
+        "on_disk": dtypes_on_disk(path, store),
+        "digests": digests(weights),
+        "optimizer_digests": digests(state),
+        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+    }
+
+
+def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+    """Read ``folder`` into the arm; gives what was missing, what had no home, and digests of what the arm now holds.
+
+    Loads nothing at all when a weight is missing or has no home, so that no half-loaded model trains on.
+    """
+    weights, aliases, scaling = weights_of(engine)
+    stored = _read(Path(folder), store, engine.device)
+    found = {plain_name(name): value for name, value in stored.items() if not name.startswith(OPTIMIZER)}
+    missing = sorted(set(weights) - set(found))
+    unexpected = sorted(set(found) - set(weights) - set(aliases))
+    shapes = sorted(n for n in set(weights) & set(found) if weights[n].shape != found[n].shape)
+    report: dict[str, Any] = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "wrong_shape": shapes,
+        "rebuilt_scaling_state": scaling,
+        "loaded": not (missing or unexpected or shapes),
+    }
+    if not report["loaded"]:
+        return report
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(found[name])
+    engine.backend.reset(engine.model)
+    report["digests"] = digests(weights)
+    if optimizer:
+        _load_optimizer(engine, {n: v for n, v in stored.items() if n.startswith(OPTIMIZER)})
+        report["optimizer_digests"] = digests(dict(optimizer_state(engine)))
+    engine.park()
+    return report
+
+
+def plain_name(key: str) -> str:
+    """A state-dict key without what wrappers add, and without this module's own section prefix.
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    key = key.removeprefix(MODEL)
+    parts = key.split(".")
+    if parts[0] == "module" and len(parts) > 1:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part != "_orig_mod")
+
+
+def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str], list[str]]:
+    """(weights by plain name, each storage once; second names of shared storages; scaling-state keys left out)."""
+    weights: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    scaling: list[str] = []
+    owner: dict[tuple[int, torch.Size], str] = {}
+    for key, value in engine.model.state_dict().items():
+        name = plain_name(key)
+        if engine.backend.scaling_state(key):
+            scaling.append(name)
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
+        if name in weights or name in aliases:
+            raise ValueError(f"two state-dict keys become the one name {name!r} when wrapper prefixes are taken off")
+        identity = (value.data_ptr(), value.shape)
+        if value.numel() and identity in owner:
+            aliases[name] = owner[identity]
+            continue
+        owner[identity] = name
+        weights[name] = value
+    return weights, aliases, scaling
+
+
+def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's tensors by parameter name: ``optimizer/<parameter>/<entry>``, in parameter order."""
+    names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
+    entries: list[tuple[str, torch.Tensor]] = []
+    for group in engine.optimizer.param_groups:
+        for parameter in group["params"]:
+            for entry, value in engine.optimizer.state.get(parameter, {}).items():
+                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                entries.append((f"{OPTIMIZER}{names[id(parameter)]}/{entry}", tensor))
+    return entries
+
+
+def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
+    parameters = {plain_name(name): parameter for name, parameter in engine.model.named_parameters()}
+    engine.optimizer.state.clear()
+    for key, value in stored.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        parameter = parameters.get(name)
+        if parameter is None:
+            raise KeyError(f"the stored optimizer knows a parameter {name!r} that this model does not have")
+        engine.optimizer.state[parameter][entry] = value.to(parameter.device)
+
+
+def _read(folder: Path, store: str, device: torch.device) -> dict[str, torch.Tensor]:
+    if store == "safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(folder / WEIGHTS, device=str(device))
+    import torch.distributed.checkpoint as dcp
+
+    targets = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+        for name, entry in dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata.items()
+    }
+    dcp.load(targets, checkpoint_id=str(folder), no_dist=True)
+    return targets
+
+
+def dtypes_on_disk(folder: Path, store: str) -> dict[str, int]:
+    """How many stored tensors have which dtype, read from the files themselves."""
+    counts: dict[str, int] = {}
+    if store == "safetensors":
+        from safetensors import safe_open
+
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            names = [str(file.get_slice(key).get_dtype()) for key in file.keys()]  # noqa: SIM118 - not a dict
+    else:
+        import torch.distributed.checkpoint as dcp
+
+        entries = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata.values()
+        names = [str(entry.properties.dtype).removeprefix("torch.") for entry in entries]
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    """A content digest per tensor: equal bits give equal numbers, on any device. Position-sensitive, modulo 2^64."""
+    result = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().reshape(-1)
+        size = flat.element_size()
+        whole = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+        total = 0
+        for start in range(0, whole.numel(), 1 << 24):
+            part = whole[start : start + (1 << 24)].to(torch.int64)
+            weight = torch.arange(start + 1, start + 1 + part.numel(), device=part.device) % 65_521 + 1
+            total = (total + int((part * weight).sum())) % (1 << 64)
+        result[name] = total
+    return result

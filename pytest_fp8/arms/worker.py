@@ -1,0 +1,96 @@
+"""The process of an arm: ``python -m pytest_fp8.arms.worker REQUESTS ANSWERS PARENT``.
+
+Reads one JSON request a line from the descriptor REQUESTS, answers one a line on ANSWERS. Ends when the pipe closes or
+when the process PARENT is gone. Nothing here runs inside pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+
+def main(arguments: list[str]) -> int:
+    requests, answers, parent = (int(value) for value in arguments)
+    _die_with(parent)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _import_ahead()
+    server = None
+    for request in _lines(requests):
+        try:
+            if request["operation"] == "build":
+                server = _server(request["arguments"]["spec"])
+                result: Any = server.describe()
+            elif server is None:
+                raise RuntimeError("asked before it was built")
+            else:
+                result = server.answer(request["operation"], request["arguments"])
+            answer = {"result": result}
+        except Exception as error:
+            answer = _describe(error)
+        _send(answers, answer)
+    return 0
+
+
+def _server(spec: dict[str, Any]) -> Any:
+    from pytest_fp8.arms.server import ArmServer
+    from pytest_fp8.arms.spec import ArmSpec
+
+    return ArmServer(ArmSpec.from_json(spec))
+
+
+def _import_ahead() -> None:
+    """Import what every arm needs, so that a process started before it is wanted is ready when it is."""
+    import torch  # noqa: F401
+
+
+def _lines(descriptor: int) -> Iterator[dict[str, Any]]:
+    with os.fdopen(descriptor, "rb") as stream:
+        for line in stream:
+            yield json.loads(line)
+
+
+def _send(descriptor: int, answer: dict[str, Any]) -> None:
+    # The answer is JSON with NaN and infinities, which Python's json reads back: a loss may be either.
+    view = memoryview((json.dumps(answer) + "\n").encode())
+    while view:
+        view = view[os.write(descriptor, view):]
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    traceback.print_exc()
+    import torch
+
+    trace = "".join(traceback.format_exception(error)[-4:])[-2500:]
+    described = {"error": f"{type(error).__name__}: {str(error)[:2000]}", "kind": "raised", "trace": trace}
+    if isinstance(error, torch.OutOfMemoryError):
+        described["kind"] = "out of memory"
+        described["cause"] = "the model, its optimizer state and one step's activations do not fit beside what is there"
+        described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
+        torch.cuda.empty_cache()
+    for name in ("cause", "next"):
+        text = getattr(error, f"fp8_{name}", "")
+        if text:
+            described[name] = text
+    return described
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent goes, so that not even ``kill -9`` of pytest leaves an arm."""
+    set_parent_death_signal = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
