@@ -1,1 +1,41 @@
+"""pytest-fp8: evidence that FP8 training runs, is faster, stays right and can be switched back.
 
+Public names are loaded when first used; importing this package loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fp8.cases import Case as Case
+    from pytest_fp8.errors import ArmError as ArmError
+    from pytest_fp8.errors import BaselineError as BaselineError
+    from pytest_fp8.errors import CheckFailed as CheckFailed
+    from pytest_fp8.errors import Fp8Error as Fp8Error
+    from pytest_fp8.errors import SettingsError as SettingsError
+    from pytest_fp8.gate.verdicts import Decision as Decision
+    from pytest_fp8.gate.verdicts import Verdict as Verdict
+    from pytest_fp8.pair import Fp8Pair as Fp8Pair
+    from pytest_fp8.workload import Workload as Workload
+
+_HOMES = {
+    "Case": "cases",
+    "ArmError": "errors",
+    "BaselineError": "errors",
+    "CheckFailed": "errors",
+    "Fp8Error": "errors",
+    "SettingsError": "errors",
+    "Decision": "gate.verdicts",
+    "Verdict": "gate.verdicts",
+    "Fp8Pair": "pair",
+    "Workload": "workload",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,6 @@ launched; Transformer Engine's products, which pass through no torch operator, a
 
 from __future__ import annotations
 
-import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
 
 PHASE = "fp8 phase: "
@@ -246,17 +246,6 @@ def longest(launched: list[TraceEvent]) -> str:
 
 def _dtype_name(text: str) -> str:
     return {"c10::BFloat16": "bfloat16", "float": "float32", "c10::Half": "float16"}.get(text, text)
-
-
-def kernel_family(name: str) -> str:
-    """A kernel's name without its tile sizes, so that two sizes of one algorithm compare equal.
-
-    >>> kernel_family("nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT")
-    'nvjet_sm90_qqtst'
-    """
-    name = re.sub(r"^void ", "", name)
-    name = re.split(r"[<(]", name)[0]
-    return re.split(r"_(?:\d+x\d+|tilesize)", name)[0]
 
 
 # -- kernel families, learned -----------------------------------------------------------------------------------------

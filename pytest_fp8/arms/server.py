@@ -42,10 +42,14 @@ class ArmServer:
             "logits": self.logits,
             "resume": self.resume,
             "call": self.call,
+            "restart": self.engine.restart,
         }
         if operation not in operations:
             raise ValueError(f"unknown operation {operation!r}")
-        return operations[operation](**arguments)
+        result = operations[operation](**arguments)
+        # What is only cached goes back after every request: the pair's other arm may need it.
+        self.engine.park()
+        return result
 
     def describe(self) -> dict[str, Any]:
         """Versions, sizes and how long each stage took."""
@@ -127,7 +131,6 @@ class ArmServer:
             inputs = batch["input_ids"] if isinstance(batch, dict) and "input_ids" in batch else None
             output = engine.model(input_ids=inputs).logits if inputs is not None else engine.loss_of(engine.model, batch)
         rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
-        engine.park()
         return base64.b64encode(rows[:64, :4096].contiguous().cpu().numpy().tobytes()).decode()
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:

@@ -1,0 +1,249 @@
+"""Two arms of one case, asked the questions: gathers evidence from the live arms, once each. Judging is elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import math
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.cases import Case
+from pytest_fp8.checks.checkpoints import logit_limit
+from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
+from pytest_fp8.gate.decide import LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
+from pytest_fp8.gate.verdicts import Verdict
+from pytest_fp8.gpu import Conditions, conditions
+
+BLOCK_MS = 50.0
+"""A block lasts at least this long, so that the events' own resolution does not count."""
+CHECKPOINT_STEPS = 4
+"""Training steps before a checkpoint is written, and after it was loaded."""
+PROBE_SEED = 7
+
+
+class PairArms:
+    """The two live arms of a case, and the evidence that was gathered from them."""
+
+    def __init__(self, case: Case, pool: ArmPool, workload: str | None, fingerprint: str = "") -> None:
+        self.case, self.pool = case, pool
+        self.fp8 = make_arm(case, pool, workload, fingerprint)
+        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
+        self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
+        self._conditions: list[Conditions] = []
+        self._layers: LayersEvidence | None = None
+
+    def start(self, ahead: Iterable[Arm] = ()) -> None:
+        """Have both arms alive."""
+        self.pool.ensure(self.bf16, self.fp8, ahead)
+
+    # -- layers ---------------------------------------------------------------------------------------------------
+
+    def layers(self) -> LayersEvidence:
+        if self._layers is None:
+            self._layers = self._layers_of(self.fp8)
+        return self._layers
+
+    def reference_layers(self) -> LayersEvidence:
+        return self._shared("layers", lambda: self._layers_of(self.bf16))  # type: ignore[no-any-return]
+
+    def _layers_of(self, arm: Arm) -> LayersEvidence:
+        return LayersEvidence.from_json(arm.request("layers"), recompute=self.case.activation_checkpointing)
+
+    # -- loss -----------------------------------------------------------------------------------------------------
+
+    def losses(self, frozen_margin: list[float]) -> LossEvidence:
+        """Curves for the case's seeds, and further ones while they do not decide."""
+        evidence: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}}
+        seed = 0
+        while True:
+            for _ in range(self.case.seeds if seed == 0 else 1):
+                self._curves(seed, evidence, twin=not frozen_margin)
+                seed += 1
+            gaps = [tail_gap(evidence["fp8"][s].losses, evidence["bf16"][s].losses) for s in evidence["fp8"]]
+            own = [tail_gap(evidence["twin"][s].losses, evidence["bf16"][s].losses) for s in evidence["twin"]]
+            if not all(math.isfinite(gap) for gap in gaps + own):
+                break
+            margin = loss_margin(frozen_margin or own)
+            if decide_loss(gaps, margin).verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
+                break
+        return LossEvidence(**evidence)
+
+    def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
+        wanted = {"seed": seed, "steps": self.case.horizon}
+        cached = self.pool.cache.get((self.bf16.key, f"curve {seed}"))
+        if cached is None and self.fp8.spec.device == "cpu":
+            # Two processes on two halves of the cores: both arms train at the same time.
+            fp8, bf16 = self.pool.live(self.fp8), self.pool.live(self.bf16)
+            with self.pool.clock("curve"):
+                fp8.send("curve", **wanted)
+                bf16.send("curve", **wanted)
+                into["fp8"][seed] = Curve.from_json(fp8.receive())
+                cached = Curve.from_json(bf16.receive())
+            self.pool.cache[self.bf16.key, f"curve {seed}"] = cached
+        else:
+            into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
+        into["bf16"][seed] = self._shared(f"curve {seed}", lambda: Curve.from_json(self.bf16.request("curve", **wanted)))
+        if twin:
+            into["twin"][seed] = self._shared(
+                f"twin {seed}", lambda: Curve.from_json(self.bf16.request("curve", jitter=True, **wanted))
+            )
+
+    # -- speed ----------------------------------------------------------------------------------------------------
+
+    def timing(self, look: int) -> TimingEvidence:
+        """Blocks of ``LOOKS[look]``: a fresh pair of processes is added before blocks are."""
+        processes, blocks = LOOKS[look]
+        while len(self._timing["fp8"]) < processes:
+            if self._timing["fp8"]:
+                self.pool.renew(self.fp8, self.bf16)
+                self.start()
+            self._add_process(blocks)
+        for index in range(processes):
+            if len(self._timing["fp8"][index]) < 2 * blocks and index == processes - 1:
+                self._extend(index, blocks - len(self._timing["fp8"][index]) // 2)
+        mine, reference = self.layers(), self.reference_layers()
+        seen = self._conditions
+        return TimingEvidence(
+            bf16=[list(x) for x in self._timing["bf16"]],
+            fp8=[list(x) for x in self._timing["fp8"]],
+            throttles=sorted({word for state in seen for word in state.throttles}),
+            strangers=sorted({pid for state in seen for pid in state.strangers}),
+            clocks=sorted({state.clock for state in seen}),
+            bf16_attention=reference.attention,
+            fp8_attention=mine.attention,
+            bf16_cudnn=self.bf16.facts.get("cudnn"),
+            fp8_cudnn=self.fp8.facts.get("cudnn"),
+        )
+
+    def add_processes(self, processes: int, blocks: int = LOOKS[0][1]) -> TimingEvidence:
+        """At least ``processes`` fresh pairs, for a baseline."""
+        while len(self._timing["fp8"]) < processes:
+            if self._timing["fp8"]:
+                self.pool.renew(self.fp8, self.bf16)
+                self.start()
+            self._add_process(blocks)
+        return self.timing(0)
+
+    def _add_process(self, blocks: int) -> None:
+        self._timing["bf16"].append([])
+        self._timing["fp8"].append([])
+        self._extend(len(self._timing["fp8"]) - 1, blocks)
+
+    def _extend(self, process: int, blocks: int) -> None:
+        bf16, fp8 = self._timing["bf16"][process], self._timing["fp8"][process]
+        if self.pool.takes_turns(self.fp8):
+            first = self._run(self.bf16, blocks)
+            fp8 += self._run(self.fp8, 2 * blocks)
+            second = self._run(self.bf16, blocks)
+            bf16 += [time for pair in zip(first, second, strict=True) for time in pair]
+            return
+        # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
+        bf16 += self._run(self.bf16, 1)
+        for block in range(blocks):
+            fp8 += self._run(self.fp8, 2)
+            bf16 += self._run(self.bf16, 2 if block < blocks - 1 else 1)
+
+    def _run(self, arm: Arm, count: int) -> list[float]:
+        steps = self._shared("block steps", self._steps_per_block)
+        times: list[float] = arm.request("blocks", count=count, steps=steps)
+        if self.pool.gpu is not None:
+            self._conditions.append(conditions(self.pool.gpu, self.pool.pids))
+        return times
+
+    def _steps_per_block(self) -> int:
+        one: list[float] = self.bf16.request("blocks", count=1, steps=3)
+        return max(1, math.ceil(BLOCK_MS / (0.75 * one[0])))
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def memory(self) -> MemoryEvidence:
+        fp8 = self.fp8.request("memory")
+        return MemoryEvidence(bf16=self._shared("memory", lambda: self.bf16.request("memory")), fp8=fp8)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[Transfer]:
+        """Both directions through every store of the case. The files are gone afterwards."""
+        distance = self._distance_at_start()
+        stores = self.case.checkpoint_formats
+        with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
+            forth = self._source(self.fp8, Path(name))
+            transfers = [self._carry("fp8 -> bf16", store, forth, self.bf16, distance) for store in stores]
+        what = f"checkpoint {self.case.resume} {stores}"
+        back = self._shared(what, lambda: self._source(self.bf16, self.pool.folder(self.bf16)))
+        transfers += [self._carry("bf16 -> fp8", store, back, self.fp8, distance) for store in stores]
+        return transfers
+
+    def _distance_at_start(self) -> float:
+        """How far the two precisions' logits lie apart on one and the same weights."""
+
+        def logits_of(arm: Arm) -> NDArray[np.float32]:
+            arm.request("restart", seed=PROBE_SEED)
+            return self._logits(arm)
+
+        return relative_distance(logits_of(self.fp8), self._shared("logits at start", lambda: logits_of(self.bf16)))
+
+    def _source(self, arm: Arm, folder: Path) -> dict[str, Any]:
+        arm.request("curve", seed=PROBE_SEED, steps=CHECKPOINT_STEPS)
+        saved = {
+            store: arm.request("save", folder=str(folder / store), store=store, optimizer=self._with_optimizer(store))
+            for store in self.case.checkpoint_formats
+        }
+        logits = self._logits(arm)
+        losses: list[float] = []
+        if self.case.resume:
+            losses = self._resumed(arm)
+        return {"folder": folder, "saved": saved, "logits": logits, "losses": losses}
+
+    def _carry(self, direction: str, store: str, source: dict[str, Any], target: Arm, distance: float) -> Transfer:
+        optimizer = self._with_optimizer(store)
+        loaded = target.request("load", folder=str(source["folder"] / store), store=store, optimizer=optimizer)
+        apart, resumed = math.nan, []
+        if loaded["loaded"]:
+            apart = relative_distance(self._logits(target), source["logits"])
+            if optimizer:
+                resumed = self._resumed(target)
+        return Transfer(
+            direction=direction, store=store, saved=source["saved"][store], loaded=loaded, logit_distance=apart,
+            logit_limit=logit_limit(distance), with_optimizer=optimizer,
+            source_losses=source["losses"], resumed_losses=resumed,
+        )
+
+    def _with_optimizer(self, store: str) -> bool:
+        """Weights travel alone through safetensors, as they are published; the training state through DCP."""
+        return self.case.resume and store == "dcp"
+
+    def _resumed(self, arm: Arm) -> list[float]:
+        curve = arm.request("resume", seed=PROBE_SEED, first_step=CHECKPOINT_STEPS, steps=CHECKPOINT_STEPS)
+        return list(curve["losses"])
+
+    def _logits(self, arm: Arm) -> NDArray[np.float32]:
+        return np.frombuffer(base64.b64decode(arm.request("logits", seed=PROBE_SEED)), dtype=np.float32)
+
+    def _shared(self, what: str, ask: Any) -> Any:
+        """Evidence about the reference, asked once for all the cases that share it."""
+        key = (self.bf16.key, what)
+        if key not in self.pool.cache:
+            self.pool.cache[key] = ask()
+        return self.pool.cache[key]
+
+
+def make_arm(case: Case, pool: ArmPool, workload: str | None, fingerprint: str) -> Arm:
+    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference."""
+    on_cpu = case.emulated
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None)
+    return pool.arm(case.digest(fingerprint), spec)
+
+
+def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """||a - b|| / ||b||; infinite where the sizes differ."""
+    if a.shape != b.shape:
+        return math.inf
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))

@@ -1,0 +1,199 @@
+"""The arms that are alive in this session: built when first asked, shared where two cases have the same reference,
+closed when their turn is over. Knows what fits the GPU together and what must take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.cases import OWN
+from pytest_fp8.errors import ArmError
+from pytest_fp8.gpu import Gpu
+from pytest_fp8.zoo.shapes import SHAPES
+
+# Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
+# parameters, 44.9 GiB for 8.03e9.
+RESIDENT_BYTES = 6
+CONTEXT_BYTES = int(1.5 * 2**30)
+STEP_BYTES = 40 * 2**30
+"""What one arm's step needs on top of what is resident: 37 GiB was the most seen (8B in Transformer Engine)."""
+
+
+@dataclass
+class Arm:
+    """One arm as a pair sees it: alive when it is asked something, whatever the pool has done meanwhile."""
+
+    key: str
+    spec: ArmSpec
+    pool: ArmPool = field(repr=False)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Ask the live arm; it is built first if it is not alive. Raises :class:`ArmError`."""
+        process = self.pool.live(self)
+        with self.pool.clock(operation):
+            return process.request(operation, timeout, **arguments)
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Run ``function(model)`` on the live model inside the arm's process; gives its result.
+
+        Both travel by pickle over the pipe, so the result must be picklable; torch tensors in it import torch here.
+        """
+        from pytest_fp8.workload import ship, unship
+
+        return unship(self.request("call", function=ship(function, "the function")))
+
+
+class ArmPool:
+    """All live arms of a session."""
+
+    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None) -> None:
+        self.gpu = gpu
+        self.seconds: dict[str, float] = {}
+        self.cache: dict[tuple[str, str], Any] = {}
+        """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
+        self._log_folder = log_folder
+        self._processes: dict[str, ArmProcess] = {}
+        self._spare: ArmProcess | None = None
+        self._turns: set[str] = set()
+        self._folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
+
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._processes.values()}
+
+    def arm(self, key: str, spec: ArmSpec) -> Arm:
+        return Arm(key, spec, self)
+
+    def folder(self, arm: Arm) -> Path:
+        """A private folder for an arm's checkpoint, kept while the arm is wanted."""
+        if arm.key not in self._folders:
+            self._folders[arm.key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
+        return Path(self._folders[arm.key].name)
+
+    def takes_turns(self, arm: Arm) -> bool:
+        """Whether this arm and its partner do not fit the GPU together."""
+        return arm.key in self._turns
+
+    def live(self, arm: Arm) -> ArmProcess:
+        """The arm's process, built if need be."""
+        process = self._processes.get(arm.key)
+        if process is not None and process.alive:
+            return process
+        if arm.key in self._turns:
+            self.close_all()
+        self._processes.pop(arm.key, None)
+        self._build([arm])
+        return self._processes[arm.key]
+
+    def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
+        """Have both arms alive, and as many of ``ahead`` as fit, built at the same time; close all others.
+
+        Where the pair does not fit the GPU together, its arms take turns from then on.
+        """
+        wanted = [reference, fp8]
+        wanted += self._that_fit(wanted, [a for a in ahead if a.key not in {reference.key, fp8.key}])
+        keep = {arm.key for arm in wanted}
+        for key in [key for key in self._processes if key not in keep]:
+            self._processes.pop(key).close()
+        for key in [key for key in self._folders if key not in keep]:
+            self._folders.pop(key).cleanup()
+            for cached in [c for c in self.cache if c[0] == key and c[1].startswith("checkpoint")]:
+                del self.cache[cached]
+        if fp8.key in self._turns:
+            return
+        missing = [arm for arm in wanted if arm.key not in self._processes or not self._processes[arm.key].alive]
+        if not missing:
+            return
+        try:
+            if self._small(reference):
+                self._build(missing)
+            else:
+                # Two large arms warming up at once need two steps' memory; one after the other needs one.
+                for arm in missing:
+                    self._build([arm])
+        except ArmError as error:
+            if error.kind != "out of memory" or fp8.spec.device != "cuda" or len(missing) == 0:
+                raise
+            self.close_all()
+            self._turns |= {reference.key, fp8.key}
+
+    def renew(self, *arms: Arm) -> None:
+        """Close these arms, so that the next question finds fresh processes."""
+        for arm in arms:
+            process = self._processes.pop(arm.key, None)
+            if process is not None:
+                process.close()
+
+    def close_all(self) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    def close(self) -> None:
+        self.close_all()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        for folder in self._folders.values():
+            folder.cleanup()
+        self._folders.clear()
+
+    @contextlib.contextmanager
+    def clock(self, what: str) -> Any:
+        """Adds the time spent inside to :attr:`seconds`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
+
+    def _build(self, arms: list[Arm]) -> None:
+        started: list[tuple[Arm, ArmProcess]] = []
+        try:
+            with self.clock("build"):
+                for arm in arms:
+                    process = self._take_spare()
+                    process.start_build(arm.spec)
+                    started.append((arm, process))
+                for arm, process in started:
+                    arm.facts.update(process.receive(BUILD_SECONDS))
+                    self._processes[arm.key] = process
+        except BaseException:
+            for arm, process in started:
+                if self._processes.get(arm.key) is not process:
+                    process.close()
+            raise
+        if self._spare is None and arms[0].spec.device == "cuda":
+            self._spare = ArmProcess(self._log_folder)
+
+    def _take_spare(self) -> ArmProcess:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.alive:
+            return spare
+        return ArmProcess(self._log_folder)
+
+    def _that_fit(self, pair: list[Arm], ahead: list[Arm]) -> list[Arm]:
+        if self.gpu is None or not ahead or pair[0].spec.device != "cuda" or not self._small(pair[0]):
+            return []
+        each = RESIDENT_BYTES * SHAPES[pair[0].spec.case.model].parameters + CONTEXT_BYTES
+        room = int((0.9 * self.gpu.memory - STEP_BYTES) / each) - len(pair)
+        return ahead[: max(0, room)]
+
+    def _small(self, arm: Arm) -> bool:
+        """Whether several such arms can warm up side by side on any GPU with FP8."""
+        model = arm.spec.case.model
+        return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
+
+
+def cpu_threads() -> int:
+    """Half of the cores this process may use: the two arms of a pair train at the same time on a CPU."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)

@@ -1,0 +1,99 @@
+"""Can I switch back? Checkpoints carried both ways between the arms. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_fp8.evidence.records import Transfer
+from pytest_fp8.gate.decide import LOSS_MARGIN
+from pytest_fp8.gate.verdicts import Decision, Verdict
+
+QUESTION = "checkpoints"
+SHOWN = 4
+LOGITS = (0.05, 0.5)
+"""Bounds of the limit on the logits' relative distance: at least 5 %, and never as far as unrelated weights (1.4)."""
+
+
+def logit_limit(distance_at_start: float) -> float:
+    """Twice the distance that the two precisions show on one and the same weights, within :data:`LOGITS`."""
+    return min(max(2 * distance_at_start, LOGITS[0]), LOGITS[1])
+
+
+def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
+    """Every transfer must carry every weight and, where asked, the optimizer, and training must go on as it was."""
+    numbers = {
+        "transfers": [
+            {
+                "direction": t.direction, "store": t.store, "logits": t.logit_distance, "limit": t.logit_limit,
+                "bytes": t.saved.get("bytes"), "resumed": list(t.resumed_losses), "source": list(t.source_losses),
+                "scaling_state": len(t.saved.get("scaling_state", [])),
+            }
+            for t in transfers
+        ]
+    }
+    for transfer in transfers:
+        found = _transfer(transfer)
+        if found is not None:
+            headline, lines = found
+            where = f"{transfer.direction} through {transfer.store}: "
+            return Decision(QUESTION, Verdict.FAIL, where + headline, numbers=numbers, **lines)
+    ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
+    keys = len(transfers[0].saved["keys"]) if transfers else 0
+    return Decision(QUESTION, Verdict.PASS, f"{keys} weights bit-equal after {ways}", numbers=numbers)
+
+
+def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
+    fp8 = [dtype for dtype in t.saved["on_disk"] if "F8" in dtype or "float8" in dtype]
+    if fp8:
+        return "weights were stored in FP8", {
+            "expected": "high-precision weights on disk", "seen": f"{t.saved['on_disk']}",
+            "cause": "the FP8 copies were saved in place of the master weights",
+            "next_step": "save the parameters, not the quantized workspaces",
+        }
+    loaded = t.loaded
+    for name, headline, cause in (
+        ("missing", "weights are missing from the checkpoint", "keys were renamed by a wrapper, or not saved"),
+        ("unexpected", "the checkpoint has keys with no home", "a prefix or scaling state that nobody accounted for"),
+        ("wrong_shape", "weights have another shape", "fused or split layers"),
+    ):
+        if loaded[name]:
+            return headline, {
+                "expected": f"all {len(t.saved['keys'])} weights, each with one home",
+                "seen": _some(loaded[name]), "cause": cause, "next_step": "compare the keys of both arms' state dicts",
+            }
+    changed = [key for key, digest in t.saved["digests"].items() if loaded["digests"].get(key) != digest]
+    if changed:
+        return "weights changed on the way", {
+            "expected": "bit-equal weights after loading", "seen": f"{len(changed)} differ: {_some(changed)}",
+            "cause": "a cast on the way, or a load that silently did nothing", "next_step": "load with strict=True",
+        }
+    if t.with_optimizer and t.saved["optimizer_digests"] != loaded.get("optimizer_digests"):
+        have, want = len(loaded.get("optimizer_digests", {})), len(t.saved["optimizer_digests"])
+        return "the optimizer's state did not arrive", {
+            "expected": f"{want} optimizer tensors, bit-equal", "seen": f"{have} tensors" + (", some changed" if have == want else ""),
+            "cause": "weights were loaded and the optimizer was not", "next_step": "load both before the next step",
+        }
+    if not t.logit_distance <= t.logit_limit:  # also true of NaN
+        return "the loaded model computes something else", {
+            "expected": f"logits within {t.logit_limit:.3f} of the source's (relative L2)", "seen": f"{t.logit_distance:.3f}",
+            "cause": "stale scaling state, or buffers that were not carried", "next_step": "reset scaling state after loading",
+        }
+    if t.with_optimizer:
+        gap = sum(t.resumed_losses) / len(t.resumed_losses) - sum(t.source_losses) / len(t.source_losses)
+        if not abs(gap) <= LOSS_MARGIN[1] or not math.isfinite(gap):
+            return "training does not go on where the source was", {
+                "expected": f"the source's losses {_losses(t.source_losses)} within {LOSS_MARGIN[1]} nats on average",
+                "seen": f"{_losses(t.resumed_losses)} ({gap:+.4f} nats)",
+                "cause": "the optimizer or the scaling state restarted from nothing",
+                "next_step": "check that optimizer state and step count were loaded",
+            }
+    return None
+
+
+def _losses(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:.3f}" for value in values) + "]"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,202 @@
+"""Is FP8 really running? Conversion, recipe in force and executed products, judged together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_fp8.cases import Case
+from pytest_fp8.evidence.products import FP8, Attribution, StepProducts
+from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.gate.verdicts import Decision, Verdict
+from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
+
+QUESTION = "layers"
+SHOWN = 4
+"""Names quoted in a message before it says how many more there are."""
+
+
+def check_layers(case: Case, evidence: LayersEvidence, baseline_share: Sequence[float] = ()) -> Decision:
+    """FAIL names the first thing that is wrong, from what was converted to what was executed.
+
+    ``baseline_share``: the stored share of GEMM FLOPs in FP8; it is exact, so any loss of more than rounding fails.
+    """
+    step = evidence.step()
+    numbers = summarise(evidence, step)
+    found = (
+        _conversion(case, evidence)
+        or _recipe(case, evidence)
+        or _execution(case, evidence, step)
+        or _share(numbers["fp8_share"], baseline_share)
+    )
+    if found is not None:
+        verdict, lines = found
+        return Decision(QUESTION, verdict, numbers=numbers, **lines)
+    return Decision(
+        QUESTION,
+        Verdict.PASS,
+        f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
+        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs",
+        numbers=numbers,
+    )
+
+
+def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
+    """Coverage three ways (count, parameters, FLOPs), products per role, and reasons for what was left."""
+    sizes = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
+    reasons: dict[str, int] = {}
+    for why in evidence.left.values():
+        reasons[why] = reasons.get(why, 0) + 1
+    return {
+        "linears": len(evidence.originals),
+        "converted": len(evidence.converted),
+        "parameter_share": sum(sizes[n] for n in evidence.converted) / max(1, sum(sizes.values())),
+        "fp8_share": step.fp8_share(),
+        "roles": evidence.roles(),
+        "left": reasons,
+        "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
+    }
+
+
+_Finding = tuple[Verdict, dict[str, str]]
+
+
+def _fail(headline: str, **lines: str) -> _Finding:
+    return Verdict.FAIL, {"headline": headline, **lines}
+
+
+def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
+    names, converted, left = set(evidence.originals), set(evidence.converted), set(evidence.left)
+    live = set(evidence.live_fp8)
+    if not live and not converted:
+        reasons = sorted(set(evidence.left.values()))
+        return _fail(
+            "no layer was converted to FP8",
+            expected=f"FP8 layers among the model's {len(names)} Linears",
+            seen="; ".join(reasons) or "no Linear at all",
+            cause="FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes",
+            next_step="make in_features and out_features multiples of 16, or check how FP8 is switched on",
+        )
+    if converted - live:
+        return _fail(
+            "layers that should have been converted are not FP8 layers",
+            expected=f"{len(converted)} FP8 layers", seen=f"not FP8: {_some(converted - live)}",
+            cause="a converter that stopped early, or a module replaced after the conversion",
+            next_step="convert last, after adapters and before compiling",
+        )
+    if live & left:
+        name = sorted(live & left)[0]
+        return _fail(
+            "a layer that was to stay in high precision is an FP8 layer",
+            expected=f"{name} left alone ({evidence.left[name]})", seen=f"FP8: {_some(live & left)}",
+            cause="the filter did not reach the converter", next_step="pass the filter as module_filter_fn",
+        )
+    unaccounted = names - converted - left
+    if unaccounted:
+        return _fail(
+            "Linears that were neither converted nor left with a reason",
+            expected="a reason for each layer that stays in high precision", seen=_some(unaccounted),
+            cause="a converter that stopped at the first layer it could not take",
+            next_step="give the layer a reason to stay, or convert it",
+        )
+    return None
+
+
+def _recipe(case: Case, evidence: LayersEvidence) -> _Finding | None:
+    asked = {"recipe": case.recipe, **case.full_options}
+    for name, seen in evidence.recipes.items():
+        wrong = {key: (value, seen.get(key)) for key, value in asked.items() if seen.get(key) != value}
+        if not wrong:
+            continue
+        if seen.get("recipe") == "off":
+            return _fail(
+                "FP8 was off inside the forward pass",
+                expected=_words(asked), seen=f"off, in {name}",
+                cause="the forward pass ran outside the backend's precision context, or eval() switched it off",
+                next_step="wrap the forward pass, not the training loop's other parts",
+            )
+        return _fail(
+            "another recipe was in force than the one asked for",
+            expected=_words({key: pair[0] for key, pair in wrong.items()}),
+            seen=f"{_words({key: pair[1] for key, pair in wrong.items()})}, in {name}",
+            cause="an option that was dropped on its way to the library",
+            next_step="pass the library's own recipe object",
+        )
+    return None
+
+
+def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Finding | None:
+    claimed = set(recipe_facts(case.backend, case.recipe).roles)
+    converted = {call.name for call in evidence.calls if call.fp8}
+    if not converted:
+        return _fail(
+            "converted layers were never called in the training step",
+            expected="the model's forward pass to go through its FP8 layers", seen="no FP8 layer was called",
+            cause="the model keeps references to the unconverted modules",
+            next_step="convert before anything takes references to layers, such as wrappers",
+        )
+    for role in (*ROLES, RECOMPUTE):
+        wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
+        mine = [a for a in step.attributions if a.role == role and a.layer in converted]
+        wrong = [a for a in mine if (a.kind == FP8) != wanted]
+        if not wrong:
+            continue
+        unknown = [a for a in wrong if a.kind == "unknown kernel"]
+        if unknown and len(unknown) == len(wrong):
+            return Verdict.INCONCLUSIVE, {
+                "headline": f"{role} ran on kernels that are of no learned family",
+                "expected": f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
+                "seen": ", ".join(sorted({p.kernel for p in evidence.verified() if p.kind == "unknown kernel"})[:SHOWN]),
+                "cause": "a library that multiplies FP8 with kernels of its own",
+                "next_step": "profile the layer alone and report the kernel's name",
+            }
+        if not wanted:
+            return _fail(
+                f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
+                expected=f"no {role} product in FP8", seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
+                cause="another recipe's behaviour", next_step="check the recipe's configuration",
+            )
+        doubt = "" if all(a.sure for a in wrong) else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+        return _fail(
+            f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} layers",
+            expected=f"{len(mine)} {role} products in FP8", seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
+            cause=_role_cause(role), next_step="read the layer's backward, and the recipe's roles",
+        )
+    return None
+
+
+def _share(share: float, baseline: Sequence[float]) -> _Finding | None:
+    if baseline and share < min(baseline) - 1e-6:
+        return _fail(
+            "less of the step runs in FP8 than in the baseline",
+            expected=f"{min(baseline):.2%} of GEMM FLOPs", seen=f"{share:.2%}",
+            cause="layers are left in high precision now that were converted before",
+            next_step="compare the reasons for what was left, in the report",
+        )
+    return None
+
+
+def _role_cause(role: str) -> str:
+    return {
+        "fprop": "FP8 is off in the forward pass, or the library fell back to high precision",
+        "dgrad": "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
+        "wgrad": "the weight gradient was kept in high precision by the recipe or the layer",
+        RECOMPUTE: "recomputation under activation checkpointing runs outside the precision context",
+    }[role]
+
+
+def _kinds(wrong: Sequence[Attribution]) -> str:
+    by_kind: dict[str, list[str]] = {}
+    for attribution in wrong:
+        by_kind.setdefault(attribution.kind, []).append(attribution.layer)
+    return "; ".join(f"{kind}: {_some(layers)}" for kind, layers in by_kind.items())
+
+
+def _some(names: Any) -> str:
+    ordered = list(dict.fromkeys(names)) if isinstance(names, list) else sorted(names)
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return ", ".join(ordered[:SHOWN]) + more
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())

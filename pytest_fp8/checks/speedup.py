@@ -1,0 +1,134 @@
+"""Is it really faster? The paired blocks of both arms against the floor and the baseline. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_fp8.evidence.kernels import kernel_family
+from pytest_fp8.evidence.records import TimingEvidence
+from pytest_fp8.gate.decide import Speedup, decide_speedup, log_ratios
+from pytest_fp8.gate.verdicts import Decision, Verdict
+
+QUESTION = "speedup"
+BAND = 0.08
+"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %."""
+
+
+def check_speedup(
+    evidence: TimingEvidence,
+    *,
+    floor: float | None,
+    tolerance: float,
+    baseline: Sequence[float] = (),
+    baseline_reference_ms: Sequence[float] = (),
+    baseline_file: str = "",
+) -> Decision:
+    """``baseline``: log ratios per process. ``floor=None`` asks about the baseline alone."""
+    processes = [log_ratios(b, f) for b, f in zip(evidence.bf16, evidence.fp8, strict=True)]
+    result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor)
+    numbers = numbers_of(evidence, result, baseline)
+    invalid = disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
+    if invalid is not None:
+        headline, lines = invalid
+        return Decision(QUESTION, Verdict.INVALID, headline, numbers=numbers, **lines)
+    low, high = result.interval
+    seen = (
+        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
+        f"FP8 {numbers['fp8_ms']:.2f} ms a step; {len(processes)} process(es) of {len(processes[0])} blocks"
+    )
+    against = _against(floor, tolerance, baseline)
+    if result.verdict is Verdict.PASS:
+        return Decision(QUESTION, Verdict.PASS, f"{seen}; {against}", numbers=numbers)
+    if result.verdict is Verdict.NOT_EXERCISED:
+        return Decision(
+            QUESTION, Verdict.NOT_EXERCISED, "no baseline to hold the speedup against",
+            expected=baseline_file or "a stored baseline", seen=seen, cause="this case was never stored for this GPU",
+            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"', numbers=numbers,
+        )
+    if result.verdict is Verdict.FAIL and result.reason == "baseline":
+        return Decision(
+            QUESTION, Verdict.FAIL, "FP8 lost speed against BF16 since the baseline",
+            expected=against, seen=seen,
+            cause="the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
+            next_step="compare library versions with the baseline's provenance; then the layers question", numbers=numbers,
+        )
+    if result.verdict is Verdict.FAIL:
+        return Decision(
+            QUESTION, Verdict.FAIL, "FP8 is not faster than the best BF16", expected=against, seen=seen,
+            cause="products too small for FP8 to pay, a recipe whose scaling costs more than it saves, or no compile",
+            next_step="try compile=True, a larger batch, or a cheaper recipe (tensorwise, delayed)", numbers=numbers,
+        )
+    return Decision(
+        QUESTION, Verdict.INCONCLUSIVE, f"the blocks do not decide against the {result.reason}",
+        expected=against, seen=seen, cause="a difference as small as the noise",
+        next_step="run again on a quiet GPU; if it stays, the true value lies at the bound", numbers=numbers,
+    )
+
+
+def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[float]) -> dict[str, Any]:
+    low, high = result.interval
+    return {
+        "speedup": result.ratio,
+        "low": low,
+        "high": high,
+        "bf16_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.bf16]))),
+        "fp8_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.fp8]))),
+        "processes": len(evidence.fp8),
+        "baseline": math.exp(float(np.median(baseline))) if baseline else None,
+        "clocks_mhz": list(evidence.clocks),
+    }
+
+
+def disturbed(
+    evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[float]
+) -> tuple[str, dict[str, str]] | None:
+    """Why the blocks cannot be used, or ``None``."""
+    if evidence.strangers:
+        return "another process used the GPU", {
+            "expected": "the GPU for this session alone", "seen": f"process ids {list(evidence.strangers)}",
+            "cause": "a shared GPU, or a process left by an earlier run", "next_step": "nvidia-smi, then run again",
+        }
+    if evidence.throttles:
+        return "the GPU's clocks were throttled", {
+            "expected": "clocks at the load's will", "seen": ", ".join(sorted(set(evidence.throttles))),
+            "cause": "heat or power supply", "next_step": "nvidia-smi -q -d PERFORMANCE, then run again when it is cool",
+        }
+    bf16, fp8 = _attention(evidence.bf16_attention), _attention(evidence.fp8_attention)
+    if bf16 != fp8:
+        two_cudnn = evidence.bf16_cudnn != evidence.fp8_cudnn
+        return "the arms ran different attention kernels", {
+            "expected": f"the same kernels in both arms; FP8 ran {_words(fp8)}", "seen": f"the reference ran {_words(bf16)}",
+            "cause": f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
+            if two_cudnn else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
+            "next_step": "point CUDNN_HOME at the cuDNN that torch was built with, or pin the attention backend in both",
+        }
+    if baseline_ms:
+        stored = float(np.median(np.asarray(baseline_ms)))
+        if abs(math.log(bf16_ms / stored)) > BAND:
+            return "the BF16 reference is outside its own band", {
+                "expected": f"{stored:.2f} ms a step +-{BAND:.0%}", "seen": f"{bf16_ms:.2f} ms",
+                "cause": "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
+                "next_step": "compare driver and libraries with the baseline's provenance; store a new one if they moved",
+            }
+    return None
+
+
+def _attention(operators: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(sorted({kernel_family(k) for k in kernels})) for name, kernels in operators.items()}
+
+
+def _words(operators: Mapping[str, tuple[str, ...]]) -> str:
+    return "; ".join(f"{name}: {', '.join(kernels)}" for name, kernels in operators.items()) or "none"
+
+
+def _against(floor: float | None, tolerance: float, baseline: Sequence[float]) -> str:
+    parts = []
+    if baseline:
+        parts.append(f"baseline {math.exp(float(np.median(baseline))):.3f}x less {tolerance:.0%}")
+    if floor is not None:
+        parts.append(f"floor {floor:.2f}x")
+    return "above " + " and ".join(parts) if parts else "nothing to compare with"

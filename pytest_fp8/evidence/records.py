@@ -1,0 +1,143 @@
+"""Evidence as plain data: what the arms said, ready for a check and writable by hand in a test. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_fp8.evidence.kernels import kernel_family
+from pytest_fp8.evidence.products import (
+    FP8,
+    LayerCall,
+    Product,
+    StepProducts,
+    attribute,
+    products_from_json,
+    role_table,
+)
+
+
+@dataclass(frozen=True)
+class LayersEvidence:
+    """What was converted, which recipe was in force, and what one training step executed."""
+
+    originals: Mapping[str, tuple[int, int]]
+    """Every nn.Linear of the unconverted model: name -> (in_features, out_features)."""
+    converted: Sequence[str]
+    left: Mapping[str, str]
+    """Name -> why it was left in high precision."""
+    live_fp8: Sequence[str]
+    """Names whose live module is one of the backend's FP8 layers."""
+    calls: Sequence[LayerCall]
+    recipes: Mapping[str, Mapping[str, Any]]
+    products: Sequence[Product]
+    families: Mapping[str, Sequence[str]] | None = None
+    """Kernel families learned to multiply FP8 and BF16; ``None`` where there are no kernels (a CPU)."""
+    attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    recompute: bool = False
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], recompute: bool = False) -> LayersEvidence:
+        return cls(
+            originals={name: (sizes[0], sizes[1]) for name, sizes in data["originals"].items()},
+            converted=data["converted"],
+            left=data["left"],
+            live_fp8=data["live_fp8"],
+            calls=[LayerCall(**call) for call in data["calls"]],
+            recipes=data["recipes"],
+            products=products_from_json(data["products"]),
+            families=data["families"],
+            attention=data["attention"],
+            recompute=recompute,
+        )
+
+    def verified(self) -> list[Product]:
+        """The products, each FP8 one checked against the kernel that ran it.
+
+        An operator that was given FP8 operands but launched a BF16 kernel counts as BF16; one whose kernel's family was
+        never learned counts as ``unknown kernel``.
+        """
+        if self.families is None:
+            return list(self.products)
+        fp8, bf16 = set(self.families[FP8]), set(self.families["bfloat16"])
+        checked = []
+        for product in self.products:
+            family = kernel_family(product.kernel)
+            kind = product.kind
+            if kind == FP8 and family not in fp8:
+                kind = "bfloat16 kernel" if family in bf16 else "unknown kernel"
+            checked.append(
+                Product(
+                    product.phase, product.inner, product.outer, kind, product.operator, product.kernel, product.batch
+                )
+            )
+        return checked
+
+    def step(self) -> StepProducts:
+        return attribute(self.verified(), self.calls, self.recompute)
+
+    def roles(self) -> dict[str, dict[str, int]]:
+        return role_table(self.step(), self.calls)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses (nats) and gradient norms of one training run, step by step."""
+
+    seed: int
+    losses: Sequence[float]
+    gradient_norms: Sequence[float]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Curve:
+        return cls(data["seed"], data["losses"], data["gradient_norms"])
+
+
+@dataclass(frozen=True)
+class LossEvidence:
+    """Curves of the FP8 arm, of the reference, and of the reference nudged by one rounding (``twin``), by seed."""
+
+    fp8: Mapping[int, Curve]
+    bf16: Mapping[int, Curve]
+    twin: Mapping[int, Curve]
+
+
+@dataclass(frozen=True)
+class TimingEvidence:
+    """Milliseconds per step in the order taken; one entry of each list per fresh process."""
+
+    bf16: Sequence[Sequence[float]]
+    fp8: Sequence[Sequence[float]]
+    throttles: Sequence[str] = ()
+    strangers: Sequence[int] = ()
+    clocks: Sequence[int] = ()
+    bf16_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fp8_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    bf16_cudnn: int | None = None
+    fp8_cudnn: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """Bytes: peaks of one training step per phase, and what stays resident between steps."""
+
+    bf16: Mapping[str, Any]
+    fp8: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One checkpoint carried from a source arm to a target arm through one store."""
+
+    direction: str
+    """``fp8 -> bf16`` or ``bf16 -> fp8``."""
+    store: str
+    saved: Mapping[str, Any]
+    loaded: Mapping[str, Any]
+    logit_distance: float
+    """Relative L2 distance of the target's logits after loading from the source's."""
+    logit_limit: float
+    with_optimizer: bool = False
+    source_losses: Sequence[float] = ()
+    resumed_losses: Sequence[float] = ()

@@ -1,0 +1,104 @@
+"""The fixtures. Each imports what it needs in its body, so that having the plugin costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_fp8.cases import Case
+    from pytest_fp8.gpu import Gpu
+    from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.workload import Workload
+
+
+@pytest.fixture(scope="session")
+def fp8_case(request: pytest.FixtureRequest) -> Case:
+    """The case that the test is asked with; parametrised from ``@pytest.mark.fp8``."""
+    case = getattr(request, "param", None)
+    if case is None:
+        pytest.fail(
+            f"{request.node.name} asks for an FP8 case and says none\n"
+            "  expected: @pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module\n"
+            "  next:     pytest --markers",
+            pytrace=False,
+        )
+    return case
+
+
+@pytest.fixture(scope="session")
+def fp8_workload() -> Workload | None:
+    """What the arms train. Override it to bring your own model; any scope will do::
+
+        @pytest.fixture
+        def fp8_workload():
+            return Workload(build=make_model, batch=make_batch)
+    """
+    return None
+
+
+@pytest.fixture
+def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
+    """The BF16 and the FP8 arm of the case, alive in their own processes and shared by all tests of the case."""
+    from pytest_fp8.cases import OWN
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.plugin import SESSION
+
+    if (fp8_case.model == OWN) != (fp8_workload is not None):
+        hint = (
+            "override the fixture fp8_workload to bring a model, or name one of the zoo: @pytest.mark.fp8(model='tiny', ...)"
+            if fp8_workload is None
+            else f"fp8_workload brings a model and the mark names another ({fp8_case.model}): leave model= out"
+        )
+        pytest.fail(f"{request.node.name}: {hint}", pytrace=False)
+    try:
+        return request.config.stash[SESSION].pair(fp8_case, fp8_workload, request.node.nodeid)
+    except Fp8Error as error:
+        request.config.stash[SESSION].ledger.error(fp8_case.id, error.headline)
+        pytest.fail(error.message, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def fp8_gpu() -> Gpu | None:
+    """The GPU that programs started from here would see, or ``None``."""
+    from pytest_fp8.gpu import detect
+
+    return detect()[0]
+
+
+@pytest.fixture
+def bf16_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
+    """The case's model in BF16, in this process: for tests that touch modules. Measure with ``fp8_pair``, not with this."""
+    yield from _model(fp8_case, fp8_workload, convert=False)
+
+
+@pytest.fixture
+def fp8_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
+    """The same model with the same weights, converted to the case's recipe, in this process; uncompiled."""
+    yield from _model(fp8_case, fp8_workload, convert=True)
+
+
+def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
+    import torch
+
+    from pytest_fp8.backends import backend
+    from pytest_fp8.zoo import models
+
+    device = "cpu" if case.emulated else "cuda"
+    if workload is None:
+        model = models.build(case.model, seed=0, device=device, weights=case.weights)
+    else:
+        torch.manual_seed(0)
+        model = workload.build().to(device=device, dtype=torch.bfloat16).train()
+    if convert:
+        chosen = backend(case.backend)
+        usable, reason = chosen.usable(case.recipe, case.emulated)
+        if not usable:
+            pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
+        chosen.convert(model, case.recipe, case.full_options, case.emulated)
+    yield model
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()

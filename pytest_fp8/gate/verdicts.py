@@ -1,0 +1,41 @@
+"""What a check says: a verdict and the lines that explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pytest_fp8.errors import explain
+
+
+class Verdict(Enum):
+    """FAIL is a finding; INCONCLUSIVE, INVALID and NOT_EXERCISED are shown as what they are and fail when strict."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """The evidence does not decide, after as many looks as the rule allows."""
+    INVALID = "INVALID"
+    """The evidence cannot be used: the measurement itself was disturbed."""
+    NOT_EXERCISED = "NOT_EXERCISED"
+    """There was nothing to hold the evidence against, e.g. no baseline."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One check's answer. ``numbers`` is plain data for tables and reports; units are in the names."""
+
+    question: str
+    verdict: Verdict
+    headline: str
+    expected: str = ""
+    seen: str = ""
+    cause: str = ""
+    next_step: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        return explain(f"{self.verdict.value}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)

@@ -1,0 +1,184 @@
+"""Which GPU is this, which one was declared, what can it do, and what state was it in. No torch: NVML alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from pytest_fp8.errors import refuse
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """A name that ``--fp8-gpu`` takes: what the driver calls such a GPU, and its compute capability."""
+
+    name: str
+    pattern: str
+    majors: tuple[int, ...]
+
+
+# The order decides which name a GPU gets for its baselines: the most particular pattern first.
+KINDS: tuple[GpuKind, ...] = (
+    GpuKind("gh200", r"GH200", (9,)),
+    GpuKind("h200", r"\bH200\b", (9,)),
+    GpuKind("h100", r"\bH100\b", (9,)),
+    GpuKind("h800", r"\bH800\b", (9,)),
+    GpuKind("h20", r"\bH20\b", (9,)),
+    GpuKind("gb300", r"GB300", (10,)),
+    GpuKind("gb200", r"GB200", (10,)),
+    GpuKind("b300", r"\bB300\b", (10,)),
+    GpuKind("b200", r"\bB200\b", (10,)),
+    GpuKind("l40s", r"\bL40S\b", (8,)),
+    GpuKind("hopper", r".", (9,)),
+    GpuKind("blackwell", r".", (10, 12)),
+    GpuKind("ada", r".", (8,)),
+)
+NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+CHIP_OF_MAJOR = {8: "ada", 9: "hopper", 10: "blackwell", 12: "blackwell"}
+
+# nvmlClocksEventReason*: what slows the clocks down against the load's will. The software power cap (0x4) is left out:
+# a large product at full rate reaches it on a healthy card.
+THROTTLES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as the driver describes it; memory in bytes, power limit in watts."""
+
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    driver: str
+    power_limit: float
+    index: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its name in ``--fp8-gpu`` and in the baselines' folder."""
+        for kind in KINDS:
+            if self.capability[0] in kind.majors and re.search(kind.pattern, self.name):
+                return kind.name
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "unknown"
+
+    @property
+    def chip(self) -> str:
+        """hopper, blackwell or ada; empty where the GPU has no FP8 tensor cores."""
+        if self.capability == (8, 9) or self.capability[0] >= 9:
+            return CHIP_OF_MAJOR.get(self.capability[0], "")
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        facts = asdict(self)
+        del facts["index"]
+        facts["capability"] = f"{self.capability[0]}.{self.capability[1]}"
+        return facts
+
+
+def known(name: str) -> str:
+    """The declared name, checked; raises :class:`SettingsError` listing the known ones."""
+    lowered = name.strip().lower()
+    if lowered != "auto" and lowered not in NAMES:
+        refuse(
+            f"--fp8-gpu={name}: no GPU of that name is known",
+            expected="auto, " + ", ".join(NAMES),
+            seen=name,
+            next_step="nvidia-smi -L names the GPU of this machine",
+        )
+    return lowered
+
+
+def is_kind(gpu: Gpu, name: str) -> bool:
+    """Whether a GPU is what was declared: ``hopper`` fits any Hopper, ``h200`` an H200 alone."""
+    kind = next(kind for kind in KINDS if kind.name == name)
+    if gpu.chip == "" or gpu.capability[0] not in kind.majors:
+        return False
+    return kind.pattern == "." or gpu.key == name
+
+
+@lru_cache(maxsize=1)
+def detect() -> tuple[Gpu | None, str]:
+    """The first GPU that CUDA programs started from here would see, or ``None`` and the reason there is none.
+
+    ``CUDA_VISIBLE_DEVICES`` is respected, as an index or a UUID.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return None, f"no GPU: CUDA_VISIBLE_DEVICES={visible!r} hides them all"
+    try:
+        import pynvml
+    except ImportError:
+        return None, "no GPU can be seen: nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"no NVIDIA GPU ({error})"
+    try:
+        first = (visible or "0").split(",")[0].strip()
+        if first.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        name = _text(pynvml.nvmlDeviceGetName(handle))
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        power = 0.0
+        with contextlib.suppress(pynvml.NVMLError):
+            power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+        return Gpu(
+            name=name,
+            capability=(major, minor),
+            memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            power_limit=power,
+            index=pynvml.nvmlDeviceGetIndex(handle),
+        ), ""
+    except pynvml.NVMLError as error:
+        return None, f"no NVIDIA GPU ({error})"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The GPU's state beside a measurement: MHz, watts, what throttled it, and who else used it."""
+
+    clock: int = 0
+    power: float = 0.0
+    throttles: tuple[str, ...] = ()
+    strangers: tuple[int, ...] = field(default=())
+    """Process ids that hold GPU memory and are none of this session's arms."""
+
+
+def conditions(gpu: Gpu, own: set[int]) -> Conditions:
+    """Read the state now; ``own`` are the process ids of this session's arms. Empty where NVML does not tell."""
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    clock, power, reasons, users = 0, 0.0, 0, []
+    with contextlib.suppress(pynvml.NVMLError):
+        clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    with contextlib.suppress(pynvml.NVMLError):
+        power = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    with contextlib.suppress(pynvml.NVMLError):
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    with contextlib.suppress(pynvml.NVMLError):
+        users = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return Conditions(
+        clock=clock,
+        power=power,
+        throttles=tuple(word for bit, word in THROTTLES.items() if reasons & bit),
+        strangers=strangers(users, own),
+    )
+
+
+def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
+    """Processes on the GPU that are not ours. Inside a container the driver's process ids are not the ones seen here;
+    then none of ours is among them, and only a surplus over our own number is strange."""
+    if users and not own & set(users):
+        return tuple(sorted(users)[len(own):])
+    return tuple(sorted(set(users) - own))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,104 @@
+"""``@pytest.mark.fp8(...)``: its arguments, the cases it stands for, and why a test may not run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.cases import OWN, QUESTIONS, Case
+from pytest_fp8.errors import SettingsError, refuse
+from pytest_fp8.gpu import Gpu, detect, is_kind
+from pytest_fp8.options import Settings
+from pytest_fp8.recipes import recipe_facts
+
+if TYPE_CHECKING:
+    import pytest
+
+MARKER = (
+    "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
+    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; see pytest_fp8.Case for all fields"
+)
+CASE_FIELDS = tuple(f.name for f in fields(Case))
+ARGUMENTS = ("cases", "question", *CASE_FIELDS)
+
+
+def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> list[Case]:
+    """The cases of a test from its marks, the nearest mark winning; raises :class:`SettingsError` naming the test."""
+    arguments: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args:
+            refuse(
+                f"@pytest.mark.fp8 on {test} takes keyword arguments only",
+                expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')", seen=repr(mark.args),
+            )
+        for name, value in mark.kwargs.items():
+            if name not in ARGUMENTS:
+                refuse(
+                    f"@pytest.mark.fp8 on {test} has no argument {name!r}",
+                    expected=", ".join(ARGUMENTS), seen=name, next_step="pytest --markers",
+                )
+            arguments.setdefault(name, value)
+    question = arguments.pop("question", None)
+    if question is not None and question not in QUESTIONS:
+        refuse(f"@pytest.mark.fp8 on {test}: unknown question {question!r}", expected=", ".join(QUESTIONS), seen=question)
+    listed = arguments.pop("cases", None)
+    if listed is not None and arguments:
+        refuse(f"@pytest.mark.fp8 on {test}", expected="either cases=[...] or the fields of one case", seen="both")
+    try:
+        cases = list(listed) if listed is not None else [Case(**{"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments})]
+    except (SettingsError, TypeError) as error:
+        message = error.headline if isinstance(error, SettingsError) else str(error)
+        lines = {"expected": error.expected, "seen": error.seen} if isinstance(error, SettingsError) else {}
+        raise SettingsError(f"@pytest.mark.fp8 on {test}: {message}", **lines) from None
+    chosen = [with_weights(case, settings) for case in cases]
+    return [case for case in chosen if question is None or case.asks(question)]
+
+
+def with_weights(case: Case, settings: Settings) -> Case:
+    """The case, from the local folder of weights that ``--fp8-weights`` names for its model."""
+    from dataclasses import replace
+
+    folder = settings.weights.get(case.model)
+    return replace(case, weights=folder) if folder and case.weights is None else case
+
+
+def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
+    """Why a case does not run in this session, or an empty string; and whether that is a failure rather than a skip.
+
+    A declared GPU that is absent or another one skips (and the session fails at its end); a library or recipe that is
+    missing on the declared GPU fails at once. Under ``auto`` everything that is missing skips.
+    """
+    gpu, absent = detect()
+    in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip == case.chip)
+    if case.emulated:
+        if settings.declared or in_use:
+            return f"emulated: a GPU is in use ({settings.gpu}), and answers the same questions itself", False
+        return _library(case)[0], False
+    if settings.declared and not in_use:
+        seen = f"this is {gpu.name}" if gpu is not None else absent
+        return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
+    if gpu is None or not in_use:
+        return (f"needs a {case.chip} GPU; this is {gpu.name}" if gpu is not None else f"needs a {case.chip} GPU: {absent}"), False
+    if gpu.chip != case.chip:
+        return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
+    reason = _library(case)[0] or _recipe(case, gpu)
+    return reason, bool(reason) and settings.declared
+
+
+def _library(case: Case) -> tuple[str, str]:
+    from pytest_fp8.backends import backend
+
+    usable, reason = backend(case.backend).available()
+    return ("" if usable else reason), reason
+
+
+def _recipe(case: Case, gpu: Gpu) -> str:
+    facts = recipe_facts(case.backend, case.recipe)
+    have = f"{gpu.name} has compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    if gpu.capability < facts.minimum_capability:
+        need = ".".join(str(part) for part in facts.minimum_capability)
+        return f"recipe {case.recipe!r} of {case.backend} needs compute capability {need} or newer; {have}"
+    if facts.only_capabilities and gpu.capability[0] not in facts.only_capabilities:
+        return f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
+    return ""

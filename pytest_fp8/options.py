@@ -1,0 +1,151 @@
+"""Command line, ini file and environment, read once into one frozen value. Later ones win in that order reversed:
+an option beats an environment variable, which beats the ini file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.errors import refuse
+
+if TYPE_CHECKING:
+    import pytest
+
+TRUE = ("1", "true", "yes", "on")
+FALSE = ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for."""
+
+    gpu: str = "auto"
+    """The declared GPU, or ``auto``."""
+    strict: bool = False
+    """INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
+    baseline_dir: Path = Path("baselines")
+    report_dir: Path | None = None
+    """Where candidates and the report go; nothing is written without it."""
+    update: bool = False
+    reason: str = ""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Model name -> local folder of weights."""
+
+    @property
+    def declared(self) -> bool:
+        return self.gpu != "auto"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting and its three names."""
+
+    flag: str
+    help: str
+    metavar: str = ""
+
+    @property
+    def dest(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def environment(self) -> str:
+        """e.g. ``PYTEST_FP8_GPU``; not ``FP8_GPU``, which too many other tools could own."""
+        return "PYTEST_" + self.dest.upper()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("--fp8-gpu", "the GPU this run must use: auto, h100, h200, hopper, b200, ... (default: auto)", "NAME"),
+    Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail"),
+    Option("--fp8-baseline-dir", "folder of stored baselines (default: baselines, beside the ini file)", "DIR"),
+    Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
+    Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
+    Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
+    Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fp8", "FP8 training (pytest-fp8)")
+    for option in OPTIONS:
+        more: dict[str, Any] = {"dest": option.dest, "default": None, "help": option.help}
+        if not option.metavar:
+            group.addoption(option.flag, action="store_true", **more)
+        elif option.dest == "fp8_weights":
+            group.addoption(option.flag, action="append", metavar=option.metavar, **more)
+        else:
+            group.addoption(option.flag, metavar=option.metavar, **more)
+        parser.addini(option.dest, f"{option.help} (as {option.flag})", default="")
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
+    from pytest_fp8 import gpu
+
+    values = {option.dest: _value(config, option) for option in OPTIONS}
+    update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
+    reason = str(values["fp8_reason"]).strip()
+    if update and not reason:
+        refuse(
+            "--fp8-update-baselines needs a reason",
+            expected='--fp8-reason "why the stored numbers change"', seen="no reason",
+            cause="a baseline without a reason cannot be reviewed",
+            next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
+        )
+    baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
+    report_dir = str(values["fp8_report_dir"])
+    return Settings(
+        gpu=gpu.known(str(values["fp8_gpu"] or "auto")),
+        strict=_truth(values["fp8_strict"], "--fp8-strict"),
+        baseline_dir=_anchored(config, baseline_dir),
+        report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
+        update=update,
+        reason=reason,
+        weights=_weights(values["fp8_weights"]),
+    )
+
+
+def _value(config: pytest.Config, option: Option) -> Any:
+    given = config.getoption(option.dest)
+    if given not in (None, [], False):
+        return given
+    if option.environment in os.environ:
+        return os.environ[option.environment]
+    return config.getini(option.dest)
+
+
+def _truth(value: Any, flag: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in TRUE + FALSE:
+        refuse(f"{flag} in the ini file or the environment", expected="true or false", seen=repr(value))
+    return text in TRUE
+
+
+def _anchored(config: pytest.Config, path: Path) -> Path:
+    return path if path.is_absolute() else Path(config.rootpath) / path
+
+
+def _weights(given: Any) -> dict[str, str]:
+    from pytest_fp8.zoo.shapes import SHAPES
+
+    entries = given.split() if isinstance(given, str) else list(given)
+    folders: dict[str, str] = {}
+    for entry in entries:
+        model, separator, folder = entry.partition("=")
+        if not separator or model not in SHAPES:
+            refuse(f"--fp8-weights {entry}", expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}", seen=entry)
+        if not (Path(folder) / "config.json").is_file():
+            refuse(
+                f"--fp8-weights {entry}: that is not a folder of weights",
+                expected="a folder with config.json and *.safetensors, as transformers saves them",
+                seen=f"no {Path(folder) / 'config.json'}",
+                cause="a misspelt path, or a folder that holds another format",
+                next_step=f"ls {folder}",
+            )
+        folders[model] = str(Path(folder).resolve())
+    return folders

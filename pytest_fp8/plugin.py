@@ -1,0 +1,147 @@
+"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light: having the plugin must cost next to nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
+from pytest_fp8.options import add_options, read_settings
+from pytest_fp8.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
+
+SESSION = pytest.StashKey[Session]()
+FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
+SHOWN_AS = {
+    "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
+    "INVALID": ("invalid", "!", "INVALID"),
+    "NOT_EXERCISED": ("not exercised", "-", "NOT EXERCISED"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from pytest_fp8.markers import MARKER
+
+    config.addinivalue_line("markers", MARKER)
+    try:
+        session = Session(read_settings(config), config.rootpath, is_worker=hasattr(config, "workerinput"))
+        session.start()
+    except Fp8Error as error:
+        raise pytest.UsageError(error.message) from None
+    config.stash[SESSION] = session
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        session.close()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    from pytest_fp8.reporting.header import header
+
+    return header(config.stash[SESSION].settings, look=not config.getoption("collectonly"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not FIXTURES & set(metafunc.fixturenames):
+        return
+    from pytest_fp8.markers import cases_of
+
+    marks = list(metafunc.definition.iter_markers("fp8"))
+    if not marks:
+        return
+    try:
+        cases = cases_of(metafunc.definition.nodeid, marks, metafunc.config.stash[SESSION].settings)
+    except Fp8Error as error:
+        pytest.fail(error.message, pytrace=False)
+    metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    cases = [case for case in map(_case_of, session.items) if case is not None]
+    session.config.stash[SESSION].upcoming = list({case.id: case for case in cases}.values())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    case = _case_of(item)
+    if case is None:
+        return
+    from pytest_fp8.markers import why_not
+
+    session = item.config.stash[SESSION]
+    reason, failure = why_not(case, session.settings)
+    if not reason:
+        session.ledger.ran_on_gpu += case.needs_gpu
+        return
+    if case.needs_gpu:
+        session.ledger.skipped(item.nodeid, reason)
+    if failure:
+        pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    case = _case_of(item)
+    if case is not None and report.when == "call" and report.passed:
+        report.fp8_verdict = _verdict(item)
+    return report
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    if getattr(report, "when", "") == "call" and report.passed:
+        return SHOWN_AS.get(getattr(report, "fp8_verdict", ""))
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    mine = config.stash.get(SESSION, None)
+    if mine is None:
+        return
+    mine.close()
+    if mine.is_worker:
+        config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
+        return
+    mine.finish(ran=not config.getoption("collectonly"))
+    if mine.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """xdist: a worker has ended; take in what it learned."""
+    learned = getattr(node, "workeroutput", {}).get("fp8_ledger")
+    if learned is not None:
+        node.config.stash[SESSION].ledger.merge(learned)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    from pytest_fp8.reporting.terminal import write_summary
+
+    write_summary(terminalreporter, config.stash[SESSION])
+
+
+def _case_of(item: pytest.Item) -> Any:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("fp8_case") if callspec is not None else None
+
+
+def _verdict(item: pytest.Item) -> str:
+    """The worst verdict that the decisions of this very test left, so that it is shown as what it is."""
+    asked = item.config.stash[SESSION].ledger.taken()
+    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED") if word in asked), "PASS")

@@ -1,0 +1,35 @@
+"""The header lines: which GPU, which libraries, which baselines."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from pytest_fp8.options import Settings
+
+LIBRARIES = ("torch", "torchao", "transformer-engine")
+
+
+def header(settings: Settings, look: bool) -> list[str]:
+    """``look`` says whether to ask the driver: a mere collection does not."""
+    from pytest_fp8 import gpu as gpus
+
+    declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
+    key = settings.gpu
+    if look:
+        gpu, reason = gpus.detect()
+        seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
+        key = gpu.key if gpu is not None else key
+    else:
+        seen = "not looked at"
+    folder = settings.baseline_dir / key
+    stored = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
+    baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
+    update = " (updating)" if settings.update else ""
+    return [f"fp8: GPU {seen} ({declared}); {', '.join(map(_library, LIBRARIES))}; baselines: {baselines}{update}"]
+
+
+def _library(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"no {name}"

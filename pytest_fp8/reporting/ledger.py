@@ -1,0 +1,88 @@
+"""What a session learned, case by case: decisions, measurements, what did not run. Plain data that xdist can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fp8.cases import Case
+    from pytest_fp8.gate.verdicts import Decision
+
+
+@dataclass
+class Entry:
+    """One case: its decisions by question (verdict, headline, numbers) and its measurements by metric."""
+
+    case: str
+    case_hash: str = ""
+    gpu: str = ""
+    decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Ledger:
+    """All cases of a session, in the order they were asked."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    not_run: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> tests that needed a GPU and did not run."""
+    ran_on_gpu: int = 0
+    """Tests that asked a question of a GPU."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time of this session's arms went."""
+
+    recent: list[str] = field(default_factory=list)
+    """Verdicts since :meth:`taken` was last asked."""
+
+    def taken(self) -> list[str]:
+        """The verdicts noted since the last call: those of the test that just ran."""
+        verdicts, self.recent = self.recent, []
+        return verdicts
+
+    def begin(self, case: Case, case_hash: str, gpu: str) -> None:
+        entry = self.entries.setdefault(case.id, Entry(case.id))
+        entry.case_hash, entry.gpu = case_hash, gpu
+
+    def note(self, case: str, question: str, decision: Decision) -> None:
+        self.recent.append(decision.verdict.value)
+        self.entries.setdefault(case, Entry(case)).decisions[question] = {
+            "verdict": decision.verdict.value,
+            "headline": decision.headline,
+            "message": decision.message,
+            "numbers": dict(decision.numbers),
+        }
+
+    def measure(self, case: str, metric: str, measured: Mapping[str, Any]) -> None:
+        self.entries.setdefault(case, Entry(case)).metrics[metric] = dict(measured)
+
+    def error(self, case: str, headline: str) -> None:
+        self.entries.setdefault(case, Entry(case)).errors.append(headline)
+
+    def skipped(self, test: str, reason: str) -> None:
+        self.not_run.setdefault(reason, []).append(test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "entries": {name: vars(entry) for name, entry in self.entries.items()},
+            "not_run": self.not_run,
+            "ran_on_gpu": self.ran_on_gpu,
+            "seconds": self.seconds,
+        }
+
+    def merge(self, data: Mapping[str, Any]) -> None:
+        """Take in what an xdist worker learned."""
+        for name, fields in data["entries"].items():
+            entry = self.entries.setdefault(name, Entry(name))
+            entry.case_hash, entry.gpu = fields["case_hash"], fields["gpu"]
+            entry.decisions.update(fields["decisions"])
+            entry.metrics.update(fields["metrics"])
+            entry.errors.extend(fields["errors"])
+        for reason, tests in data["not_run"].items():
+            self.not_run.setdefault(reason, []).extend(tests)
+        self.ran_on_gpu += data["ran_on_gpu"]
+        for what, spent in data["seconds"].items():
+            self.seconds[what] = self.seconds.get(what, 0.0) + spent

@@ -1,0 +1,164 @@
+"""The state of one pytest session: settings, ledger, live arms; and what is written when it ends."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.options import Settings
+from pytest_fp8.reporting.ledger import Ledger
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.cases import Case
+    from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.workload import Workload
+
+
+class Session:
+    """One per pytest process. Nothing here imports torch; arms start when a test first asks."""
+
+    def __init__(self, settings: Settings, root: Path, is_worker: bool) -> None:
+        self.settings, self.root, self.is_worker = settings, root, is_worker
+        self.ledger = Ledger()
+        self.problems: list[str] = []
+        """What made the session fail although no test did."""
+        self.written: list[str] = []
+        self.upcoming: list[Case] = []
+        self._pool: ArmPool | None = None
+        self._pairs: dict[str, Fp8Pair] = {}
+        self._held = ExitStack()
+
+    def start(self) -> None:
+        """Take the baselines' lock where this run will write them; raises :class:`BaselineError`."""
+        if self.settings.update and not self.is_worker:
+            from pytest_fp8.gate.baseline import updating
+
+            self._held.enter_context(updating(self.settings.baseline_dir))
+
+    def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
+        """The pair of a case, its arms alive. A workload with other functions is another pair."""
+        from pytest_fp8.arms.pair import PairArms, make_arm
+        from pytest_fp8.gate.baseline import baseline_path, read_baseline
+        from pytest_fp8.pair import Fp8Pair
+
+        shipped = workload.ship(test) if workload is not None else None
+        fingerprint = workload.fingerprint() if workload is not None else ""
+        digest = case.digest(fingerprint)
+        if digest not in self._pairs:
+            folder = self.settings.baseline_dir
+            gpu = self._gpu_key() if case.needs_gpu else "emulated"
+            baseline = None
+            if not self.settings.update:
+                baseline = read_baseline(folder, gpu, case.id, digest)
+            arms = PairArms(case, self.pool(), shipped, fingerprint)
+            stored = str(baseline_path(folder, gpu, case.id))
+            self._pairs[digest] = Fp8Pair(arms, self.settings, self.ledger, baseline, stored, digest, gpu)
+        pair = self._pairs[digest]
+        ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
+        pair._arms.start(ahead)
+        return pair
+
+    def pool(self) -> ArmPool:
+        if self._pool is None:
+            from pytest_fp8.arms.pool import ArmPool
+            from pytest_fp8.gpu import detect
+
+            self._pool = ArmPool(detect()[0])
+        return self._pool
+
+    def close(self) -> None:
+        """End all arms and give the lock back."""
+        if self._pool is not None:
+            self.ledger.seconds = self._pool.seconds
+            self._pool.close()
+        self._held.close()
+
+    def finish(self, ran: bool) -> None:
+        """Write baselines, candidates and the report; note what makes a session fail by itself."""
+        settings, ledger = self.settings, self.ledger
+        if settings.declared and ran and ledger.ran_on_gpu == 0:
+            reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
+            self.problems.append(
+                f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. A gate that ran nothing is not green."
+            )
+        if settings.update:
+            self._update()
+        if settings.report_dir is not None and ledger.entries:
+            self._report(settings.report_dir)
+
+    def _update(self) -> None:
+        from pytest_fp8.errors import Fp8Error
+        from pytest_fp8.gate.baseline import write_baseline
+
+        for name, entry in self.ledger.entries.items():
+            why = self._why_not_stored(name)
+            if why:
+                self.problems.append(f"baseline of {name} was not updated: {why}")
+                continue
+            try:
+                path = write_baseline(self.settings.baseline_dir, self._baseline(name, entry.case_hash, entry.gpu))
+            except Fp8Error as error:
+                self.problems.append(error.message)
+            else:
+                self.written.append(str(path))
+
+    def _why_not_stored(self, case: str) -> str:
+        entry = self.ledger.entries[case]
+        layers = entry.decisions.get("layers")
+        if entry.errors:
+            return f"its arms failed ({entry.errors[0]})"
+        if layers is None or layers["verdict"] != "PASS":
+            said = layers["headline"] if layers else "the layers question was not asked in this run"
+            return f"FP8 was not shown to run ({said})"
+        for question in ("loss", "checkpoints"):
+            decision = entry.decisions.get(question)
+            if decision is not None and decision["verdict"] == "FAIL":
+                return f"the {question} question failed ({decision['headline']})"
+        speed = entry.decisions.get("speedup")
+        if speed is not None and speed["verdict"] == "INVALID":
+            return f"the timing is invalid ({speed['headline']})"
+        return ""
+
+    def _baseline(self, case: str, case_hash: str, gpu: str) -> Any:
+        from pytest_fp8.errors import Fp8Error
+        from pytest_fp8.gate.baseline import Baseline, read_baseline
+        from pytest_fp8.gate.provenance import provenance
+        from pytest_fp8.gpu import detect
+
+        metrics = dict(self.ledger.entries[case].metrics)
+        try:
+            # A question that was not asked in this run keeps its stored values.
+            old = read_baseline(self.settings.baseline_dir, gpu, case, case_hash)
+            metrics = {**(dict(old.metrics) if old is not None else {}), **metrics}
+        except Fp8Error:
+            pass  # an old file that cannot be compared with is what this update replaces
+        device = detect()[0]
+        described = device.describe() if device is not None and gpu != "emulated" else {"name": "emulated"}
+        return Baseline(case, case_hash, gpu, metrics, provenance(self.root, described, self.settings.reason))
+
+    def _report(self, folder: Path) -> None:
+        from pytest_fp8.errors import Fp8Error
+        from pytest_fp8.gate.baseline import write_atomically, write_baseline
+
+        try:
+            write_atomically(folder / "report.json", json.dumps(self.ledger.to_json(), indent=1, default=str) + "\n")
+            self.written.append(str(folder / "report.json"))
+            for name, entry in self.ledger.entries.items():
+                if entry.metrics:
+                    write_baseline(folder / "candidates", self._baseline(name, entry.case_hash, entry.gpu))
+        except Fp8Error as error:
+            self.problems.append(error.message)
+
+    def _soon(self, case: Case) -> list[Case]:
+        """Cases still to come that share this one's reference."""
+        reference = case.reference()
+        return [c for c in self.upcoming if c != case and c.reference() == reference and c.needs_gpu]
+
+    def _gpu_key(self) -> str:
+        from pytest_fp8.gpu import detect
+
+        gpu, _ = detect()
+        return gpu.key if gpu is not None else "none"

@@ -1,0 +1,26 @@
+"""The cases of the suite, in the order they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_fp8 import Case
+
+TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+TRANSFORMER_ENGINE = ("delayed", "current", "block")
+RECIPES = [("torchao", recipe) for recipe in TORCHAO] + [("transformer_engine", recipe) for recipe in TRANSFORMER_ENGINE]
+
+EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO]
+"""torchao's numerics on any processor; three seeds, so that two cores are done in minutes."""
+
+# 512 wide and launch-bound, a small model shows FP8 slower whatever FP8 does: tiny answers for everything but speed.
+TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
+ONE_B = [Case("1b", b, r) for b, r in RECIPES]
+# 14 GiB of weights go through safetensors alone; the optimizer's state travels on the smaller models.
+EIGHT_B = [Case("8b", b, r, checkpoint_formats=("safetensors",), resume=False) for b, r in RECIPES]
+
+HOPPER = TINY + ONE_B + EIGHT_B
+ALL = EMULATED + HOPPER
+
+NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
+"""BF16 against BF16: what the instrument reads when there is nothing to see."""

@@ -1,0 +1,10 @@
+"""Is the loss still right?"""
+
+import matrix
+import pytest
+
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss")
+
+
+def test_loss(fp8_pair):
+    fp8_pair.assert_loss()

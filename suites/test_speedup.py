@@ -1,0 +1,26 @@
+"""Is it really faster? And does the clock that says so read 1.00 when nothing differs?"""
+
+import math
+
+import matrix
+import pytest
+
+
+@pytest.mark.fp8(cases=matrix.ALL, question="speedup")
+def test_speedup_holds_its_baseline(fp8_pair):
+    fp8_pair.assert_speedup(floor=None)
+
+
+@pytest.mark.fp8(cases=matrix.ALL, question="speedup")
+def test_faster_than_bf16(request, fp8_pair):
+    if fp8_pair.case.slower_because:
+        # Strict: the day FP8 becomes faster here, this test says so.
+        request.applymarker(pytest.mark.xfail(reason=fp8_pair.case.slower_because, strict=True))
+    fp8_pair.assert_speedup(against_baseline=False)
+
+
+@pytest.mark.fp8(cases=[matrix.NULL], question="speedup")
+def test_bf16_against_bf16_reads_one(fp8_pair):
+    decision = fp8_pair.speedup(floor=None, against_baseline=False)
+    assert decision.verdict.value == "NOT_EXERCISED", decision.message
+    assert abs(math.log(decision.numbers["speedup"])) < 0.005, decision.message
