@@ -77,18 +77,7 @@ class PairArms:
 
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}
-        cached = self.pool.cache.get((self.bf16.key, f"curve {seed}"))
-        if cached is None and self.fp8.spec.device == "cpu":
-            # Two processes on two halves of the cores: both arms train at the same time.
-            fp8, bf16 = self.pool.live(self.fp8), self.pool.live(self.bf16)
-            with self.pool.clock("curve"):
-                fp8.send("curve", **wanted)
-                bf16.send("curve", **wanted)
-                into["fp8"][seed] = Curve.from_json(fp8.receive())
-                cached = Curve.from_json(bf16.receive())
-            self.pool.cache[self.bf16.key, f"curve {seed}"] = cached
-        else:
-            into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
+        into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
         into["bf16"][seed] = self._shared(f"curve {seed}", lambda: Curve.from_json(self.bf16.request("curve", **wanted)))
         if twin:
             into["twin"][seed] = self._shared(

@@ -195,5 +195,5 @@ class ArmPool:
 
 
 def cpu_threads() -> int:
-    """Half of the cores this process may use: the two arms of a pair train at the same time on a CPU."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+    """All cores this process may use, at most 8: tiny models gain nothing from more."""
+    return min(8, len(os.sched_getaffinity(0)))

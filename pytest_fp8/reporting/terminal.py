@@ -20,10 +20,9 @@ def summary(ledger: Ledger, width: int, color: bool) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("case", no_wrap=True)
-    for column in ("FP8 layers", "FP8 FLOPs", "loss gap, nats", "speedup [interval] / baseline", "memory", "checkpoints"):
-        table.add_column(column)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in ("case", "FP8\nlayers", "FP8\nFLOPs", "loss gap\nnats", "speedup [interval]\n/ baseline", "memory", "switch\nback"):
+        table.add_column(column, overflow="fold")
     for entry in ledger.entries.values():
         table.add_row(entry.case, *row(entry))
     console = Console(file=io.StringIO(), width=max(100, width), force_terminal=color, no_color=not color, highlight=False)
