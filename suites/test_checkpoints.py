@@ -1,7 +1,8 @@
 """Can I switch back?"""
 
-import matrix
 import pytest
+
+import matrix
 
 pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="checkpoints")
 

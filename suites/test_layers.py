@@ -1,7 +1,8 @@
 """Is FP8 really running?"""
 
-import matrix
 import pytest
+
+import matrix
 
 pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="layers")
 

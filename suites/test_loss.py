@@ -1,7 +1,8 @@
 """Is the loss still right?"""
 
-import matrix
 import pytest
+
+import matrix
 
 pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss")
 

@@ -1,7 +1,8 @@
 """What does it cost in memory?"""
 
-import matrix
 import pytest
+
+import matrix
 
 pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="memory")
 

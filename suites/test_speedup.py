@@ -2,8 +2,9 @@
 
 import math
 
-import matrix
 import pytest
+
+import matrix
 
 
 @pytest.mark.fp8(cases=matrix.ALL, question="speedup")

@@ -106,5 +106,5 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    release = version.split("+")[0]
+    release = version.split("+", maxsplit=1)[0]
     return tuple(int(part) for part in release.split(".") if part.isdigit())

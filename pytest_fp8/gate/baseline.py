@@ -113,7 +113,7 @@ def parse_baseline(data: Any, path: Path) -> Baseline:
     if not isinstance(metrics, dict):
         raise _broken(path, "'metrics' is not an object")
     for name, metric in metrics.items():
-        if not isinstance(metric, dict) or not _METRIC_FIELDS <= set(metric) or not isinstance(metric["values"], list):
+        if not isinstance(metric, dict) or not set(metric) >= _METRIC_FIELDS or not isinstance(metric["values"], list):
             raise _broken(path, f"metric {name!r} does not have {', '.join(sorted(_METRIC_FIELDS))}")
         if not metric["values"]:
             raise _broken(path, f"metric {name!r} has no values")
