@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8 import gpu as gpus
 from pytest_fp8.cases import OWN, QUESTIONS, Case
 from pytest_fp8.errors import SettingsError, refuse
-from pytest_fp8.gpu import Gpu, detect, is_kind
+from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
 from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.session import case_of
 
 if TYPE_CHECKING:
     import pytest
@@ -69,7 +71,7 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
     A declared GPU that is absent or another one skips (and the session fails at its end); a library or recipe that is
     missing on the declared GPU fails at once. Under ``auto`` everything that is missing skips.
     """
-    gpu, absent = detect()
+    gpu, absent = gpus.detect()
     in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip == case.chip)
     if case.emulated:
         if settings.declared or in_use:
@@ -102,3 +104,29 @@ def _recipe(case: Case, gpu: Gpu) -> str:
     if facts.only_capabilities and gpu.capability[0] not in facts.only_capabilities:
         return f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
     return ""
+
+
+def in_order(items: list[pytest.Item]) -> None:
+    """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
+
+    pytest groups parametrised tests by a parameter's position in each test's own list, which is not the same case in
+    tests that ask different questions. Built once and asked everything, a pair costs a fifth.
+    """
+    slots = [index for index, item in enumerate(items) if case_of(item) is not None]
+    mine = [items[index] for index in slots]
+    references: dict[str, int] = {}
+    cases: dict[str, int] = {}
+    for item in mine:
+        case = case_of(item)
+        references.setdefault(case.reference().id, len(references))
+        cases.setdefault(case.id, len(cases))
+
+    def rank(item: pytest.Item) -> tuple[int, int, int]:
+        case = case_of(item)
+        mark = item.get_closest_marker("fp8")
+        question = mark.kwargs.get("question") if mark is not None else None
+        asked = QUESTIONS.index(question) if question in QUESTIONS else len(QUESTIONS)
+        return references[case.reference().id], cases[case.id], asked
+
+    for index, item in zip(slots, sorted(mine, key=rank), strict=True):
+        items[index] = item

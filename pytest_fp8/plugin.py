@@ -9,7 +9,7 @@ import pytest
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
 from pytest_fp8.options import add_options, read_settings
-from pytest_fp8.session import Session
+from pytest_fp8.session import Session, case_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -68,14 +68,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(case_of(item) is not None for item in items):
+        from pytest_fp8.markers import in_order
+
+        in_order(items)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    cases = [case for case in map(_case_of, session.items) if case is not None]
+    cases = [case for case in map(case_of, session.items) if case is not None]
     session.config.stash[SESSION].upcoming = list({case.id: case for case in cases}.values())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    case = _case_of(item)
+    case = case_of(item)
     if case is None:
         return
     from pytest_fp8.markers import why_not
@@ -95,9 +103,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    case = _case_of(item)
-    if case is not None and report.when == "call" and report.passed:
-        report.fp8_verdict = _verdict(item)
+    if report.when == "call" and case_of(item) is not None:
+        verdict = _verdict(item)
+        if report.passed:
+            report.fp8_verdict = verdict
     return report
 
 
@@ -134,11 +143,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from pytest_fp8.reporting.terminal import write_summary
 
     write_summary(terminalreporter, config.stash[SESSION])
-
-
-def _case_of(item: pytest.Item) -> Any:
-    callspec = getattr(item, "callspec", None)
-    return callspec.params.get("fp8_case") if callspec is not None else None
 
 
 def _verdict(item: pytest.Item) -> str:

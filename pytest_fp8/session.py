@@ -11,6 +11,8 @@ from pytest_fp8.options import Settings
 from pytest_fp8.reporting.ledger import Ledger
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.cases import Case
     from pytest_fp8.pair import Fp8Pair
@@ -162,3 +164,9 @@ class Session:
 
         gpu, _ = detect()
         return gpu.key if gpu is not None else "none"
+
+
+def case_of(item: pytest.Item) -> Any:
+    """The case a test was parametrised with, or ``None``."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("fp8_case") if callspec is not None else None

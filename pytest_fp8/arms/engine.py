@@ -6,9 +6,11 @@ in place, so that parameter names stay as they are.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,16 +98,16 @@ class Engine:
             live = dict(self.model.named_parameters())
             for name, value in fresh.named_parameters():
                 target = live.pop(name)
+                target.copy_(value)
                 if jitter:
                     noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
-                    value = (value * noise).to(value.dtype)
-                target.copy_(value)
+                    target.copy_(value * noise)
             if live:
                 raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
             buffers = dict(self.model.named_buffers())
-            for name, value in fresh.named_buffers():
+            for name, content in fresh.named_buffers():
                 if name in buffers:
-                    buffers[name].copy_(value)
+                    buffers[name].copy_(content)
         self.optimizer.state.clear()
         self.optimizer.zero_grad(set_to_none=True)
         self.backend.reset(self.model)
@@ -117,10 +119,15 @@ class Engine:
         batch: Any,
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
-        precision: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> torch.Tensor:
         return training.training_step(
-            self.model, batch, self.loss_of, self.optimizer, precision or self.precision, phase, on_gradients
+            self.model,
+            batch,
+            loss_of=self.loss_of,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            phase=phase,
+            on_gradients=on_gradients,
         )
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
@@ -142,23 +149,30 @@ class Engine:
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         }
 
-    def blocks(self, count: int, steps: int, library_bf16: bool = False) -> list[float]:
+    def blocks(self, count: int, steps: int) -> list[float]:
         """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
 
-        One step before the first block is dropped: it pays for memory that the other arm's turn gave back.
-        ``library_bf16`` leaves the backend's precision context out, so that the library's modules run in BF16.
+        One step before the first block is dropped: it pays for memory that the other arm's turn gave back. Python's
+        garbage collector is held meanwhile: its full passes come every few steps and would count as one arm's time.
         """
-        precision: Callable[[], AbstractContextManager[Any]] | None = nullcontext if library_bf16 else None
         batches = self._timing_batches
-        self.step(batches[0], precision=precision)
+        gc.collect()
+        gc.disable()
+        try:
+            return self._timed_blocks(count, steps, batches)
+        finally:
+            gc.enable()
+
+    def _timed_blocks(self, count: int, steps: int, batches: list[Any]) -> list[float]:
+        self.step(batches[0])
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record()
         for block in range(count):
             for index in range(steps):
-                self.step(batches[(index + 1) % len(batches)], precision=precision)
+                self.step(batches[(index + 1) % len(batches)])
             events[block + 1].record()
         events[-1].synchronize()
-        return [float(start.elapsed_time(end)) / steps for start, end in zip(events, events[1:], strict=False)]
+        return [float(start.elapsed_time(end)) / steps for start, end in pairwise(events)]
 
     def memory(self) -> dict[str, Any]:
         """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""

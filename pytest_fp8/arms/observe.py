@@ -72,7 +72,12 @@ def observe_forward(
     for name in originals:
         handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
     try:
-        with torch.compiler.set_stance("force_eager"):
+        # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward would
+        # hold 40 GiB of activations.
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
+        ):
             forward()
     finally:
         for handle in handles:

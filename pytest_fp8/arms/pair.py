@@ -21,8 +21,8 @@ from pytest_fp8.gate.decide import LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_marg
 from pytest_fp8.gate.verdicts import Verdict
 from pytest_fp8.gpu import Conditions, conditions
 
-BLOCK_MS = 50.0
-"""A block lasts at least this long, so that the events' own resolution does not count."""
+BLOCK_MS = 250.0
+"""A block lasts at least this long: a pause of the host or a dip of the clocks is then a small part of it."""
 CHECKPOINT_STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
 PROBE_SEED = 7
@@ -33,7 +33,7 @@ class PairArms:
 
     def __init__(self, case: Case, pool: ArmPool, workload: str | None, fingerprint: str = "") -> None:
         self.case, self.pool = case, pool
-        self.fp8 = make_arm(case, pool, workload, fingerprint)
+        self.fp8 = make_arm(case, pool, workload, fingerprint, control=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self._conditions: list[Conditions] = []
@@ -78,11 +78,13 @@ class PairArms:
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}
         into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
-        into["bf16"][seed] = self._shared(f"curve {seed}", lambda: Curve.from_json(self.bf16.request("curve", **wanted)))
+
+        def reference(jitter: bool) -> Curve:
+            return Curve.from_json(self.bf16.request("curve", jitter=jitter, **wanted))
+
+        into["bf16"][seed] = self._shared(f"curve {seed}", lambda: reference(jitter=False))
         if twin:
-            into["twin"][seed] = self._shared(
-                f"twin {seed}", lambda: Curve.from_json(self.bf16.request("curve", jitter=True, **wanted))
-            )
+            into["twin"][seed] = self._shared(f"twin {seed}", lambda: reference(jitter=True))
 
     # -- speed ----------------------------------------------------------------------------------------------------
 
@@ -224,11 +226,12 @@ class PairArms:
         return self.pool.cache[key]
 
 
-def make_arm(case: Case, pool: ArmPool, workload: str | None, fingerprint: str) -> Arm:
-    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference."""
+def make_arm(case: Case, pool: ArmPool, workload: str | None, fingerprint: str, control: bool = False) -> Arm:
+    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference. A ``control``
+    is a process of its own all the same: BF16 measured against BF16 must be two of them."""
     on_cpu = case.emulated
     spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None)
-    return pool.arm(case.digest(fingerprint), spec)
+    return pool.arm(case.digest(fingerprint) + ("-control" if control else ""), spec)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -34,7 +34,11 @@ class Arm:
     key: str
     spec: ArmSpec
     pool: ArmPool = field(repr=False)
-    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the arm said of itself when it was last built: versions, sizes, seconds."""
+        return self.pool.facts_of(self)
 
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Ask the live arm; it is built first if it is not alive. Raises :class:`ArmError`."""
@@ -64,6 +68,9 @@ class ArmPool:
         self._processes: dict[str, ArmProcess] = {}
         self._spare: ArmProcess | None = None
         self._turns: set[str] = set()
+        self._refused: set[str] = set()
+        """Arms that failed when they were built ahead of their turn."""
+        self._facts: dict[str, dict[str, Any]] = {}
         self._folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
     @property
@@ -78,6 +85,9 @@ class ArmPool:
         if arm.key not in self._folders:
             self._folders[arm.key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
         return Path(self._folders[arm.key].name)
+
+    def facts_of(self, arm: Arm) -> dict[str, Any]:
+        return self._facts.get(arm.key, {})
 
     def takes_turns(self, arm: Arm) -> bool:
         """Whether this arm and its partner do not fit the GPU together."""
@@ -99,9 +109,9 @@ class ArmPool:
 
         Where the pair does not fit the GPU together, its arms take turns from then on.
         """
-        wanted = [reference, fp8]
-        wanted += self._that_fit(wanted, [a for a in ahead if a.key not in {reference.key, fp8.key}])
-        keep = {arm.key for arm in wanted}
+        pair = [reference, fp8]
+        others = self._that_fit(pair, [a for a in ahead if a.key not in {reference.key, fp8.key}])
+        keep = {arm.key for arm in pair + others}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
         for key in [key for key in self._folders if key not in keep]:
@@ -110,18 +120,19 @@ class ArmPool:
                 del self.cache[cached]
         if fp8.key in self._turns:
             return
-        missing = [arm for arm in wanted if arm.key not in self._processes or not self._processes[arm.key].alive]
+        missing = [arm for arm in pair if not self._is_alive(arm)]
         if not missing:
             return
+        others = [arm for arm in others if not self._is_alive(arm) and arm.key not in self._refused]
         try:
             if self._small(reference):
-                self._build(missing)
+                self._build(missing, others)
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.
                 for arm in missing:
                     self._build([arm])
         except ArmError as error:
-            if error.kind != "out of memory" or fp8.spec.device != "cuda" or len(missing) == 0:
+            if error.kind != "out of memory" or fp8.spec.device != "cuda":
                 raise
             self.close_all()
             self._turns |= {reference.key, fp8.key}
@@ -156,22 +167,32 @@ class ArmPool:
         finally:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
 
-    def _build(self, arms: list[Arm]) -> None:
+    def _is_alive(self, arm: Arm) -> bool:
+        return arm.key in self._processes and self._processes[arm.key].alive
+
+    def _build(self, arms: list[Arm], ahead: Iterable[Arm] = ()) -> None:
+        """Build ``arms``, and beside them those of ``ahead``. One of these that fails is left for its own turn, when
+        its own test reports it."""
+        optional = {arm.key for arm in ahead}
         started: list[tuple[Arm, ArmProcess]] = []
         try:
             with self.clock("build"):
-                for arm in arms:
+                for arm in [*arms, *ahead]:
                     process = self._take_spare()
-                    process.start_build(arm.spec)
                     started.append((arm, process))
+                    process.start_build(arm.spec)
                 for arm, process in started:
-                    arm.facts.update(process.receive(BUILD_SECONDS))
-                    self._processes[arm.key] = process
-        except BaseException:
+                    try:
+                        self._facts[arm.key] = process.receive(BUILD_SECONDS)
+                        self._processes[arm.key] = process
+                    except ArmError:
+                        if arm.key not in optional:
+                            raise
+                        self._refused.add(arm.key)
+        finally:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
                     process.close()
-            raise
         if self._spare is None and arms[0].spec.device == "cuda":
             self._spare = ArmProcess(self._log_folder)
 

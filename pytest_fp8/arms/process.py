@@ -36,7 +36,8 @@ class ArmProcess:
         self._answers, answers_write = os.pipe()
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
-        command = [sys.executable, "-m", "pytest_fp8.arms.worker", str(requests_read), str(answers_write), str(os.getpid())]
+        descriptors = [str(requests_read), str(answers_write)]
+        command = [sys.executable, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -152,7 +153,9 @@ class ArmProcess:
         code = self._process.returncode
         tail = self.tail()
         self.close()
-        how = "is no longer there" if code is None else f"died of {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+        how = "is no longer there" if code is None else f"exited with {code}"
+        if code is not None and code < 0:
+            how = f"died of {_signal_name(-code)}"
         cause = "the system's out-of-memory killer, or someone's kill -9" if code == -signal.SIGKILL else ""
         raise ArmError(
             "died",
@@ -167,8 +170,9 @@ class ArmProcess:
 def arm_environment() -> dict[str, str]:
     """This process's environment, with the one addition that keeps two cuDNN libraries out of one arm.
 
-    Transformer Engine looks for a system cuDNN before the one torch was built with. With two of them loaded, torch
-    picks another attention kernel, or loading fails; ``CUDNN_HOME`` names torch's own, unless the user named one.
+    Transformer Engine looks for a system cuDNN before the one torch came with. Where both exist, torch finds itself
+    with a version it was not built for and picks another attention kernel without a word, or loading fails.
+    ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own, in every arm: torch works with no other.
     """
     import importlib.util
 
@@ -179,7 +183,11 @@ def arm_environment() -> dict[str, str]:
     with contextlib.suppress(ModuleNotFoundError, ValueError):
         spec = importlib.util.find_spec("nvidia.cudnn")
     if spec is not None and spec.submodule_search_locations:
-        environment.setdefault("CUDNN_HOME", next(iter(spec.submodule_search_locations)))
+        home = Path(next(iter(spec.submodule_search_locations)))
+        environment["CUDNN_HOME"] = str(home)
+        # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
+        paths = [str(home / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     return environment
 
 

@@ -29,12 +29,13 @@ class ArmServer:
 
     def __init__(self, spec: ArmSpec) -> None:
         self.engine = Engine(spec, before_first_step=self._check_token_count)
+        self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
         operations: dict[str, Callable[..., Any]] = {
             "layers": self.layers,
             "curve": self.engine.curve,
-            "blocks": self.blocks,
+            "blocks": self.engine.blocks,
             "memory": self.engine.memory,
             "park": self.engine.park,
             "save": self.save,
@@ -109,12 +110,6 @@ class ArmServer:
             "attention": attention,
         }
 
-    # -- speed ----------------------------------------------------------------------------------------------------
-
-    def blocks(self, count: int, steps: int, library_bf16: bool = False) -> list[float]:
-        """``count`` back-to-back blocks of ``steps`` steps, in milliseconds per step; one dropped step before all."""
-        return self.engine.blocks(count, steps, library_bf16)
-
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
@@ -127,9 +122,12 @@ class ArmServer:
         """The model's output on the first rows of one held-out batch: float32, base64 of at most 64 x 4096 values."""
         engine = self.engine
         batch = engine.training_batch(seed, step=1_000_000)
-        with torch.no_grad(), engine.precision():
-            inputs = batch["input_ids"] if isinstance(batch, dict) and "input_ids" in batch else None
-            output = engine.model(input_ids=inputs).logits if inputs is not None else engine.loss_of(engine.model, batch)
+        # Eagerly: compiling a forward pass without gradients for one batch would take longer than all else here.
+        with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
+            if isinstance(batch, dict) and "input_ids" in batch:
+                output = engine.model(input_ids=batch["input_ids"]).logits
+            else:
+                output = engine.loss_of(engine.model, batch)
         rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
         return base64.b64encode(rows[:64, :4096].contiguous().cpu().numpy().tobytes()).decode()
 

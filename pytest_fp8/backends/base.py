@@ -73,15 +73,11 @@ class Backend(ABC):
         Keys: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or ``off``) and the recipe's options.
         """
 
-    def reset(self, model: torch.nn.Module) -> None:
+    def reset(self, model: torch.nn.Module) -> None:  # noqa: B027 - dynamic scaling has nothing to forget
         """Forget scaling state left by earlier steps, as a fresh model would have it."""
 
     def scaling_state(self, key: str) -> bool:
         """Whether a state-dict key holds scaling state of this backend, and no weight."""
-        return False
-
-    def library_bf16(self) -> bool:
-        """Whether the converted model can also run in BF16 through the library's own modules."""
         return False
 
 

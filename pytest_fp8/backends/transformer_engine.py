@@ -81,9 +81,6 @@ class TransformerEngine(Backend):
     def scaling_state(self, key: str) -> bool:
         return key.endswith("._extra_state")
 
-    def library_bf16(self) -> bool:
-        return True
-
 
 def linear_type(recipe: str) -> Any:
     """The class to convert to: te.Linear, or for delayed scaling te.Linear that ``torch.compile`` steps around.

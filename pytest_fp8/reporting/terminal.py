@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_fp8.reporting.ledger import Entry, Ledger
 
 _STYLE = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INVALID": "yellow", "NOT_EXERCISED": "dim"}
+# What follows a number whose verdict its own column does not show by a word.
+_MARK = {"PASS": "", "NOT_EXERCISED": "", "FAIL": " FAIL", "INCONCLUSIVE": " ?", "INVALID": " invalid"}
+_COLUMNS = ("FP8\nlayers", "FP8\nFLOPs", "loss gap\nin nats", "speedup\nover BF16", "stored\nbaseline", "memory", "switch\nback")
+WIDTH = 118
+"""The narrowest the table is drawn: terminals wrap better than rich does, and logs have no width."""
 TESTS_SHOWN = 3
 
 
@@ -21,54 +26,44 @@ def summary(ledger: Ledger, width: int, color: bool) -> str:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in ("case", "FP8\nlayers", "FP8\nFLOPs", "loss gap\nnats", "speedup [interval]\n/ baseline", "memory", "switch\nback"):
+    table.add_column("case", no_wrap=True)
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     for entry in ledger.entries.values():
         table.add_row(entry.case, *row(entry))
-    console = Console(file=io.StringIO(), width=max(100, width), force_terminal=color, no_color=not color, highlight=False)
+    text = io.StringIO()
+    console = Console(
+        file=text, width=max(WIDTH, width), force_terminal=color, no_color=not color, highlight=False
+    )
     console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
 def row(entry: Entry) -> list[str]:
     """The cells of one case; a question that was not asked is a dash."""
     decisions = entry.decisions
-    cells = []
-    layers = decisions.get("layers", {}).get("numbers", {})
-    cells.append(_cell(decisions.get("layers"), f"{layers.get('converted', '?')}/{layers.get('linears', '?')}"))
-    cells.append(_cell(decisions.get("layers"), f"{layers.get('fp8_share', 0):.1%}"))
-    loss = decisions.get("loss", {}).get("numbers", {})
-    text = f"{loss['gap']:+.4f} (<{loss['margin']:.3f})" if "gap" in loss else _word(decisions.get("loss"))
-    cells.append(_cell(decisions.get("loss"), text))
+    layers, loss, memory = (decisions.get(question) for question in ("layers", "loss", "memory"))
     speed = decisions.get("speedup") or decisions.get("faster")
-    numbers = (speed or {}).get("numbers", {})
-    text = ""
-    if "speedup" in numbers:
-        stored = f"{numbers['baseline']:.3f}" if numbers.get("baseline") else "none"
-        text = f"{numbers['speedup']:.3f}x [{numbers['low']:.3f}, {numbers['high']:.3f}] / {stored}"
-    faster = decisions.get("faster")
-    if faster is not None and faster["verdict"] == "FAIL":
-        text += " slower than BF16"
-    cells.append(_cell(speed, text or _word(speed)))
-    memory = decisions.get("memory", {}).get("numbers", {})
-    cells.append(_cell(decisions.get("memory"), f"{memory['ratio']:.2f}x" if "ratio" in memory else _word(decisions.get("memory"))))
-    cells.append(_cell(decisions.get("checkpoints"), _word(decisions.get("checkpoints")).lower()))
+    cells = [
+        _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
+        _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
+        _cell(loss, lambda n: f"{n['gap']:+.4f} (<{n['margin']:.3f})" if "gap" in n else ""),
+        _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
+        _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
+        _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
+        _cell(decisions.get("checkpoints"), lambda n: "yes" if n else "", marked=True),
+    ]
     if entry.errors:
-        cells[-1] = f"[red]error: {_escape(entry.errors[0][:60])}[/red]"
+        cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
     return cells
 
 
-def _cell(decision: Mapping[str, Any] | None, text: str) -> str:
+def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]], str], marked: bool = True) -> str:
     if decision is None:
         return "[dim]-[/dim]"
     verdict = decision["verdict"]
-    mark = "" if verdict == "PASS" else f" {verdict}" if verdict not in text.upper() else ""
-    return f"[{_STYLE[verdict]}]{_escape(text + mark)}[/]"
-
-
-def _word(decision: Mapping[str, Any] | None) -> str:
-    return str(decision["verdict"]) if decision is not None else "-"
+    words = (text(decision["numbers"]) + (_MARK[verdict] if marked else "")).strip()
+    return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
 
 
 def _escape(text: str) -> str:
@@ -90,7 +85,8 @@ def did_not_run(ledger: Ledger) -> list[str]:
     """One line per reason: how many tests, and the first few of them."""
     lines = []
     for reason, tests in ledger.not_run.items():
-        named = ", ".join(tests[:TESTS_SHOWN]) + (f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else "")
+        more = f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else ""
+        named = ", ".join(tests[:TESTS_SHOWN]) + more
         lines.append(f"{len(tests)} not run: {reason} ({named})")
     return lines
 

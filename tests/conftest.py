@@ -1,0 +1,21 @@
+"""Fixtures of the plugin's own tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch):
+    """The environment of whoever runs the tests decides nothing in them."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("PYTEST_FP8_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,219 @@
+"""The whole plugin on a GPU that is not there: arms answer by hand, everything else is real."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes import A100, B200, H100, H200, install
+
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_pair):
+        fp8_pair.assert_loss()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup(floor=None)
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_speedup(against_baseline=False)
+
+    @pytest.mark.fp8(cases=CASES, question="memory")
+    def test_memory(fp8_pair):
+        fp8_pair.assert_memory()
+
+    @pytest.mark.fp8(cases=CASES, question="checkpoints")
+    def test_checkpoints(fp8_pair):
+        fp8_pair.assert_checkpoints()
+"""
+UPDATE = ("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first")
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+def test_without_baselines_the_questions_pass_and_say_what_was_not_exercised(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest("--fp8-gpu=h200")
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.2??x*none*", "*tiny-te-current*2/3*"])
+    result.stdout.fnmatch_lines(["*8 passed, 4 not exercised*"])
+    assert result.ret == 0
+
+
+def test_strict_fails_what_was_not_exercised(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    result.assert_outcomes(passed=8, failed=4)
+    result.stdout.fnmatch_lines(["*NOT_EXERCISED: no baseline to hold the speedup against*"])
+
+
+def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch):
+    install(monkeypatch, H200)
+    first = suite.runpytest(*UPDATE)
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(["*wrote *baselines/h200/tiny-torchao-rowwise.json"])
+    stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
+    assert stored["schema"] == 1
+    assert stored["provenance"]["reason"] == "first"
+    assert len(stored["metrics"]["speedup"]["values"]) == 2, "raw values of two fresh processes"
+    assert len(stored["metrics"]["speedup"]["values"][0]) == 6, "one per block, not a mean"
+    second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    second.assert_outcomes(passed=12)
+    second.stdout.fnmatch_lines(["*1.20?x +-0.0*1.20?x*0.90x*yes*"])
+
+
+@pytest.mark.parametrize(
+    ("change", "test", "says"),
+    [
+        ({"speedup": 1.1}, "test_speedup", "FP8 lost speed against BF16 since the baseline"),
+        ({"fp8_memory": 120}, "test_memory", "FP8 takes more memory against BF16 than in the baseline"),
+        ({"nan_at": 20}, "test_loss", "loss is not finite from step 21 on"),
+        ({"executed_roles": ("fprop",)}, "test_layers", "converted but not executed in FP8: dgrad of 2 of 2 layers"),
+        ({"recipe": {"recipe": "tensorwise"}}, "test_layers", "another recipe was in force than the one asked for"),
+    ],
+)
+def test_what_changed_since_the_baseline_fails_its_own_test(suite, monkeypatch, change, test, says):
+    install(monkeypatch, H200)
+    assert suite.runpytest(*UPDATE).ret == 0
+    install(monkeypatch, H200, **change)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", f"{test} and rowwise")
+    result.assert_outcomes(failed=1, deselected=11)
+    result.stdout.fnmatch_lines([f"*FAIL: *{says}*", "*expected:*", "*seen:*", "*next:*"])
+
+
+def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):
+    install(monkeypatch, H200, speedup=0.82)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
+    result.assert_outcomes(failed=1, deselected=11)
+    result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.82?x +-*FAIL*none*"])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"strangers": (4242,)}, "another process used the GPU"), ({"attention": "fmha"}, "different attention kernels")],
+)
+def test_a_disturbed_measurement_is_invalid_and_fails_only_when_strict(suite, monkeypatch, change, why):
+    install(monkeypatch, H200, **change)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
+    result.stdout.fnmatch_lines([f"*INVALID*{why}*", "*1 invalid*"])
+    assert result.ret == 0
+    assert suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_faster and rowwise").ret == 1
+
+
+def test_an_update_is_refused_where_fp8_was_not_shown_to_run(suite, monkeypatch):
+    install(monkeypatch, H200, executed_roles=("fprop",))
+    result = suite.runpytest(*UPDATE)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*baseline of tiny-torchao-rowwise was not updated: FP8 was not shown to run*"])
+    assert not list((suite.path / "baselines").rglob("*.json"))
+
+
+def test_an_update_without_the_presence_question_is_refused(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest(*UPDATE, "-k", "test_memory")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*the layers question was not asked in this run*"])
+
+
+def test_a_pair_is_built_once_for_all_its_questions_and_nothing_stays(suite, monkeypatch):
+    world = install(monkeypatch, H200)
+    suite.runpytest("--fp8-gpu=h200")
+    assert sorted(world.built) == ["tiny-bf16", "tiny-te-current", "tiny-torchao-rowwise"]
+    assert world.closed >= len(world.built)
+
+
+def test_an_arm_that_fails_ahead_of_its_turn_fails_its_own_tests_alone(suite, monkeypatch):
+    install(monkeypatch, H200, fails={"tiny-te-current": "died"})
+    result = suite.runpytest("--fp8-gpu=h200")
+    outcome = result.parseoutcomes()
+    assert outcome["errors"] == 6
+    assert outcome["passed"] == 4, "the other case's questions, two of which have no baseline"
+    result.stdout.fnmatch_lines(["*the arm 'tiny-te-current on cuda' failed*"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"), [(None, "no NVIDIA GPU"), (H100, "this is NVIDIA H100"), (A100, "this is NVIDIA A100")]
+)
+def test_a_declared_gpu_that_is_not_there_skips_and_fails_the_session(suite, monkeypatch, gpu, says):
+    install(monkeypatch, gpu)
+    result = suite.runpytest("--fp8-gpu=h200", "-rs")
+    result.assert_outcomes(skipped=12)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*--fp8-gpu=h200 was declared; {says}*", "*A gate that ran nothing is not green*"])
+
+
+def test_a_declared_family_fits_any_of_its_gpus(suite, monkeypatch):
+    install(monkeypatch, H100)
+    assert suite.runpytest("--fp8-gpu=hopper").ret == 0
+
+
+def test_a_declared_gpu_and_tests_that_ask_it_nothing_fail_the_session(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no test of this run asks anything of a GPU*"])
+
+
+@pytest.mark.parametrize("gpu", [None, A100])
+def test_auto_skips_with_the_reason_and_stays_green(suite, monkeypatch, gpu):
+    install(monkeypatch, gpu)
+    result = suite.runpytest("-rs")
+    result.assert_outcomes(skipped=12)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*needs a hopper GPU*"])
+
+
+def test_a_case_for_another_chip_says_so(suite, monkeypatch):
+    install(monkeypatch, B200)
+    result = suite.runpytest("--fp8-gpu=b200", "-rs")
+    result.assert_outcomes(skipped=12)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
+
+
+def test_a_missing_library_fails_on_a_declared_gpu_and_skips_otherwise(suite, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (False, f"{self.name} is missing"))
+    declared = suite.runpytest("--fp8-gpu=h200")
+    declared.assert_outcomes(errors=12)
+    declared.stdout.fnmatch_lines(["*torchao is missing*"])
+    auto = suite.runpytest("-rs")
+    auto.assert_outcomes(skipped=12)
+    auto.stdout.fnmatch_lines(["*torchao is missing*"])
+
+
+def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        """
+        import pytest
+        @pytest.mark.fp8(model="tiny", backend="transformer_engine", recipe="mxfp8")
+        def test_layers(fp8_pair): ...
+        """
+    )
+    result = pytester.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*recipe 'mxfp8' of transformer_engine needs compute capability 10.0*9.0*"])
+
+
+def test_under_xdist_the_controller_has_the_whole_table(suite, monkeypatch):
+    pytest.importorskip("xdist")
+    install(monkeypatch, None)
+    result = suite.runpytest("-n2", "--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*12 not run: --fp8-gpu=h200 was declared*"])
