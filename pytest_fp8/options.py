@@ -31,6 +31,8 @@ class Settings:
     """Where candidates and the report go; nothing is written without it."""
     update: bool = False
     reason: str = ""
+    processes: int = 2
+    """Fresh pairs of processes that an update measures per case."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
 
@@ -64,6 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
     Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
+    Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 2)", "N"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
@@ -104,6 +107,7 @@ def read_settings(config: pytest.Config) -> Settings:
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
+        processes=_count(values["fp8_processes"]),
         weights=_weights(values["fp8_weights"]),
     )
 
@@ -124,6 +128,13 @@ def _truth(value: Any, flag: str) -> bool:
     if text not in TRUE + FALSE:
         refuse(f"{flag} in the ini file or the environment", expected="true or false", seen=repr(value))
     return text in TRUE
+
+
+def _count(value: Any) -> int:
+    text = str(value or 2)
+    if not text.isdigit() or int(text) < 1:
+        refuse("--fp8-processes", expected="a whole number from 1", seen=repr(value))
+    return int(text)
 
 
 def _anchored(config: pytest.Config, path: Path) -> Path:

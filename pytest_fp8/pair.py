@@ -26,10 +26,6 @@ from pytest_fp8.gate.verdicts import Decision, Verdict
 from pytest_fp8.options import Settings
 from pytest_fp8.reporting.ledger import Ledger
 
-BASELINE_PROCESSES = 2
-"""Fresh pairs of processes that an update measures. With a spread of 0.3 % between processes two hold a tolerance of
-1.9 % (``smallest_tolerance``); the cases gate at 3 %."""
-
 
 class Fp8Pair:
     """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions."""
@@ -96,7 +92,7 @@ class Fp8Pair:
         bound = self.case.floor if floor == -1.0 else floor
         baseline = [float(np.median(x)) for x in self._stored("speedup")] if against_baseline else []
         if self._settings.update:
-            evidence = self._once("timing update", lambda: self._arms.add_processes(BASELINE_PROCESSES))
+            evidence = self._once("timing update", lambda: self._arms.add_processes(self._settings.processes))
             decision = self._judge_speed(evidence, bound, [])
             if decision.verdict is Verdict.NOT_EXERCISED:
                 decision = Decision("speedup", Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
@@ -186,7 +182,7 @@ class Fp8Pair:
         return decision
 
     def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
-        if values:
+        if values and self.case.backend != "bf16":
             self._ledger.measure(
                 self.case.id, metric,
                 {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},

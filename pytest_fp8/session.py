@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.options import Settings
-from pytest_fp8.reporting.ledger import Ledger
+from pytest_fp8.reporting.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
     import pytest
@@ -96,6 +96,8 @@ class Session:
         from pytest_fp8.gate.baseline import write_baseline
 
         for name, entry in self.ledger.entries.items():
+            if not entry.metrics and not entry.errors:
+                continue
             why = self._why_not_stored(name)
             if why:
                 self.problems.append(f"baseline of {name} was not updated: {why}")
@@ -122,7 +124,26 @@ class Session:
         speed = entry.decisions.get("speedup")
         if speed is not None and speed["verdict"] == "INVALID":
             return f"the timing is invalid ({speed['headline']})"
-        return ""
+        return self._too_coarse(entry)
+
+    def _too_coarse(self, entry: Entry) -> str:
+        """A baseline whose own noise is as large as the tolerance it would gate at."""
+        measured = entry.metrics.get("speedup")
+        if measured is None:
+            return ""
+        from statistics import median
+
+        from pytest_fp8.gate.decide import smallest_tolerance
+        from pytest_fp8.gate.statistics import sample_sd
+
+        per_process = [median(blocks) for blocks in measured["values"]]
+        holds = smallest_tolerance(len(per_process), sample_sd(per_process))
+        if holds <= measured["tolerance"]:
+            return ""
+        return (
+            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {holds:.1%} "
+            "(more of them: --fp8-processes)"
+        )
 
     def _baseline(self, case: str, case_hash: str, gpu: str) -> Any:
         from pytest_fp8.errors import Fp8Error

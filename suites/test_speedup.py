@@ -1,8 +1,8 @@
 """Is it really faster? And does the clock that says so read 1.00 when nothing differs?"""
 
-import math
-
 import pytest
+
+from pytest_fp8 import Verdict
 
 import matrix
 
@@ -23,5 +23,7 @@ def test_faster_than_bf16(request, fp8_pair):
 @pytest.mark.fp8(cases=[matrix.NULL], question="speedup")
 def test_bf16_against_bf16_reads_one(fp8_pair):
     decision = fp8_pair.speedup(floor=None, against_baseline=False)
-    assert decision.verdict.value == "NOT_EXERCISED", decision.message
-    assert abs(math.log(decision.numbers["speedup"])) < 0.005, decision.message
+    low, high = decision.numbers["low"], decision.numbers["high"]
+    assert decision.verdict is not Verdict.INVALID, decision.message
+    assert low < 1 < high, decision.message
+    assert high - low < 0.03, "the clock is too coarse to see a loss of 3 %"

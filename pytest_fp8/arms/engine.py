@@ -109,8 +109,16 @@ class Engine:
                 if name in buffers:
                     buffers[name].copy_(content)
         self.optimizer.state.clear()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.renew_scales()
+
+    def renew_scales(self) -> None:
+        """Scaling state as a fresh model has it once calibrated: after a restart, and after weights were loaded."""
         self.backend.reset(self.model)
+        for index in range(self.backend.calibration_passes(self.case.recipe)):
+            with self.precision():
+                loss = self.loss_of(self.model, self.training_batch(seed=0, step=2_000_000 + index))
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
 
     # -- running --------------------------------------------------------------------------------------------------
 

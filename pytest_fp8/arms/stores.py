@@ -73,7 +73,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     with torch.no_grad():
         for name, parameter in weights.items():
             parameter.copy_(found[name])
-    engine.backend.reset(engine.model)
+    engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
         _load_optimizer(engine, {n: v for n, v in stored.items() if n.startswith(OPTIMIZER)})

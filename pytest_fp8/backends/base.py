@@ -76,6 +76,10 @@ class Backend(ABC):
     def reset(self, model: torch.nn.Module) -> None:  # noqa: B027 - dynamic scaling has nothing to forget
         """Forget scaling state left by earlier steps, as a fresh model would have it."""
 
+    def calibration_passes(self, recipe: str) -> int:
+        """Forward and backward passes that a fresh model needs before its scales mean anything."""
+        return 0
+
     def scaling_state(self, key: str) -> bool:
         """Whether a state-dict key holds scaling state of this backend, and no weight."""
         return False

@@ -1,0 +1,92 @@
+"""The marker: keyword arguments only, unknown ones named with the test, cases brought together."""
+
+import pytest
+
+from pytest_fp8 import Case, SettingsError
+
+
+def collect(pytester, mark, *arguments):
+    pytester.makepyfile(f"import pytest\n{mark}\ndef test_mine(fp8_case): pass")
+    return pytester.runpytest("--strict-markers", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ("@pytest.mark.fp8(bakend='torchao')", "has no argument 'bakend'"),
+        ("@pytest.mark.fp8('torchao')", "takes keyword arguments only"),
+        ("@pytest.mark.fp8(question='sped')", "unknown question 'sped'"),
+        ("@pytest.mark.fp8(backend='cuda')", "unknown FP8 backend 'cuda'"),
+        ("@pytest.mark.fp8(recipe='block')", "has no recipe 'block'"),
+        ("@pytest.mark.fp8(cases=[], model='1b')", "either cases"),
+        ("@pytest.mark.fp8(model='9b')", "unknown model '9b'"),
+        ("@pytest.mark.fp8(backend='transformer_engine', recipe='delayed', options={'margn': 1})", "no option 'margn'"),
+    ],
+)
+def test_a_mark_that_is_wrong_names_the_test(pytester, mark, says):
+    result = collect(pytester, mark)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_mine*", f"*{says}*"] if says.startswith("either") else [f"*test_mine*{says}*"])
+
+
+def test_a_test_that_names_no_case_says_how(pytester):
+    pytester.makepyfile("def test_mine(fp8_pair): pass")
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*expected: @pytest.mark.fp8(*"])
+
+
+def test_the_marker_is_registered(pytester):
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.fp8(*"])
+
+
+def test_tests_of_one_case_come_together_and_presence_comes_first(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_fp8 import Case
+        A, B = Case("tiny", "torchao", "rowwise", emulated=True), Case("tiny", "torchao", "tensorwise", emulated=True)
+
+        @pytest.mark.fp8(cases=[B], question="checkpoints")
+        def test_checkpoints(fp8_case): ...
+
+        @pytest.mark.fp8(cases=[A, B], question="layers")
+        def test_layers(fp8_case): ...
+        """
+    )
+    lines = pytester.runpytest("--collect-only", "-q").outlines[:3]
+    assert [line.split("::")[1] for line in lines] == [
+        "test_layers[tiny-torchao-tensorwise-emulated]",
+        "test_checkpoints[tiny-torchao-tensorwise-emulated]",
+        "test_layers[tiny-torchao-rowwise-emulated]",
+    ]
+
+
+def test_a_case_is_known_by_all_that_changes_a_number():
+    case = Case("1b", "transformer_engine", "delayed", options={"amax_history_len": 16})
+    assert case.id == "1b-te-delayed-amax_history_len.16"
+    assert case.digest() != Case("1b", "transformer_engine", "delayed").digest()
+    assert case.digest() == Case("1b", "transformer_engine", "delayed", options={"amax_history_len": 16}, tolerance=0.1).digest()
+    assert Case("1b", "transformer_engine", "delayed", options={"margin": 0}).id == "1b-te-delayed", "a default says nothing"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backend": "transformer_engine", "recipe": "current", "emulated": True},
+        {"backend": "transformer_engine", "recipe": "delayed", "options": {"fp8_format": "E5M2"}},
+        {"backend": "transformer_engine", "recipe": "delayed", "options": {"amax_history_len": 0}},
+        {"backend": "torchao", "recipe": "rowwise", "tolerance": 3},
+        {"backend": "torchao", "recipe": "rowwise", "chip": "volta"},
+    ],
+)
+def test_a_case_that_cannot_be_is_refused(wrong):
+    with pytest.raises(SettingsError, match="expected"):
+        Case(model="tiny", **wrong)
+
+
+def test_emulated_cases_never_answer_for_speed_or_memory():
+    case = Case("tiny", "torchao", "rowwise", emulated=True)
+    assert not case.asks("speedup")
+    assert not case.asks("memory")
+    assert case.asks("loss")

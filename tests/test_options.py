@@ -1,0 +1,66 @@
+"""Options, environment and ini file: each by its three names, and what is refused."""
+
+import pytest
+
+from pytest_fp8.gpu import NAMES
+from pytest_fp8.options import OPTIONS, read_settings
+
+
+def settings_of(pytester, *arguments):
+    return read_settings(pytester.parseconfigure(*arguments))
+
+
+def test_defaults(pytester):
+    settings = settings_of(pytester)
+    assert (settings.gpu, settings.strict, settings.update, settings.report_dir) == ("auto", False, False, None)
+    assert settings.baseline_dir == pytester.path / "baselines"
+
+
+def test_an_option_beats_the_environment_which_beats_the_ini_file(pytester, monkeypatch):
+    pytester.makeini("[pytest]\nfp8_gpu = h100\nfp8_strict = true")
+    assert settings_of(pytester).gpu == "h100"
+    assert settings_of(pytester).strict
+    monkeypatch.setenv("PYTEST_FP8_GPU", "h200")
+    monkeypatch.setenv("PYTEST_FP8_STRICT", "0")
+    assert settings_of(pytester).gpu == "h200"
+    assert not settings_of(pytester).strict
+    assert settings_of(pytester, "--fp8-gpu=hopper", "--fp8-strict").gpu == "hopper"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.dest)
+def test_every_option_is_in_the_help(pytester, option):
+    result = pytester.runpytest("--help")
+    result.stdout.fnmatch_lines([f"*{option.flag}*"])
+    result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones(pytester):
+    result = pytester.runpytest("--fp8-gpu=v100")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fp8-gpu=v100: no GPU of that name is known*"])
+    for name in NAMES:
+        result.stderr.fnmatch_lines([f"*expected:*{name}*"])
+
+
+def test_an_update_needs_a_reason(pytester):
+    result = pytester.runpytest("--fp8-update-baselines")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fp8-update-baselines needs a reason*"])
+
+
+@pytest.mark.parametrize("value", ["9b=/tmp", "tiny", "tiny=/nowhere/at/all"])
+def test_weights_that_are_not_there_are_refused(pytester, value):
+    result = pytester.runpytest(f"--fp8-weights={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--fp8-weights {value}*"])
+
+
+def test_a_word_that_is_neither_true_nor_false(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_FP8_STRICT", "perhaps")
+    result = pytester.runpytest()
+    result.stderr.fnmatch_lines(["*--fp8-strict*", "*true or false*"])
+
+
+def test_the_header_says_what_is_in_use(pytester):
+    pytester.makepyfile("def test_a(): pass")
+    pytester.runpytest().stdout.fnmatch_lines(["fp8: GPU *(auto); torch *; baselines: *"])
