@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pytest_fp8 import Case
 
@@ -21,11 +22,23 @@ EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO
 TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
 # The optimizer's state, twice as large as the weights, travels with tiny in every recipe and with 1B in one recipe of
 # each library: the one most used, and the one that keeps scaling state. 8B's 15 GiB of weights travel alone.
-ONE_B = [
-    Case("1b", b, r) if r in RESUMED else Case("1b", b, r, checkpoint_formats=("safetensors",), resume=False)
-    for b, r in RECIPES
-]
-EIGHT_B = [Case("8b", b, r, checkpoint_formats=("safetensors",), resume=False) for b, r in RECIPES]
+WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
+
+SLOWER = {
+    ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.90x on an H200",
+    ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200",
+}
+"""Where FP8 is known not to beat BF16 on an H200: expected to fail, strictly, until it does."""
+
+
+def at_scale(model: str, backend: str, recipe: str) -> Case:
+    resumed = model == "1b" and recipe in RESUMED
+    more = {} if resumed else WEIGHTS_ALONE
+    return Case(model, backend, recipe, slower_because=SLOWER.get((model, recipe), ""), **more)
+
+
+ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
+EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 
 HOPPER = TINY + ONE_B + EIGHT_B
 ALL = EMULATED + HOPPER

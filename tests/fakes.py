@@ -126,7 +126,7 @@ class FakeProcess:
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         return self.curve(seed, steps, first_step=first_step)
 
-    def blocks(self, count: int, steps: int) -> list[float]:
+    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
         return [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
 
@@ -134,6 +134,8 @@ class FakeProcess:
         peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30
         phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
         return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak}
+
+    def park(self) -> None: ...
 
     def restart(self, seed: int, jitter: bool = False) -> None: ...
 

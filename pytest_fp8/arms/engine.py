@@ -157,27 +157,28 @@ class Engine:
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         }
 
-    def blocks(self, count: int, steps: int) -> list[float]:
+    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
         """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
 
-        One step before the first block is dropped: it pays for memory that the other arm's turn gave back. Python's
+        ``dropped`` steps before the first block do not count: they fill the queue and grow memory again. Python's
         garbage collector is held meanwhile: its full passes come every few steps and would count as one arm's time.
         """
         batches = self._timing_batches
         gc.collect()
         gc.disable()
         try:
+            for index in range(dropped):
+                self.step(batches[-1 - index])
             return self._timed_blocks(count, steps, batches)
         finally:
             gc.enable()
 
     def _timed_blocks(self, count: int, steps: int, batches: list[Any]) -> list[float]:
-        self.step(batches[0])
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record()
         for block in range(count):
             for index in range(steps):
-                self.step(batches[(index + 1) % len(batches)])
+                self.step(batches[index % len(batches)])
             events[block + 1].record()
         events[-1].synchronize()
         return [float(start.elapsed_time(end)) / steps for start, end in pairwise(events)]

@@ -23,8 +23,8 @@ from pytest_fp8.zoo.shapes import SHAPES
 # parameters, 44.9 GiB for 8.03e9.
 RESIDENT_BYTES = 6
 CONTEXT_BYTES = int(1.5 * 2**30)
-STEP_BYTES = 40 * 2**30
-"""What one arm's step needs on top of what is resident: 37 GiB was the most seen (8B in Transformer Engine)."""
+FILL = 0.92
+"""Share of the GPU's memory that is planned with."""
 
 
 @dataclass
@@ -110,8 +110,8 @@ class ArmPool:
         Where the pair does not fit the GPU together, its arms take turns from then on.
         """
         pair = [reference, fp8]
-        others = self._that_fit(pair, [a for a in ahead if a.key not in {reference.key, fp8.key}])
-        keep = {arm.key for arm in pair + others}
+        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}]
+        keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
         for key in [key for key in self._folders if key not in keep]:
@@ -123,7 +123,8 @@ class ArmPool:
         missing = [arm for arm in pair if not self._is_alive(arm)]
         if not missing:
             return
-        others = [arm for arm in others if not self._is_alive(arm) and arm.key not in self._refused]
+        others = [arm for arm in later if not self._is_alive(arm) and arm.key not in self._refused]
+        others = others[: self._room_beside(missing)]
         try:
             if self._small(reference):
                 self._build(missing, others)
@@ -202,17 +203,37 @@ class ArmPool:
             return spare
         return ArmProcess(self._log_folder)
 
-    def _that_fit(self, pair: list[Arm], ahead: list[Arm]) -> list[Arm]:
-        if self.gpu is None or not ahead or pair[0].spec.device != "cuda" or not self._small(pair[0]):
-            return []
-        each = RESIDENT_BYTES * SHAPES[pair[0].spec.case.model].parameters + CONTEXT_BYTES
-        room = int((0.9 * self.gpu.memory - STEP_BYTES) / each) - len(pair)
-        return ahead[: max(0, room)]
+    def _room_beside(self, building: list[Arm]) -> int:
+        """How many further arms can warm up at the same time as these, beside those that are already resident."""
+        first = building[0]
+        if self.gpu is None or first.spec.device != "cuda" or not self._small(first):
+            return 0
+        resident = RESIDENT_BYTES * SHAPES[first.spec.case.model].parameters + CONTEXT_BYTES
+        free = FILL * self.gpu.memory - len(self._processes) * resident
+        return max(0, int(free / (resident + step_bytes(first.spec.case.model))) - len(building))
+
+    def tight(self, *arms: Arm) -> bool:
+        """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident: then each must
+        give its cached memory back before the other's turn."""
+        if self.gpu is None:
+            return False
+        told = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
+        others = set(self._processes) - {arm.key for arm in arms}
+        resident = sum(self._facts[key].get("memory", {}).get("allocated", 0) + CONTEXT_BYTES for key in others)
+        return sum(told) + resident > FILL * self.gpu.memory
 
     def _small(self, arm: Arm) -> bool:
         """Whether several such arms can warm up side by side on any GPU with FP8."""
         model = arm.spec.case.model
         return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
+
+
+def step_bytes(model: str) -> float:
+    """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
+    about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
+    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.7 GiB in Transformer Engine."""
+    shape = SHAPES[model]
+    return 1.5 * shape.tokens * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
 
 
 def cpu_threads() -> int:

@@ -48,8 +48,10 @@ class ArmServer:
         if operation not in operations:
             raise ValueError(f"unknown operation {operation!r}")
         result = operations[operation](**arguments)
-        # What is only cached goes back after every request: the pair's other arm may need it.
-        self.engine.park()
+        # What is only cached goes back after every question: the pair's other arm may need it. Not between blocks,
+        # where the pair knows whether it must.
+        if operation != "blocks":
+            self.engine.park()
         return result
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,228 @@
+"""The checks on evidence written by hand: each has the healthy case, and one broken in each way that it must name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.checks.checkpoints import check_checkpoints, logit_limit
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.checks.loss import check_loss
+from pytest_fp8.checks.memory import check_memory
+from pytest_fp8.checks.speedup import check_speedup
+from pytest_fp8.evidence.products import FP8, LayerCall, Product
+from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
+
+CASE = Case("1b", "transformer_engine", "delayed")
+HP = Case("1b", "torchao", "rowwise_with_gw_hp")
+RECIPE = {"recipe": "delayed", **CASE.full_options}
+SIZES = {"q": (64, 64), "up": (64, 256), "lm_head": (64, 512)}
+
+
+def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
+    calls = [LayerCall(name, i, o, 48, fp8=name != "lm_head") for name, (i, o) in SIZES.items()]
+    ran = []
+    for call in [*calls, *reversed(calls)]:
+        for role in call.roles(recompute=False):
+            phase, inner, outer = call.expected(role)
+            if (role == "fprop") == (len(ran) < len(calls)):
+                on = call.fp8 and (call.name, role) not in bf16
+                ran.append(Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel if on else "bf16_kernel_1x1"))
+    evidence = LayersEvidence(
+        originals=SIZES, converted=["q", "up"], left={"lm_head": "head"}, live_fp8=["q", "up"], calls=calls,
+        recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")}, products=ran,
+        families={FP8: ["fp8_kernel"], "bfloat16": ["bf16_kernel"]},
+    )
+    return replace(evidence, **changes)
+
+
+def verdict_of(decision, verdict, *words):
+    assert decision.verdict is verdict, decision.message
+    for word in words:
+        assert word in decision.message
+    if verdict is not Verdict.PASS:
+        assert "next:" in decision.message
+
+
+def test_layers_healthy():
+    decision = check_layers(CASE, layers_evidence())
+    verdict_of(decision, Verdict.PASS, "2 of 3 Linears")
+    assert decision.numbers["roles"]["wgrad"] == {"expected": 2, "fp8": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"converted": [], "live_fp8": [], "left": dict.fromkeys(SIZES, "size: odd")}, "no layer was converted"),
+        ({"live_fp8": ["q"]}, "not FP8: up"),
+        ({"live_fp8": ["q", "up", "lm_head"]}, "lm_head left alone (head)"),
+        ({"left": {}}, "neither converted nor left with a reason"),
+        ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
+        ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),
+        ({"calls": []}, "never called"),
+    ],
+)
+def test_layers_broken(changes, says):
+    verdict_of(check_layers(CASE, layers_evidence(**changes)), Verdict.FAIL, says)
+
+
+@pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
+def test_converted_but_not_executed_names_role_and_layer(role):
+    decision = check_layers(CASE, layers_evidence(bf16=[("up", role)]))
+    verdict_of(decision, Verdict.FAIL, f"{role} of 1 of 2 layers", "bfloat16: up")
+
+
+def test_an_fp8_operator_on_a_bf16_kernel_is_not_fp8():
+    decision = check_layers(CASE, layers_evidence(kernel="bf16_kernel_1x1"))
+    verdict_of(decision, Verdict.FAIL, "fprop of 2 of 2 layers", "bfloat16 kernel")
+
+
+def test_a_kernel_of_no_learned_family_is_inconclusive():
+    verdict_of(check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, "no learned family", "cute")
+
+
+def test_a_recipe_that_keeps_wgrad_in_high_precision_is_held_to_it():
+    both = [("q", "wgrad"), ("up", "wgrad")]
+    verdict_of(check_layers(HP, layers_evidence(bf16=both, case=HP)), Verdict.PASS)
+    verdict_of(check_layers(HP, layers_evidence(case=HP)), Verdict.FAIL, "wgrad ran in FP8 although")
+
+
+def test_less_fp8_than_in_the_baseline_fails():
+    verdict_of(check_layers(CASE, layers_evidence(), baseline_share=[0.9]), Verdict.FAIL, "less of the step")
+
+
+def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):
+    return {
+        s: Curve(s, [5 - 0.1 * t + offset + wobble * (s + 1) for t in range(steps)], [1.0] * steps) for s in range(seeds)
+    }
+
+
+def loss_evidence(fp8=None, **changes):
+    return replace(LossEvidence(fp8=fp8 or curves(0.001), bf16=curves(wobble=0.0), twin=curves(0.0)), **changes)
+
+
+def test_loss_healthy():
+    verdict_of(check_loss(loss_evidence()), Verdict.PASS, "3 seeds")
+
+
+def test_nan_at_step_40_is_named_with_the_value_before():
+    bad = curves(0.001, steps=50)
+    bad[1] = Curve(1, [*bad[1].losses[:39], *[math.nan] * 11], bad[1].gradient_norms)
+    decision = check_loss(LossEvidence(fp8=bad, bf16=curves(steps=50, wobble=0.0), twin=curves(steps=50)))
+    verdict_of(decision, Verdict.FAIL, "not finite from step 40 on", "seed 1", f"{bad[1].losses[38]:.4f}")
+
+
+def test_a_gradient_norm_that_is_not_finite_fails_too():
+    bad = curves(0.001)
+    bad[0] = Curve(0, bad[0].losses, [1.0, math.inf, *[1.0] * 18])
+    verdict_of(check_loss(loss_evidence(bad)), Verdict.FAIL, "gradient norm is not finite from step 2")
+
+
+def test_a_reference_that_diverges_is_invalid_not_fp8s_fault():
+    bad = {s: Curve(s, [math.nan] * 20, [1.0] * 20) for s in range(3)}
+    verdict_of(check_loss(loss_evidence(bf16=bad)), Verdict.INVALID, "BF16 arm's loss is not finite")
+
+
+def test_bit_equal_curves_mean_fp8_was_off():
+    verdict_of(check_loss(loss_evidence(curves(wobble=0.0))), Verdict.FAIL, "bit-equal", "FP8 was off")
+
+
+def test_three_per_cent_of_drift_fails():
+    drift = {s: Curve(s, [x * (1 + 0.03 * t / 19) for t, x in enumerate(c.losses)], c.gradient_norms) for s, c in curves(0.001).items()}
+    verdict_of(check_loss(loss_evidence(drift)), Verdict.FAIL, "higher loss than BF16")
+
+
+def test_other_data_shows_at_the_first_step():
+    verdict_of(check_loss(loss_evidence(curves(0.5))), Verdict.FAIL, "very first step")
+
+
+def test_seeds_that_disagree_are_inconclusive():
+    far = {s: Curve(s, [x + (0.05 * s - 0.03 if t > 2 else 0.001) for t, x in enumerate(c.losses)], c.gradient_norms) for s, c in curves().items()}
+    verdict_of(check_loss(loss_evidence(far)), Verdict.INCONCLUSIVE, "more seeds")
+
+
+def timing(fp8=80.0, **changes):
+    noise = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
+    return replace(TimingEvidence(bf16=[[100 * x for x in noise]], fp8=[[fp8 * x for x in reversed(noise)]]), **changes)
+
+
+def test_speedup_against_floor_and_baseline():
+    verdict_of(check_speedup(timing(), floor=1.0, tolerance=0.03), Verdict.PASS, "1.250x")
+    verdict_of(check_speedup(timing(120), floor=1.0, tolerance=0.03), Verdict.FAIL, "not faster than the best BF16")
+    slower = check_speedup(timing(), floor=None, tolerance=0.03, baseline=[math.log(1.35)] * 2)
+    verdict_of(slower, Verdict.FAIL, "lost speed against BF16", "baseline 1.350x less 3%")
+    verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update-baselines")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"strangers": [7]}, "another process used the GPU"),
+        ({"throttles": ["hardware thermal"]}, "throttled"),
+        ({"bf16_attention": {"efficient": ["fmha_cutlassF"]}, "fp8_attention": {"cudnn": ["cudnn_flash"]}}, "different attention"),
+        ({"fp8_attention": {"flash": ["f"]}, "bf16_cudnn": 91900, "fp8_cudnn": 91400}, "two cuDNN libraries: 91900"),
+    ],
+)
+def test_a_disturbed_measurement_is_invalid(changes, says):
+    verdict_of(check_speedup(timing(**changes), floor=1.0, tolerance=0.03), Verdict.INVALID, says)
+
+
+def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
+    both = check_speedup(
+        timing(88, bf16=[[110.0] * 12]), floor=1.0, tolerance=0.03, baseline=[math.log(1.25)] * 2, baseline_reference_ms=[100.0]
+    )
+    verdict_of(both, Verdict.INVALID, "reference is outside its own band")
+
+
+def memory(peak):
+    phases = {"forward": {"allocated": peak, "reserved": peak}}
+    return {"peak_allocated": peak, "peak_reserved": peak, "phases": phases}
+
+
+def test_memory():
+    evidence = MemoryEvidence(bf16=memory(100), fp8=memory(90))
+    verdict_of(check_memory(evidence, [0.9]), Verdict.PASS)
+    verdict_of(check_memory(evidence), Verdict.NOT_EXERCISED)
+    verdict_of(check_memory(replace(evidence, fp8=memory(166)), [0.9]), Verdict.FAIL, "more memory against BF16")
+
+
+SAVED = {"keys": ["w", "v"], "on_disk": {"BF16": 2}, "digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}
+LOADED = {"missing": [], "unexpected": [], "wrong_shape": [], "loaded": True, "digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}
+
+
+def transfer(saved=None, loaded=None, **changes):
+    made = Transfer("fp8 -> bf16", "dcp", {**SAVED, **(saved or {})}, {**LOADED, **(loaded or {})}, 0.01, 0.1, True, [2.0, 1.9], [2.0, 1.9])
+    return replace(made, **changes)
+
+
+def test_checkpoints_healthy():
+    verdict_of(check_checkpoints([transfer()]), Verdict.PASS, "2 weights bit-equal")
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (transfer(saved={"on_disk": {"F8_E4M3": 2}}), "stored in FP8"),
+        (transfer(saved={"on_disk": {"float8_e5m2": 1}}), "stored in FP8"),
+        (transfer(loaded={"missing": ["w"]}), "missing from the checkpoint"),
+        (transfer(loaded={"unexpected": ["module.w"]}), "keys with no home"),
+        (transfer(loaded={"wrong_shape": ["w"]}), "another shape"),
+        (transfer(loaded={"digests": {"w": 1, "v": 3}}), "changed on the way"),
+        (transfer(loaded={"optimizer_digests": {}}), "optimizer's state did not arrive"),
+        (transfer(logit_distance=1.4), "computes something else"),
+        (transfer(logit_distance=math.nan), "computes something else"),
+        (transfer(resumed_losses=[3.0, 2.9]), "does not go on where the source was"),
+        (transfer(resumed_losses=[math.nan, 2.0]), "does not go on where the source was"),
+    ],
+)
+def test_checkpoints_broken(broken, says):
+    verdict_of(check_checkpoints([transfer(), broken]), Verdict.FAIL, says, "fp8 -> bf16 through dcp")
+
+
+def test_the_limit_of_logits_never_reaches_unrelated_weights():
+    assert logit_limit(0.001) == 0.05
+    assert logit_limit(0.1) == 0.2
+    assert logit_limit(10) == 0.5

@@ -1,0 +1,144 @@
+"""From executed products to layers and roles."""
+
+import pytest
+
+from pytest_fp8.arms.observe import PHASE, TE_RANGE, TraceEvent, read_profile, te_extents
+from pytest_fp8.evidence.kernels import kernel_family
+from pytest_fp8.evidence.products import FP8, LayerCall, Product, attribute, role_table
+
+CALLS = [
+    LayerCall("a", 64, 128, rows=32, fp8=True),
+    LayerCall("b", 64, 128, rows=32, fp8=True),
+    LayerCall("head", 64, 256, rows=32),
+]
+
+
+def step(calls, kind_of, recompute=False):
+    """The products a training step would execute, in order: forward, then backward in reverse."""
+    ran = []
+    for call in calls:
+        phase, inner, outer = call.expected("fprop")
+        ran.append(Product(phase, inner, outer, kind_of(call, "fprop"), "mm"))
+    for call in reversed(calls):
+        for role in call.roles(recompute):
+            if role != "fprop":
+                phase, inner, outer = call.expected(role)
+                ran.append(Product(phase, inner, outer, kind_of(call, role), "mm"))
+    return ran
+
+
+def all_fp8(call, role):
+    return FP8 if call.fp8 else "bfloat16"
+
+
+def test_every_product_finds_its_layer_and_role():
+    result = attribute(step(CALLS, all_fp8), CALLS)
+    assert role_table(result, CALLS) == {role: {"expected": 2, "fp8": 2} for role in ("fprop", "dgrad", "wgrad")}
+    assert not result.others
+    assert all(a.sure for a in result.attributions)
+
+
+def test_the_share_counts_flops_not_products():
+    # a and b are 64 x 128, the head 64 x 256: half of the FLOPs, two thirds of the products.
+    assert attribute(step(CALLS, all_fp8), CALLS).fp8_share() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("layer", ["a", "b"])
+def test_one_product_in_bf16_is_named(role, layer):
+    ran = step(CALLS, lambda c, r: "bfloat16" if (c.name, r) == (layer, role) else all_fp8(c, r))
+    wrong = [(a.layer, a.role) for a in attribute(ran, CALLS).attributions if a.kind != FP8 and a.layer != "head"]
+    assert wrong == [(layer, role)]
+
+
+def test_a_product_that_never_ran_is_absent():
+    ran = [p for p in step(CALLS, all_fp8) if not (p.phase == "backward" and p.inner == 32)]
+    result = attribute(ran, CALLS)
+    assert {a.role for a in result.attributions if a.kind == "absent"} == {"wgrad"}
+
+
+def test_recomputation_is_a_role_of_its_own():
+    ran = step(CALLS, lambda c, r: "bfloat16" if r == "recompute" else all_fp8(c, r), recompute=True)
+    assert role_table(attribute(ran, CALLS, recompute=True), CALLS)["recompute"] == {"expected": 2, "fp8": 0}
+
+
+def test_a_frozen_weight_owes_no_weight_gradient():
+    frozen = [LayerCall("a", 64, 128, rows=32, needs_wgrad=False, fp8=True)]
+    assert "wgrad" not in role_table(attribute(step(frozen, all_fp8), frozen), frozen)
+
+
+def test_products_of_no_layer_are_kept_apart():
+    extra = Product("forward", 1, (32, 128), "float32", "bmm")
+    result = attribute([*step(CALLS, all_fp8), extra], CALLS)
+    assert result.others == [extra]
+
+
+def test_two_roles_of_equal_sizes_in_two_precisions_are_not_told_apart_with_confidence():
+    # As many tokens as outputs: dgrad and wgrad have the same extents.
+    square = [LayerCall("a", 64, 128, rows=128, fp8=True)]
+    ran = step(square, lambda c, r: "bfloat16" if r == "wgrad" else FP8)
+    assert {a.role for a in attribute(ran, square).attributions if not a.sure} == {"dgrad", "wgrad"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "a", "b", "role"),
+    [
+        ("TN", (128, 64), (32, 64), "fprop"),
+        ("NN", (128, 64), (32, 128), "dgrad"),
+        ("NT", (32, 64), (32, 128), "wgrad"),
+    ],
+)
+def test_transformer_engines_layouts_are_roles(layout, a, b, role):
+    phase, inner, outer = CALLS[0].expected(role)
+    assert Product(phase, *te_extents(layout, a, b), FP8, "te").extents == (phase, inner, outer)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("nvjet_sm90_qqtst_128x128_128x6_2x1_v_bz_ovscale_TNT", "nvjet_sm90_qqtst"),
+        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "nvjet_sm90_tst"),
+        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64", "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)", "pytorch_flash::flash_fwd_kernel"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64",
+         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16"),
+    ],
+)
+def test_a_family_is_a_kernel_without_its_size(name, family):
+    assert kernel_family(name) == family
+
+
+def event(name, start, end, gpu=False, correlation=0, shapes=(), dtypes=()):
+    return TraceEvent(name, gpu, start, end, 1, correlation, shapes, dtypes)
+
+
+BF16, E4M3 = "c10::BFloat16", "c10::Float8_e4m3fn"
+
+
+def test_a_profile_is_read_by_where_kernels_were_launched():
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::linear", 5, 40, shapes=([32, 64], [128, 64]), dtypes=(BF16, BF16)),
+        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 15, 16, correlation=1),
+        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
+        event("cudaLaunchKernel", 17, 18, correlation=2),
+        event("splitKreduce", 520, 522, gpu=True, correlation=2),
+        event(PHASE + "backward", 100, 200),
+        event("aten::_scaled_mm", 110, 130, shapes=([32, 128], [128, 64]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 115, 116, correlation=3),
+        event("nvjet_sm90_qqtst_1x1", 530, 540, gpu=True, correlation=3),
+        event(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
+        event("cuLaunchKernelEx", 145, 146, correlation=4),
+        event("nvjet_sm90_qrtst_1x1", 550, 560, gpu=True, correlation=4),
+        event("aten::_scaled_dot_product_cudnn_attention", 170, 180),
+        event("cuLaunchKernelEx", 172, 173, correlation=5),
+        event("cudnn_sdpa_knob_3", 570, 580, gpu=True, correlation=5),
+    ]
+    profile = read_profile(events)
+    assert [(p.phase, p.inner, p.outer, p.kind, p.kernel) for p in profile["products"]] == [
+        ("forward", 64, (32, 128), "bfloat16", "nvjet_sm90_tst_1x1"),
+        ("backward", 128, (32, 64), FP8, "nvjet_sm90_qqtst_1x1"),
+        ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
+    ]
+    assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
