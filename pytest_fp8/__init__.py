@@ -32,7 +32,18 @@ _HOMES = {
     "Fp8Pair": "pair",
     "Workload": "workload",
 }
-__all__ = sorted(_HOMES)
+__all__ = [
+    "ArmError",
+    "BaselineError",
+    "Case",
+    "CheckFailed",
+    "Decision",
+    "Fp8Error",
+    "Fp8Pair",
+    "SettingsError",
+    "Verdict",
+    "Workload",
+]
 
 
 def __getattr__(name: str) -> Any:

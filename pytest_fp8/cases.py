@@ -1,8 +1,8 @@
 """A case: one question-worthy pair of arms, as a frozen value with an id (its file name) and a hash.
 
-    >>> case = Case(model="1b", backend="transformer_engine", recipe="current")
-    >>> case.id
-    '1b-te-current'
+>>> case = Case(model="1b", backend="transformer_engine", recipe="current")
+>>> case.id
+'1b-te-current'
 """
 
 from __future__ import annotations
@@ -155,5 +155,12 @@ class Case:
 
 
 _GATE_FIELDS = (
-    "questions", "tolerance", "floor", "slower_because", "checkpoint_formats", "resume", "loss_steps", "loss_seeds",
+    "questions",
+    "tolerance",
+    "floor",
+    "slower_because",
+    "checkpoint_formats",
+    "resume",
+    "loss_steps",
+    "loss_seeds",
 )

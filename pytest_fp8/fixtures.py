@@ -25,16 +25,16 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
             "  next:     pytest --markers",
             pytrace=False,
         )
-    return case
+    return case  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
 def fp8_workload() -> Workload | None:
     """What the arms train. Override it to bring your own model; any scope will do::
 
-        @pytest.fixture
-        def fp8_workload():
-            return Workload(build=make_model, batch=make_batch)
+    @pytest.fixture
+    def fp8_workload():
+        return Workload(build=make_model, batch=make_batch)
     """
     return None
 
@@ -48,7 +48,7 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
 
     if (fp8_case.model == OWN) != (fp8_workload is not None):
         hint = (
-            "override the fixture fp8_workload to bring a model, or name one of the zoo: @pytest.mark.fp8(model='tiny', ...)"
+            "override the fixture fp8_workload to bring a model, or name one of ours: @pytest.mark.fp8(model='tiny')"
             if fp8_workload is None
             else f"fp8_workload brings a model and the mark names another ({fp8_case.model}): leave model= out"
         )
@@ -70,7 +70,7 @@ def fp8_gpu() -> Gpu | None:
 
 @pytest.fixture
 def bf16_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
-    """The case's model in BF16, in this process: for tests that touch modules. Measure with ``fp8_pair``, not with this."""
+    """The case's model in BF16, in this process, for tests that touch modules; ``fp8_pair`` is what measures."""
     yield from _model(fp8_case, fp8_workload, convert=False)
 
 

@@ -176,7 +176,7 @@ def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
     """Processes on the GPU that are not ours. Inside a container the driver's process ids are not the ones seen here;
     then none of ours is among them, and only a surplus over our own number is strange."""
     if users and not own & set(users):
-        return tuple(sorted(users)[len(own):])
+        return tuple(sorted(users)[len(own) :])
     return tuple(sorted(set(users) - own))
 
 

@@ -17,10 +17,6 @@ from pytest_fp8.session import case_of
 if TYPE_CHECKING:
     import pytest
 
-MARKER = (
-    "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
-    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; see pytest_fp8.Case for all fields"
-)
 CASE_FIELDS = tuple(f.name for f in fields(Case))
 ARGUMENTS = ("cases", "question", *CASE_FIELDS)
 
@@ -32,23 +28,32 @@ def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> lis
         if mark.args:
             refuse(
                 f"@pytest.mark.fp8 on {test} takes keyword arguments only",
-                expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')", seen=repr(mark.args),
+                expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')",
+                seen=repr(mark.args),
             )
         for name, value in mark.kwargs.items():
             if name not in ARGUMENTS:
                 refuse(
                     f"@pytest.mark.fp8 on {test} has no argument {name!r}",
-                    expected=", ".join(ARGUMENTS), seen=name, next_step="pytest --markers",
+                    expected=", ".join(ARGUMENTS),
+                    seen=name,
+                    next_step="pytest --markers",
                 )
             arguments.setdefault(name, value)
     question = arguments.pop("question", None)
     if question is not None and question not in QUESTIONS:
-        refuse(f"@pytest.mark.fp8 on {test}: unknown question {question!r}", expected=", ".join(QUESTIONS), seen=question)
+        refuse(
+            f"@pytest.mark.fp8 on {test}: unknown question {question!r}", expected=", ".join(QUESTIONS), seen=question
+        )
     listed = arguments.pop("cases", None)
     if listed is not None and arguments:
         refuse(f"@pytest.mark.fp8 on {test}", expected="either cases=[...] or the fields of one case", seen="both")
     try:
-        cases = list(listed) if listed is not None else [Case(**{"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments})]
+        cases = (
+            list(listed)
+            if listed is not None
+            else [Case(**{"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments})]
+        )
     except (SettingsError, TypeError) as error:
         message = error.headline if isinstance(error, SettingsError) else str(error)
         lines = {"expected": error.expected, "seen": error.seen} if isinstance(error, SettingsError) else {}
@@ -81,7 +86,9 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
         seen = f"this is {gpu.name}" if gpu is not None else absent
         return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
     if gpu is None or not in_use:
-        return (f"needs a {case.chip} GPU; this is {gpu.name}" if gpu is not None else f"needs a {case.chip} GPU: {absent}"), False
+        return (
+            f"needs a {case.chip} GPU; this is {gpu.name}" if gpu is not None else f"needs a {case.chip} GPU: {absent}"
+        ), False
     if gpu.chip != case.chip:
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case)[0] or _recipe(case, gpu)
@@ -102,7 +109,9 @@ def _recipe(case: Case, gpu: Gpu) -> str:
         need = ".".join(str(part) for part in facts.minimum_capability)
         return f"recipe {case.recipe!r} of {case.backend} needs compute capability {need} or newer; {have}"
     if facts.only_capabilities and gpu.capability[0] not in facts.only_capabilities:
-        return f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
+        return (
+            f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
+        )
     return ""
 
 

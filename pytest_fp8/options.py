@@ -71,6 +71,12 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+MARKER = (
+    "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
+    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; see pytest_fp8.Case for all fields"
+)
+
+
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("fp8", "FP8 training (pytest-fp8)")
     for option in OPTIONS:
@@ -86,22 +92,21 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    from pytest_fp8 import gpu
-
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
     reason = str(values["fp8_reason"]).strip()
     if update and not reason:
         refuse(
             "--fp8-update-baselines needs a reason",
-            expected='--fp8-reason "why the stored numbers change"', seen="no reason",
+            expected='--fp8-reason "why the stored numbers change"',
+            seen="no reason",
             cause="a baseline without a reason cannot be reviewed",
             next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
     report_dir = str(values["fp8_report_dir"])
     return Settings(
-        gpu=gpu.known(str(values["fp8_gpu"] or "auto")),
+        gpu=_declared(str(values["fp8_gpu"] or "auto")),
         strict=_truth(values["fp8_strict"], "--fp8-strict"),
         baseline_dir=_anchored(config, baseline_dir),
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
@@ -130,6 +135,14 @@ def _truth(value: Any, flag: str) -> bool:
     return text in TRUE
 
 
+def _declared(name: str) -> str:
+    if name == "auto":
+        return name
+    from pytest_fp8 import gpu
+
+    return gpu.known(name)
+
+
 def _count(value: Any) -> int:
     text = str(value or 2)
     if not text.isdigit() or int(text) < 1:
@@ -142,6 +155,8 @@ def _anchored(config: pytest.Config, path: Path) -> Path:
 
 
 def _weights(given: Any) -> dict[str, str]:
+    if not given:
+        return {}
     from pytest_fp8.zoo.shapes import SHAPES
 
     entries = given.split() if isinstance(given, str) else list(given)

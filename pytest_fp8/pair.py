@@ -52,6 +52,9 @@ class Fp8Pair:
     # -- evidence -------------------------------------------------------------------------------------------------
 
     def layers_evidence(self) -> LayersEvidence:
+        # Speed before presence: a process that was profiled and hooked once is not what a user times.
+        if self.case.asks("speedup") and not self._settings.update:
+            self.timing_evidence()
         return self._once("layers", self._arms.layers)  # type: ignore[no-any-return]
 
     def loss_evidence(self) -> LossEvidence:
@@ -116,7 +119,9 @@ class Fp8Pair:
         decision = check_memory(evidence, [] if self._settings.update else self._stored("memory_ratio"))
         if self._settings.update and decision.verdict is Verdict.NOT_EXERCISED:
             decision = Decision("memory", Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
-        self._measured("memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]])
+        self._measured(
+            "memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]]
+        )
         return self._note(decision)
 
     def checkpoints(self) -> Decision:
@@ -159,8 +164,11 @@ class Fp8Pair:
 
     def _cannot(self, question: str) -> Decision:
         return Decision(
-            question, Verdict.NOT_EXERCISED, f"case {self.case.id} cannot answer for {question}",
-            expected="a case on a GPU that asks it", seen=f"questions: {', '.join(self.case.questions)}",
+            question,
+            Verdict.NOT_EXERCISED,
+            f"case {self.case.id} cannot answer for {question}",
+            expected="a case on a GPU that asks it",
+            seen=f"questions: {', '.join(self.case.questions)}",
             cause="emulated FP8 runs on the CPU, at no speed that means anything" if self.case.emulated else "",
             next_step="run the same case without emulated=True on a Hopper GPU",
         )
@@ -184,7 +192,8 @@ class Fp8Pair:
     def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
         if values and self.case.backend != "bf16":
             self._ledger.measure(
-                self.case.id, metric,
+                self.case.id,
+                metric,
                 {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},
             )
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
-from pytest_fp8.options import add_options, read_settings
+from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import Session, case_of
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from pytest_fp8.markers import MARKER
-
     config.addinivalue_line("markers", MARKER)
     try:
         session = Session(read_settings(config), config.rootpath, is_worker=hasattr(config, "workerinput"))
@@ -140,9 +138,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from pytest_fp8.reporting.terminal import write_summary
+    session = config.stash[SESSION]
+    if session.has_something_to_say():
+        from pytest_fp8.reporting.terminal import write_summary
 
-    write_summary(terminalreporter, config.stash[SESSION])
+        write_summary(terminalreporter, session)
 
 
 def _verdict(item: pytest.Item) -> str:

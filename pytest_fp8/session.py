@@ -71,6 +71,10 @@ class Session:
             self._pool = ArmPool(detect()[0])
         return self._pool
 
+    def has_something_to_say(self) -> bool:
+        """Whether the closing summary has anything in it."""
+        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written)
+
     def close(self) -> None:
         """End all arms and give the lock back."""
         if self._pool is not None:
@@ -84,7 +88,8 @@ class Session:
         if settings.declared and ran and ledger.ran_on_gpu == 0:
             reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
             self.problems.append(
-                f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. A gate that ran nothing is not green."
+                f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
+                "A gate that ran nothing is not green."
             )
         if settings.update:
             self._update()
@@ -155,7 +160,7 @@ class Session:
         try:
             # A question that was not asked in this run keeps its stored values.
             old = read_baseline(self.settings.baseline_dir, gpu, case, case_hash)
-            metrics = {**(dict(old.metrics) if old is not None else {}), **metrics}
+            metrics = {**({name: dict(m) for name, m in old.metrics.items()} if old is not None else {}), **metrics}
         except Fp8Error:
             pass  # an old file that cannot be compared with is what this update replaces
         device = detect()[0]

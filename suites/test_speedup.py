@@ -2,9 +2,8 @@
 
 import pytest
 
-from pytest_fp8 import Verdict
-
 import matrix
+from pytest_fp8 import Verdict
 
 
 @pytest.mark.fp8(cases=matrix.ALL, question="speedup")

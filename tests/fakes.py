@@ -1,5 +1,7 @@
-"""Arms that run nothing: they answer the protocol with evidence written by hand, so that the plugin's behaviour on a GPU
-can be tested where there is none."""
+"""Arms that run nothing: they answer the protocol with evidence written by hand.
+
+With them the plugin's behaviour on a GPU can be tested where there is none.
+"""
 
 from __future__ import annotations
 
@@ -141,13 +143,27 @@ class FakeProcess:
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         state = {"optimizer/w/step": 3} if optimizer else {}
-        return {"keys": ["w"], "aliases": {}, "scaling_state": [], "on_disk": {"BF16": 1}, "digests": {"w": 1},
-                "optimizer_digests": state, "bytes": 2}
+        return {
+            "keys": ["w"],
+            "aliases": {},
+            "scaling_state": [],
+            "on_disk": {"BF16": 1},
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+            "bytes": 2,
+        }
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         state = {"optimizer/w/step": 3} if optimizer else {}
-        return {"missing": [], "unexpected": [], "wrong_shape": [], "rebuilt_scaling_state": [], "loaded": True,
-                "digests": {"w": 1}, "optimizer_digests": state}
+        return {
+            "missing": [],
+            "unexpected": [],
+            "wrong_shape": [],
+            "rebuilt_scaling_state": [],
+            "loaded": True,
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+        }
 
     def logits(self, seed: int) -> str:
         values = np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)

@@ -13,7 +13,9 @@ from pytest_fp8.errors import BaselineError
 from pytest_fp8.gate.baseline import Baseline, baseline_path, read_baseline, updating, write_baseline
 
 GOOD = Baseline(
-    "1b-torchao-rowwise", "abc", "h200",
+    "1b-torchao-rowwise",
+    "abc",
+    "h200",
     {"speedup": {"unit": "log ratio", "direction": "higher", "tolerance": 0.03, "values": [[0.1, 0.11], [0.12, 0.1]]}},
     {"reason": "first"},
 )

@@ -30,10 +30,17 @@ def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
             phase, inner, outer = call.expected(role)
             if (role == "fprop") == (len(ran) < len(calls)):
                 on = call.fp8 and (call.name, role) not in bf16
-                ran.append(Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel if on else "bf16_kernel_1x1"))
+                ran.append(
+                    Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel if on else "bf16_kernel_1x1")
+                )
     evidence = LayersEvidence(
-        originals=SIZES, converted=["q", "up"], left={"lm_head": "head"}, live_fp8=["q", "up"], calls=calls,
-        recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")}, products=ran,
+        originals=SIZES,
+        converted=["q", "up"],
+        left={"lm_head": "head"},
+        live_fp8=["q", "up"],
+        calls=calls,
+        recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")},
+        products=ran,
         families={FP8: ["fp8_kernel"], "bfloat16": ["bf16_kernel"]},
     )
     return replace(evidence, **changes)
@@ -81,7 +88,9 @@ def test_an_fp8_operator_on_a_bf16_kernel_is_not_fp8():
 
 
 def test_a_kernel_of_no_learned_family_is_inconclusive():
-    verdict_of(check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, "no learned family", "cute")
+    verdict_of(
+        check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, "no learned family", "cute"
+    )
 
 
 def test_a_recipe_that_keeps_wgrad_in_high_precision_is_held_to_it():
@@ -96,7 +105,8 @@ def test_less_fp8_than_in_the_baseline_fails():
 
 def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):
     return {
-        s: Curve(s, [5 - 0.1 * t + offset + wobble * (s + 1) for t in range(steps)], [1.0] * steps) for s in range(seeds)
+        s: Curve(s, [5 - 0.1 * t + offset + wobble * (s + 1) for t in range(steps)], [1.0] * steps)
+        for s in range(seeds)
     }
 
 
@@ -131,7 +141,10 @@ def test_bit_equal_curves_mean_fp8_was_off():
 
 
 def test_three_per_cent_of_drift_fails():
-    drift = {s: Curve(s, [x * (1 + 0.03 * t / 19) for t, x in enumerate(c.losses)], c.gradient_norms) for s, c in curves(0.001).items()}
+    drift = {
+        s: Curve(s, [x * (1 + 0.03 * t / 19) for t, x in enumerate(c.losses)], c.gradient_norms)
+        for s, c in curves(0.001).items()
+    }
     verdict_of(check_loss(loss_evidence(drift)), Verdict.FAIL, "higher loss than BF16")
 
 
@@ -140,7 +153,10 @@ def test_other_data_shows_at_the_first_step():
 
 
 def test_seeds_that_disagree_are_inconclusive():
-    far = {s: Curve(s, [x + (0.05 * s - 0.03 if t > 2 else 0.001) for t, x in enumerate(c.losses)], c.gradient_norms) for s, c in curves().items()}
+    far = {
+        s: Curve(s, [x + (0.05 * s - 0.03 if t > 2 else 0.001) for t, x in enumerate(c.losses)], c.gradient_norms)
+        for s, c in curves().items()
+    }
     verdict_of(check_loss(loss_evidence(far)), Verdict.INCONCLUSIVE, "more seeds")
 
 
@@ -162,7 +178,10 @@ def test_speedup_against_floor_and_baseline():
     [
         ({"strangers": [7]}, "another process used the GPU"),
         ({"throttles": ["hardware thermal"]}, "throttled"),
-        ({"bf16_attention": {"efficient": ["fmha_cutlassF"]}, "fp8_attention": {"cudnn": ["cudnn_flash"]}}, "different attention"),
+        (
+            {"bf16_attention": {"efficient": ["fmha_cutlassF"]}, "fp8_attention": {"cudnn": ["cudnn_flash"]}},
+            "different attention",
+        ),
         ({"fp8_attention": {"flash": ["f"]}, "bf16_cudnn": 91900, "fp8_cudnn": 91400}, "two cuDNN libraries: 91900"),
     ],
 )
@@ -172,7 +191,11 @@ def test_a_disturbed_measurement_is_invalid(changes, says):
 
 def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
     both = check_speedup(
-        timing(88, bf16=[[110.0] * 12]), floor=1.0, tolerance=0.03, baseline=[math.log(1.25)] * 2, baseline_reference_ms=[100.0]
+        timing(88, bf16=[[110.0] * 12]),
+        floor=1.0,
+        tolerance=0.03,
+        baseline=[math.log(1.25)] * 2,
+        baseline_reference_ms=[100.0],
     )
     verdict_of(both, Verdict.INVALID, "reference is outside its own band")
 
@@ -190,11 +213,28 @@ def test_memory():
 
 
 SAVED = {"keys": ["w", "v"], "on_disk": {"BF16": 2}, "digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}
-LOADED = {"missing": [], "unexpected": [], "wrong_shape": [], "loaded": True, "digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}
+LOADED = {
+    "missing": [],
+    "unexpected": [],
+    "wrong_shape": [],
+    "loaded": True,
+    "digests": {"w": 1, "v": 2},
+    "optimizer_digests": {"o": 5},
+}
 
 
 def transfer(saved=None, loaded=None, **changes):
-    made = Transfer("fp8 -> bf16", "dcp", {**SAVED, **(saved or {})}, {**LOADED, **(loaded or {})}, 0.01, 0.1, True, [2.0, 1.9], [2.0, 1.9])
+    made = Transfer(
+        "fp8 -> bf16",
+        "dcp",
+        {**SAVED, **(saved or {})},
+        {**LOADED, **(loaded or {})},
+        0.01,
+        0.1,
+        True,
+        [2.0, 1.9],
+        [2.0, 1.9],
+    )
     return replace(made, **changes)
 
 

@@ -66,8 +66,13 @@ def test_a_case_is_known_by_all_that_changes_a_number():
     case = Case("1b", "transformer_engine", "delayed", options={"amax_history_len": 16})
     assert case.id == "1b-te-delayed-amax_history_len.16"
     assert case.digest() != Case("1b", "transformer_engine", "delayed").digest()
-    assert case.digest() == Case("1b", "transformer_engine", "delayed", options={"amax_history_len": 16}, tolerance=0.1).digest()
-    assert Case("1b", "transformer_engine", "delayed", options={"margin": 0}).id == "1b-te-delayed", "a default says nothing"
+    assert (
+        case.digest()
+        == Case("1b", "transformer_engine", "delayed", options={"amax_history_len": 16}, tolerance=0.1).digest()
+    )
+    assert Case("1b", "transformer_engine", "delayed", options={"margin": 0}).id == "1b-te-delayed", (
+        "a default says nothing"
+    )
 
 
 @pytest.mark.parametrize(

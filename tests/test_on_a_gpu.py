@@ -49,7 +49,7 @@ def suite(pytester):
 def test_without_baselines_the_questions_pass_and_say_what_was_not_exercised(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest("--fp8-gpu=h200")
-    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.2??x*none*", "*tiny-te-current*2/3*"])
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.[12]*x +-*none*", "*tiny-te-current*2/3*"])
     result.stdout.fnmatch_lines(["*8 passed, 4 not exercised*"])
     assert result.ret == 0
 
@@ -73,7 +73,7 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert len(stored["metrics"]["speedup"]["values"][0]) == 6, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
-    second.stdout.fnmatch_lines(["*1.20?x +-0.0*1.20?x*0.90x*yes*"])
+    second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):
     install(monkeypatch, H200, speedup=0.82)
     result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
     result.assert_outcomes(failed=1, deselected=11)
-    result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.82?x +-*FAIL*none*"])
+    result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.8*x +-*FAIL*none*"])
 
 
 @pytest.mark.parametrize(

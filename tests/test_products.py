@@ -99,9 +99,14 @@ def test_transformer_engines_layouts_are_roles(layout, a, b, role):
         ("nvjet_sm90_qqtst_128x128_128x6_2x1_v_bz_ovscale_TNT", "nvjet_sm90_qqtst"),
         ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "nvjet_sm90_tst"),
         ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64", "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n"),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)", "pytorch_flash::flash_fwd_kernel"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64",
-         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16"),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Params)",
+            "pytorch_flash::flash_fwd_kernel",
+        ),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
+        ),
     ],
 )
 def test_a_family_is_a_kernel_without_its_size(name, family):

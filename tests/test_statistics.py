@@ -31,7 +31,7 @@ def test_student_cdf_is_symmetric_and_rises(df):
 
 @pytest.mark.parametrize("call", [lambda: student_cdf(1, 0), lambda: student_quantile(1.0, 3)])
 def test_what_has_no_answer_is_an_error(call):
-    with pytest.raises(ValueError, match="degrees|probability"):
+    with pytest.raises(ValueError, match=r"degrees|probability"):
         call()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,11 @@ from pytest_fp8.zoo.shapes import SHAPES
 class Engine:
     """One trainable variant of a case, live on its device."""
 
-    def __init__(self, spec: ArmSpec, before_first_step: Callable[[Engine], None] | None = None) -> None:
+    def __init__(self, spec: ArmSpec, explain_failure: Callable[[Engine], None] | None = None) -> None:
+        """``explain_failure`` is asked when the first steps fail, and may raise a better error than theirs.
+
+        Where FP8 is emulated it is asked beforehand: a CPU multiplies sizes that no FP8 kernel takes.
+        """
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)
@@ -48,13 +52,18 @@ class Engine:
                 compile_blocks(self.model)
             self.loss_of = self._loss()
             self.optimizer = self._optimizer()
-        if before_first_step is not None:
-            before_first_step(self)
         self._timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):
-            for batch in self._timing_batches[:3]:
-                self.step(batch)
-            self.synchronize()
+            if self.case.emulated and explain_failure is not None:
+                explain_failure(self)
+            try:
+                for batch in self._timing_batches[:3]:
+                    self.step(batch)
+                self.synchronize()
+            except Exception:
+                if explain_failure is not None:
+                    explain_failure(self)
+                raise
 
     # -- what to train --------------------------------------------------------------------------------------------
 
@@ -117,7 +126,7 @@ class Engine:
         for index in range(self.backend.calibration_passes(self.case.recipe)):
             with self.precision():
                 loss = self.loss_of(self.model, self.training_batch(seed=0, step=2_000_000 + index))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     # -- running --------------------------------------------------------------------------------------------------

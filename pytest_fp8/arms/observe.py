@@ -23,7 +23,14 @@ from pytest_fp8.evidence.products import FP8, LayerCall, Product
 PHASE = "fp8 phase: "
 TE_RANGE = "fp8 te product: "
 
-_OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1), "_scaled_mm_v2": (0, 1)}
+_OPERANDS = {
+    "mm": (0, 1),
+    "addmm": (1, 2),
+    "bmm": (0, 1),
+    "baddbmm": (1, 2),
+    "_scaled_mm": (0, 1),
+    "_scaled_mm_v2": (0, 1),
+}
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 
 
@@ -92,7 +99,7 @@ class ProductRecorder(TorchDispatchMode):
     """Records every matrix product that reaches the dispatcher, with its operands' precision."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[Product] = []
         self.phase = ""
 
@@ -106,7 +113,9 @@ class ProductRecorder(TorchDispatchMode):
         operator = func._schema.name.removeprefix("aten::")
         if operator in _OPERANDS and self.phase:
             left, right = (args[index] for index in _OPERANDS[operator])
-            self.products.append(_product(self.phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right)))
+            self.products.append(
+                _product(self.phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -285,8 +294,12 @@ def learn_families(products: list[Product], most: int = 8) -> dict[str, list[str
             rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
             with torch.profiler.record_function(KNOWN + FP8):
                 torch._scaled_mm(
-                    left.to(e4m3), right.to(e4m3).t(), scale_a=rows, scale_b=columns,
-                    out_dtype=torch.bfloat16, use_fast_accum=True,
+                    left.to(e4m3),
+                    right.to(e4m3).t(),
+                    scale_a=rows,
+                    scale_b=columns,
+                    out_dtype=torch.bfloat16,
+                    use_fast_accum=True,
                 )
         torch.cuda.synchronize()
 

@@ -140,7 +140,7 @@ class PairArms:
         # several steps (Transformer Engine at 1B: 193 ms instead of 117).
         for arm in (self.fp8, self.bf16):
             # The first steps after other questions are not like the later ones.
-            arm.request("blocks", count=1, steps=3, dropped=1)
+            self._run(arm, 3)
         bf16 += self._run(self.bf16, 1)
         for block in range(blocks):
             fp8 += self._run(self.fp8, 2)
@@ -160,6 +160,7 @@ class PairArms:
 
     def _steps_per_block(self) -> int:
         one: list[float] = self.bf16.request("blocks", count=1, steps=3, dropped=1)
+        self.bf16.request("park")
         return max(1, math.ceil(BLOCK_MS / (0.75 * one[0])))
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -212,9 +213,15 @@ class PairArms:
             if optimizer:
                 resumed = self._resumed(target)
         return Transfer(
-            direction=direction, store=store, saved=source["saved"][store], loaded=loaded, logit_distance=apart,
-            logit_limit=logit_limit(distance), with_optimizer=optimizer,
-            source_losses=source["losses"], resumed_losses=resumed,
+            direction=direction,
+            store=store,
+            saved=source["saved"][store],
+            loaded=loaded,
+            logit_distance=apart,
+            logit_limit=logit_limit(distance),
+            with_optimizer=optimizer,
+            source_losses=source["losses"],
+            resumed_losses=resumed,
         )
 
     def _with_optimizer(self, store: str) -> bool:

@@ -220,7 +220,7 @@ class ArmPool:
         told = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
         resident = sum(self._facts[key].get("memory", {}).get("allocated", 0) + CONTEXT_BYTES for key in others)
-        return sum(told) + resident > FILL * self.gpu.memory
+        return bool(sum(told) + resident > FILL * self.gpu.memory)
 
     def _small(self, arm: Arm) -> bool:
         """Whether several such arms can warm up side by side on any GPU with FP8."""

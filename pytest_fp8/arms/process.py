@@ -72,7 +72,8 @@ class ArmProcess:
 
     def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
         self.start_build(spec)
-        return self.receive(timeout)
+        answer: dict[str, Any] = self.receive(timeout)
+        return answer
 
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Send one request and wait for its answer. Raises :class:`ArmError`; the process is then already gone,
@@ -194,7 +195,7 @@ def arm_environment() -> dict[str, str]:
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view):]
+        view = view[os.write(descriptor, view) :]
 
 
 def _signal_name(number: int) -> str:

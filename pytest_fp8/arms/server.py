@@ -28,7 +28,7 @@ class ArmServer:
     """An engine with the operations that the protocol knows: every public method but ``answer``."""
 
     def __init__(self, spec: ArmSpec) -> None:
-        self.engine = Engine(spec, before_first_step=self._check_token_count)
+        self.engine = Engine(spec, explain_failure=self._check_token_count)
         self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
@@ -144,6 +144,7 @@ class ArmServer:
         return ship(unship(function)(self.engine.model), "the function's result")
 
     def _check_token_count(self, engine: Engine) -> None:
+        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes."""
         multiple = engine.backend.token_multiple
         if multiple == 1 or not engine.conversion.converted:
             return
@@ -165,6 +166,3 @@ class ArmServer:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-

@@ -1,4 +1,4 @@
-"""Saves and loads an arm's training state through safetensors and torch.distributed.checkpoint, key by key accounted for.
+"""Saves and loads an arm's training state, through safetensors and torch.distributed.checkpoint, key by key.
 
 Weights keep plain names: prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``) are
 taken off, scaling state that a backend keeps beside its weights is named and left out on purpose, tensors that are one
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -151,10 +151,18 @@ def _read(folder: Path, store: str, device: torch.device) -> dict[str, torch.Ten
 
     targets = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
-        for name, entry in dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata.items()
+        for name, entry in _dcp_entries(folder).items()
     }
     dcp.load(targets, checkpoint_id=str(folder), no_dist=True)
     return targets
+
+
+def _dcp_entries(folder: Path) -> dict[str, Any]:
+    """The store's own list of tensors. torch reads it by pickle; the folder is one that this session's arm just wrote
+    and nobody else can."""
+    import torch.distributed.checkpoint as dcp
+
+    return cast(dict[str, Any], dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata)
 
 
 def dtypes_on_disk(folder: Path, store: str) -> dict[str, int]:
@@ -166,10 +174,7 @@ def dtypes_on_disk(folder: Path, store: str) -> dict[str, int]:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             names = [str(file.get_slice(key).get_dtype()) for key in file.keys()]  # noqa: SIM118 - not a dict
     else:
-        import torch.distributed.checkpoint as dcp
-
-        entries = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata.values()
-        names = [str(entry.properties.dtype).removeprefix("torch.") for entry in entries]
+        names = [str(entry.properties.dtype).removeprefix("torch.") for entry in _dcp_entries(folder).values()]
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return counts

@@ -62,7 +62,7 @@ def _send(descriptor: int, answer: dict[str, Any]) -> None:
     # The answer is JSON with NaN and infinities, which Python's json reads back: a loss may be either.
     view = memoryview((json.dumps(answer) + "\n").encode())
     while view:
-        view = view[os.write(descriptor, view):]
+        view = view[os.write(descriptor, view) :]
 
 
 def _describe(error: Exception) -> dict[str, Any]:

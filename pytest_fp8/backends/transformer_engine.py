@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fp8.backends.base import Backend, Conversion, linears, why_left
 
@@ -76,7 +76,7 @@ class TransformerEngine(Backend):
             # Only delayed scaling keeps state between steps.
             state = getattr(module, "fp8_meta", {}).get("scaling_fwd")
             if self.is_fp8_layer(module) and hasattr(state, "amax_history"):
-                module.reset_fp8_meta_tensors()
+                cast(Any, module).reset_fp8_meta_tensors()
 
     def calibration_passes(self, recipe: str) -> int:
         """Delayed scaling starts with scales of 1: the first gradients underflow in E5M2 and train nothing. Seen on an
@@ -134,6 +134,8 @@ def describe_recipe(recipe: Any) -> dict[str, Any]:
     if seen["recipe"] == "delayed":
         algorithm = recipe.amax_compute_algo
         seen["amax_history_len"] = recipe.amax_history_len
-        seen["amax_compute_algo"] = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "custom")
+        seen["amax_compute_algo"] = (
+            algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "custom")
+        )
         seen["margin"] = recipe.margin
     return seen

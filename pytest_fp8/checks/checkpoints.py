@@ -25,8 +25,13 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     numbers = {
         "transfers": [
             {
-                "direction": t.direction, "store": t.store, "logits": t.logit_distance, "limit": t.logit_limit,
-                "bytes": t.saved.get("bytes"), "resumed": list(t.resumed_losses), "source": list(t.source_losses),
+                "direction": t.direction,
+                "store": t.store,
+                "logits": t.logit_distance,
+                "limit": t.logit_limit,
+                "bytes": t.saved.get("bytes"),
+                "resumed": list(t.resumed_losses),
+                "source": list(t.source_losses),
                 "scaling_state": len(t.saved.get("scaling_state", [])),
             }
             for t in transfers
@@ -47,7 +52,8 @@ def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
     fp8 = [dtype for dtype in t.saved["on_disk"] if "F8" in dtype or "float8" in dtype]
     if fp8:
         return "weights were stored in FP8", {
-            "expected": "high-precision weights on disk", "seen": f"{t.saved['on_disk']}",
+            "expected": "high-precision weights on disk",
+            "seen": f"{t.saved['on_disk']}",
             "cause": "the FP8 copies were saved in place of the master weights",
             "next_step": "save the parameters, not the quantized workspaces",
         }
@@ -60,24 +66,32 @@ def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
         if loaded[name]:
             return headline, {
                 "expected": f"all {len(t.saved['keys'])} weights, each with one home",
-                "seen": _some(loaded[name]), "cause": cause, "next_step": "compare the keys of both arms' state dicts",
+                "seen": _some(loaded[name]),
+                "cause": cause,
+                "next_step": "compare the keys of both arms' state dicts",
             }
     changed = [key for key, digest in t.saved["digests"].items() if loaded["digests"].get(key) != digest]
     if changed:
         return "weights changed on the way", {
-            "expected": "bit-equal weights after loading", "seen": f"{len(changed)} differ: {_some(changed)}",
-            "cause": "a cast on the way, or a load that silently did nothing", "next_step": "load with strict=True",
+            "expected": "bit-equal weights after loading",
+            "seen": f"{len(changed)} differ: {_some(changed)}",
+            "cause": "a cast on the way, or a load that silently did nothing",
+            "next_step": "load with strict=True",
         }
     if t.with_optimizer and t.saved["optimizer_digests"] != loaded.get("optimizer_digests"):
         have, want = len(loaded.get("optimizer_digests", {})), len(t.saved["optimizer_digests"])
         return "the optimizer's state did not arrive", {
-            "expected": f"{want} optimizer tensors, bit-equal", "seen": f"{have} tensors" + (", some changed" if have == want else ""),
-            "cause": "weights were loaded and the optimizer was not", "next_step": "load both before the next step",
+            "expected": f"{want} optimizer tensors, bit-equal",
+            "seen": f"{have} tensors" + (", some changed" if have == want else ""),
+            "cause": "weights were loaded and the optimizer was not",
+            "next_step": "load both before the next step",
         }
     if not t.logit_distance <= t.logit_limit:  # also true of NaN
         return "the loaded model computes something else", {
-            "expected": f"logits within {t.logit_limit:.3f} of the source's (relative L2)", "seen": f"{t.logit_distance:.3f}",
-            "cause": "stale scaling state, or buffers that were not carried", "next_step": "reset scaling state after loading",
+            "expected": f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
+            "seen": f"{t.logit_distance:.3f}",
+            "cause": "stale scaling state, or buffers that were not carried",
+            "next_step": "reset scaling state after loading",
         }
     if t.with_optimizer:
         gap = sum(t.resumed_losses) / len(t.resumed_losses) - sum(t.source_losses) / len(t.source_losses)

@@ -80,7 +80,8 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
     if converted - live:
         return _fail(
             "layers that should have been converted are not FP8 layers",
-            expected=f"{len(converted)} FP8 layers", seen=f"not FP8: {_some(converted - live)}",
+            expected=f"{len(converted)} FP8 layers",
+            seen=f"not FP8: {_some(converted - live)}",
             cause="a converter that stopped early, or a module replaced after the conversion",
             next_step="convert last, after adapters and before compiling",
         )
@@ -88,14 +89,17 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
         name = sorted(live & left)[0]
         return _fail(
             "a layer that was to stay in high precision is an FP8 layer",
-            expected=f"{name} left alone ({evidence.left[name]})", seen=f"FP8: {_some(live & left)}",
-            cause="the filter did not reach the converter", next_step="pass the filter as module_filter_fn",
+            expected=f"{name} left alone ({evidence.left[name]})",
+            seen=f"FP8: {_some(live & left)}",
+            cause="the filter did not reach the converter",
+            next_step="pass the filter as module_filter_fn",
         )
     unaccounted = names - converted - left
     if unaccounted:
         return _fail(
             "Linears that were neither converted nor left with a reason",
-            expected="a reason for each layer that stays in high precision", seen=_some(unaccounted),
+            expected="a reason for each layer that stays in high precision",
+            seen=_some(unaccounted),
             cause="a converter that stopped at the first layer it could not take",
             next_step="give the layer a reason to stay, or convert it",
         )
@@ -111,7 +115,8 @@ def _recipe(case: Case, evidence: LayersEvidence) -> _Finding | None:
         if seen.get("recipe") == "off":
             return _fail(
                 "FP8 was off inside the forward pass",
-                expected=_words(asked), seen=f"off, in {name}",
+                expected=_words(asked),
+                seen=f"off, in {name}",
                 cause="the forward pass ran outside the backend's precision context, or eval() switched it off",
                 next_step="wrap the forward pass, not the training loop's other parts",
             )
@@ -131,7 +136,8 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
     if not converted:
         return _fail(
             "converted layers were never called in the training step",
-            expected="the model's forward pass to go through its FP8 layers", seen="no FP8 layer was called",
+            expected="the model's forward pass to go through its FP8 layers",
+            seen="no FP8 layer was called",
             cause="the model keeps references to the unconverted modules",
             next_step="convert before anything takes references to layers, such as wrappers",
         )
@@ -146,21 +152,29 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
             return Verdict.INCONCLUSIVE, {
                 "headline": f"{role} ran on kernels that are of no learned family",
                 "expected": f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
-                "seen": ", ".join(sorted({p.kernel for p in evidence.verified() if p.kind == "unknown kernel"})[:SHOWN]),
+                "seen": ", ".join(
+                    sorted({p.kernel for p in evidence.verified() if p.kind == "unknown kernel"})[:SHOWN]
+                ),
                 "cause": "a library that multiplies FP8 with kernels of its own",
                 "next_step": "profile the layer alone and report the kernel's name",
             }
         if not wanted:
             return _fail(
                 f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
-                expected=f"no {role} product in FP8", seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
-                cause="another recipe's behaviour", next_step="check the recipe's configuration",
+                expected=f"no {role} product in FP8",
+                seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
+                cause="another recipe's behaviour",
+                next_step="check the recipe's configuration",
             )
-        doubt = "" if all(a.sure for a in wrong) else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+        doubt = (
+            "" if all(a.sure for a in wrong) else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+        )
         return _fail(
             f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} layers",
-            expected=f"{len(mine)} {role} products in FP8", seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
-            cause=_role_cause(role), next_step="read the layer's backward, and the recipe's roles",
+            expected=f"{len(mine)} {role} products in FP8",
+            seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
+            cause=_role_cause(role),
+            next_step="read the layer's backward, and the recipe's roles",
         )
     return None
 
@@ -169,7 +183,8 @@ def _share(share: float, baseline: Sequence[float]) -> _Finding | None:
     if baseline and share < min(baseline) - 1e-6:
         return _fail(
             "less of the step runs in FP8 than in the baseline",
-            expected=f"{min(baseline):.2%} of GEMM FLOPs", seen=f"{share:.2%}",
+            expected=f"{min(baseline):.2%} of GEMM FLOPs",
+            seen=f"{share:.2%}",
             cause="layers are left in high precision now that were converted before",
             next_step="compare the reasons for what was left, in the report",
         )

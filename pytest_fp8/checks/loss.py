@@ -24,7 +24,13 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
     gaps = [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds]
     own = [tail_gap(evidence.twin[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.twin)]
     margin = loss_margin(frozen_margin or own)
-    numbers = {"gaps": gaps, "twin_gaps": own, "margin": margin, "seeds": len(seeds), "steps": len(evidence.fp8[seeds[0]].losses)}
+    numbers = {
+        "gaps": gaps,
+        "twin_gaps": own,
+        "margin": margin,
+        "seeds": len(seeds),
+        "steps": len(evidence.fp8[seeds[0]].losses),
+    }
     for seed in seeds:
         for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
             bad = first_bad_step(curve)
@@ -35,19 +41,26 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
     if max(apart) > FIRST_STEP:
         worst = seeds[apart.index(max(apart))]
         return Decision(
-            QUESTION, Verdict.FAIL, "the arms disagree at the very first step",
+            QUESTION,
+            Verdict.FAIL,
+            "the arms disagree at the very first step",
             expected=f"within {FIRST_STEP:.0%} of {evidence.bf16[worst].losses[0]:.4f} nats",
             seen=f"{evidence.fp8[worst].losses[0]:.4f} nats at step 1, seed {worst}",
             cause="the arms do not have the same weights or data, or a layer's scale is wrong",
-            next_step="compare the two models' weights: fp8_pair.fp8.call(lambda model: ...)", numbers=numbers,
+            next_step="compare the two models' weights: fp8_pair.fp8.call(lambda model: ...)",
+            numbers=numbers,
         )
     equal = [s for s in seeds if list(evidence.fp8[s].losses) == list(evidence.bf16[s].losses)]
     if equal:
         return Decision(
-            QUESTION, Verdict.FAIL, "FP8 and BF16 gave bit-equal curves",
-            expected="losses that differ by rounding", seen=f"equal in every step, seed {equal[0]}",
+            QUESTION,
+            Verdict.FAIL,
+            "FP8 and BF16 gave bit-equal curves",
+            expected="losses that differ by rounding",
+            seen=f"equal in every step, seed {equal[0]}",
             cause="FP8 was off: two different precisions cannot agree to the last bit",
-            next_step="run the layers question of this case", numbers=numbers,
+            next_step="run the layers question of this case",
+            numbers=numbers,
         )
     gap = decide_loss(gaps, margin)
     bf16_end = sum(evidence.bf16[s].losses[-1] for s in seeds) / len(seeds)
@@ -57,17 +70,24 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
         return Decision(QUESTION, Verdict.PASS, f"{seen}, margin {margin:.4f}", numbers=numbers)
     if gap.verdict is Verdict.FAIL:
         return Decision(
-            QUESTION, Verdict.FAIL, "FP8 training ends at a higher loss than BF16",
-            expected=f"less than {margin:.4f} nats above BF16", seen=seen,
+            QUESTION,
+            Verdict.FAIL,
+            "FP8 training ends at a higher loss than BF16",
+            expected=f"less than {margin:.4f} nats above BF16",
+            seen=seen,
             cause="scales that saturate or underflow, or a recipe too coarse for this model",
             next_step="try a finer recipe (rowwise, block), then the layers question for the recipe in force",
             numbers=numbers,
         )
     return Decision(
-        QUESTION, Verdict.INCONCLUSIVE, "the seeds do not decide",
-        expected=f"a gap clearly below or above {margin:.4f} nats", seen=seen,
+        QUESTION,
+        Verdict.INCONCLUSIVE,
+        "the seeds do not decide",
+        expected=f"a gap clearly below or above {margin:.4f} nats",
+        seen=seen,
         cause="the spread between seeds is as large as the margin",
-        next_step="more seeds: @pytest.mark.fp8(loss_seeds=8)", numbers=numbers,
+        next_step="more seeds: @pytest.mark.fp8(loss_seeds=8)",
+        numbers=numbers,
     )
 
 
@@ -86,12 +106,17 @@ def _not_finite(
     value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
     before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
     return Decision(
-        QUESTION, verdict, f"the {name} arm's {what} is not finite from step {step + 1} on",
-        expected=f"finite numbers in all {len(curve.losses)} steps" + (f" (BF16: {bf16.losses[step]:.4f})" if name == "FP8" else ""),
+        QUESTION,
+        verdict,
+        f"the {name} arm's {what} is not finite from step {step + 1} on",
+        expected=f"finite numbers in all {len(curve.losses)} steps"
+        + (f" (BF16: {bf16.losses[step]:.4f})" if name == "FP8" else ""),
         seen=f"{what} = {value} at step {step + 1}, seed {seed}{before}",
-        cause="an FP8 value that overflowed to NaN: e4m3 has no infinity" if name == "FP8"
+        cause="an FP8 value that overflowed to NaN: e4m3 has no infinity"
+        if name == "FP8"
         else "the training itself diverges, with FP8 having no part in it",
         next_step="save the batch and the weights of that step, and look at the largest activation per layer"
-        if name == "FP8" else "lower the learning rate or mend the data; FP8 cannot be judged on this",
+        if name == "FP8"
+        else "lower the learning rate or mend the data; FP8 cannot be judged on this",
         numbers={**numbers, "first_bad_step": step + 1},
     )

@@ -28,16 +28,25 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"
     if not baseline:
         return Decision(
-            QUESTION, Verdict.NOT_EXERCISED, "no baseline to hold the memory ratio against", expected="a stored baseline",
-            seen=seen, next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"', numbers=numbers,
+            QUESTION,
+            Verdict.NOT_EXERCISED,
+            "no baseline to hold the memory ratio against",
+            expected="a stored baseline",
+            seen=seen,
+            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+            numbers=numbers,
         )
     stored = max(baseline)
     numbers["baseline"] = stored
     if ratio > stored * (1 + TOLERANCE):
         return Decision(
-            QUESTION, Verdict.FAIL, "FP8 takes more memory against BF16 than in the baseline",
-            expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}", seen=seen,
+            QUESTION,
+            Verdict.FAIL,
+            "FP8 takes more memory against BF16 than in the baseline",
+            expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
+            seen=seen,
             cause="FP8 copies of weights or activations kept beside the high-precision ones",
-            next_step="compare the phases in the report: forward is activations, optimizer is weights", numbers=numbers,
+            next_step="compare the phases in the report: forward is activations, optimizer is weights",
+            numbers=numbers,
         )
     return Decision(QUESTION, Verdict.PASS, f"{seen}; baseline {stored:.3f}x", numbers=numbers)

@@ -45,27 +45,46 @@ def check_speedup(
         return Decision(QUESTION, Verdict.PASS, f"{seen}; {against}", numbers=numbers)
     if result.verdict is Verdict.NOT_EXERCISED:
         return Decision(
-            QUESTION, Verdict.NOT_EXERCISED, "no baseline to hold the speedup against",
-            expected=baseline_file or "a stored baseline", seen=seen, cause="this case was never stored for this GPU",
-            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"', numbers=numbers,
+            QUESTION,
+            Verdict.NOT_EXERCISED,
+            "no baseline to hold the speedup against",
+            expected=baseline_file or "a stored baseline",
+            seen=seen,
+            cause="this case was never stored for this GPU",
+            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+            numbers=numbers,
         )
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         return Decision(
-            QUESTION, Verdict.FAIL, "FP8 lost speed against BF16 since the baseline",
-            expected=against, seen=seen,
+            QUESTION,
+            Verdict.FAIL,
+            "FP8 lost speed against BF16 since the baseline",
+            expected=against,
+            seen=seen,
             cause="the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-            next_step="compare library versions with the baseline's provenance; then the layers question", numbers=numbers,
+            next_step="compare library versions with the baseline's provenance; then the layers question",
+            numbers=numbers,
         )
     if result.verdict is Verdict.FAIL:
         return Decision(
-            QUESTION, Verdict.FAIL, "FP8 is not faster than the best BF16", expected=against, seen=seen,
+            QUESTION,
+            Verdict.FAIL,
+            "FP8 is not faster than the best BF16",
+            expected=against,
+            seen=seen,
             cause="products too small for FP8 to pay, a recipe whose scaling costs more than it saves, or no compile",
-            next_step="try compile=True, a larger batch, or a cheaper recipe (tensorwise, delayed)", numbers=numbers,
+            next_step="try compile=True, a larger batch, or a cheaper recipe (tensorwise, delayed)",
+            numbers=numbers,
         )
     return Decision(
-        QUESTION, Verdict.INCONCLUSIVE, f"the blocks do not decide against the {result.reason}",
-        expected=against, seen=seen, cause="a difference as small as the noise",
-        next_step="run again on a quiet GPU; if it stays, the true value lies at the bound", numbers=numbers,
+        QUESTION,
+        Verdict.INCONCLUSIVE,
+        f"the blocks do not decide against the {result.reason}",
+        expected=against,
+        seen=seen,
+        cause="a difference as small as the noise",
+        next_step="run again on a quiet GPU; if it stays, the true value lies at the bound",
+        numbers=numbers,
     )
 
 
@@ -89,30 +108,37 @@ def disturbed(
     """Why the blocks cannot be used, or ``None``."""
     if evidence.strangers:
         return "another process used the GPU", {
-            "expected": "the GPU for this session alone", "seen": f"process ids {list(evidence.strangers)}",
-            "cause": "a shared GPU, or a process left by an earlier run", "next_step": "nvidia-smi, then run again",
+            "expected": "the GPU for this session alone",
+            "seen": f"process ids {list(evidence.strangers)}",
+            "cause": "a shared GPU, or a process left by an earlier run",
+            "next_step": "nvidia-smi, then run again",
         }
     if evidence.throttles:
         return "the GPU's clocks were throttled", {
-            "expected": "clocks at the load's will", "seen": ", ".join(sorted(set(evidence.throttles))),
-            "cause": "heat or power supply", "next_step": "nvidia-smi -q -d PERFORMANCE, then run again when it is cool",
+            "expected": "clocks at the load's will",
+            "seen": ", ".join(sorted(set(evidence.throttles))),
+            "cause": "heat or power supply",
+            "next_step": "nvidia-smi -q -d PERFORMANCE, then run again when it is cool",
         }
     bf16, fp8 = _attention(evidence.bf16_attention), _attention(evidence.fp8_attention)
     if bf16 != fp8:
         two_cudnn = evidence.bf16_cudnn != evidence.fp8_cudnn
         return "the arms ran different attention kernels", {
-            "expected": f"the same kernels in both arms; FP8 ran {_words(fp8)}", "seen": f"the reference ran {_words(bf16)}",
+            "expected": f"the same kernels in both arms; FP8 ran {_words(fp8)}",
+            "seen": f"the reference ran {_words(bf16)}",
             "cause": f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
-            if two_cudnn else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
-            "next_step": "point CUDNN_HOME at the cuDNN that torch was built with, or pin the attention backend in both",
+            if two_cudnn
+            else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
+            "next_step": "point CUDNN_HOME at torch's own cuDNN, or pin the attention backend in both arms",
         }
     if baseline_ms:
         stored = float(np.median(np.asarray(baseline_ms)))
         if abs(math.log(bf16_ms / stored)) > BAND:
             return "the BF16 reference is outside its own band", {
-                "expected": f"{stored:.2f} ms a step +-{BAND:.0%}", "seen": f"{bf16_ms:.2f} ms",
+                "expected": f"{stored:.2f} ms a step +-{BAND:.0%}",
+                "seen": f"{bf16_ms:.2f} ms",
                 "cause": "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
-                "next_step": "compare driver and libraries with the baseline's provenance; store a new one if they moved",
+                "next_step": "compare driver and libraries with the baseline's provenance; measure anew if they moved",
             }
     return None
 

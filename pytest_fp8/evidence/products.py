@@ -148,7 +148,7 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
             kind = seen[index].kind if index < len(seen) else "absent"
             flops = 2 * call.rows * call.in_features * call.out_features
             result.attributions.append(Attribution(call.name, role, kind, flops, sure=not ambiguous))
-        result.others.extend(seen[len(wanted):])
+        result.others.extend(seen[len(wanted) :])
     for rest in ran.values():
         result.others.extend(rest)
     return result

@@ -24,7 +24,7 @@ _METRIC_FIELDS = {"unit", "direction", "tolerance", "values"}
 class Baseline:
     """What a case once measured on one kind of GPU.
 
-    ``metrics``: name -> {unit, direction, tolerance, values}; ``values`` are raw, one per process or seed, never a mean.
+    ``metrics``: name -> {unit, direction, tolerance, values}; the values are raw, one per process or seed.
     """
 
     case: str
@@ -52,7 +52,9 @@ def baseline_path(folder: Path, gpu: str, case: str) -> Path:
     """``<folder>/<gpu>/<case>.json``; a name that would leave the folder is refused."""
     for part in (gpu, case):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part):
-            raise BaselineError(f"{part!r} cannot name a baseline", expected="letters, digits, '.', '_' and '-'", seen=part)
+            raise BaselineError(
+                f"{part!r} cannot name a baseline", expected="letters, digits, '.', '_' and '-'", seen=part
+            )
     return folder / gpu / f"{case}.json"
 
 
@@ -77,17 +79,25 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
     if found.gpu != gpu:
         raise BaselineError(
             f"{path} is a baseline of another GPU",
-            expected=gpu, seen=found.gpu, cause="the file was copied between GPU folders",
+            expected=gpu,
+            seen=found.gpu,
+            cause="the file was copied between GPU folders",
             next_step=f"delete it, then measure on a {gpu}: pytest suites --fp8-gpu={gpu} "
             '--fp8-update-baselines --fp8-reason "..."',
         )
     if found.case != case:
-        raise BaselineError(f"{path} is a baseline of another case", expected=case, seen=found.case,
-                            cause="the file was renamed", next_step="restore its name")
+        raise BaselineError(
+            f"{path} is a baseline of another case",
+            expected=case,
+            seen=found.case,
+            cause="the file was renamed",
+            next_step="restore its name",
+        )
     if found.case_hash != case_hash:
         raise BaselineError(
             f"{path} was measured for another definition of case {case!r}",
-            expected=f"case hash {case_hash}", seen=found.case_hash,
+            expected=f"case hash {case_hash}",
+            seen=found.case_hash,
             cause="the case's model, recipe, sizes, data or way of measuring changed since",
             next_step=f"measure it again: pytest suites -k {case} --fp8-gpu={gpu} --fp8-update-baselines "
             '--fp8-reason "the case changed: ..."',
@@ -102,7 +112,8 @@ def parse_baseline(data: Any, path: Path) -> Baseline:
     if data.get("schema") != SCHEMA:
         raise BaselineError(
             f"{path} has another schema",
-            expected=f"schema {SCHEMA}", seen=f"schema {data.get('schema')!r}",
+            expected=f"schema {SCHEMA}",
+            seen=f"schema {data.get('schema')!r}",
             cause="it was written by another version of pytest-fp8",
             next_step="update pytest-fp8, or measure the case again with --fp8-update-baselines",
         )
@@ -129,7 +140,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it to the disk, then rename. Raises :class:`BaselineError` naming the file."""
+    """Write ``text`` beside ``path``, flush it, then rename. Raises :class:`BaselineError` naming the file."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +177,8 @@ def updating(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise BaselineError(
             f"baselines in {folder} cannot be updated",
-            expected="a folder that can be written", seen=f"{type(error).__name__}: {error}",
+            expected="a folder that can be written",
+            seen=f"{type(error).__name__}: {error}",
             next_step="choose another with --fp8-baseline-dir",
         ) from error
     with stream:
@@ -175,7 +187,8 @@ def updating(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise BaselineError(
                 f"another run is updating the baselines in {folder}",
-                expected="one update at a time", seen=f"{path} is locked",
+                expected="one update at a time",
+                seen=f"{path} is locked",
                 cause="a second pytest --fp8-update-baselines on this folder",
                 next_step="wait for it to end, then run again",
             ) from error
@@ -185,7 +198,8 @@ def updating(folder: Path) -> Iterator[None]:
 def _broken(path: Path, why: str) -> BaselineError:
     return BaselineError(
         f"{path} is not a readable baseline",
-        expected=f"schema {SCHEMA} of pytest-fp8, in JSON", seen=why,
+        expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
+        seen=why,
         cause="the file was cut off, edited by hand or merged with conflict markers",
         next_step=f"git checkout -- {path}, or delete it and measure again with --fp8-update-baselines",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from pytest_fp8.options import Settings
 
 LIBRARIES = ("torch", "torchao", "transformer-engine")
@@ -11,16 +9,15 @@ LIBRARIES = ("torch", "torchao", "transformer-engine")
 
 def header(settings: Settings, look: bool) -> list[str]:
     """``look`` says whether to ask the driver: a mere collection does not."""
-    from pytest_fp8 import gpu as gpus
-
     declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
     key = settings.gpu
-    if look:
-        gpu, reason = gpus.detect()
-        seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
-        key = gpu.key if gpu is not None else key
-    else:
-        seen = "not looked at"
+    if not look:
+        return [f"fp8: GPU not looked at for a mere collection ({declared})"]
+    from pytest_fp8 import gpu as gpus
+
+    gpu, reason = gpus.detect()
+    seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
+    key = gpu.key if gpu is not None else key
     folder = settings.baseline_dir / key
     stored = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
     baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
@@ -29,6 +26,8 @@ def header(settings: Settings, look: bool) -> list[str]:
 
 
 def _library(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return f"{name} {version(name)}"
     except PackageNotFoundError:

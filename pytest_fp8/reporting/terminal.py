@@ -11,7 +11,15 @@ from pytest_fp8.reporting.ledger import Entry, Ledger
 _STYLE = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INVALID": "yellow", "NOT_EXERCISED": "dim"}
 # What follows a number whose verdict its own column does not show by a word.
 _MARK = {"PASS": "", "NOT_EXERCISED": "", "FAIL": " FAIL", "INCONCLUSIVE": " ?", "INVALID": " invalid"}
-_COLUMNS = ("FP8\nlayers", "FP8\nFLOPs", "loss gap\nin nats", "speedup\nover BF16", "stored\nbaseline", "memory", "switch\nback")
+_COLUMNS = (
+    "FP8\nlayers",
+    "FP8\nFLOPs",
+    "loss gap\nin nats",
+    "speedup\nover BF16",
+    "stored\nbaseline",
+    "memory",
+    "switch\nback",
+)
 WIDTH = 118
 """The narrowest the table is drawn: terminals wrap better than rich does, and logs have no width."""
 TESTS_SHOWN = 3
@@ -32,9 +40,7 @@ def summary(ledger: Ledger, width: int, color: bool) -> str:
     for entry in ledger.entries.values():
         table.add_row(entry.case, *row(entry))
     text = io.StringIO()
-    console = Console(
-        file=text, width=max(WIDTH, width), force_terminal=color, no_color=not color, highlight=False
-    )
+    console = Console(file=text, width=max(WIDTH, width), force_terminal=color, no_color=not color, highlight=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 

@@ -1,0 +1,89 @@
+"""The journey of a user with their own model, from a test file to a verdict; arms are real, on a CPU."""
+
+import pytest
+
+pytest.importorskip("torchao")
+
+OWN = """
+    import pytest
+    from pytest_fp8 import Workload
+
+    @pytest.fixture
+    def fp8_workload():
+        def build():
+            import torch
+            return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+
+        def batch(step):
+            import torch
+            return torch.randn(16, 32)
+
+        def loss(model, x):
+            {loss}
+
+        return Workload(build=build, batch=batch, loss=loss)
+
+    @pytest.mark.fp8(recipe="rowwise", emulated=True, loss_steps={steps}, loss_seeds=3)
+    def test_mine(fp8_pair):
+        fp8_pair.{ask}()
+"""
+HEALTHY = "return (model(x) - x).float().pow(2).mean()"
+NAN_AT_40 = """
+            import torch
+            model.steps = getattr(model, "steps", 0) + 1
+            from torchao.float8.float8_linear import Float8Linear
+            fp8 = isinstance(model[0], Float8Linear)
+            # Three warm-up steps and one that counts rows come first; each curve has 45.
+            bad = fp8 and model.steps == 4 + 40
+            return (model(x) - x).float().pow(2).mean() * (float("nan") if bad else 1.0)"""
+
+
+def run(pytester, ask, loss=HEALTHY, steps=10, *arguments):
+    pytester.makepyfile(OWN.format(loss=loss, ask=ask, steps=steps))
+    return pytester.runpytest_subprocess(*arguments)
+
+
+@pytest.mark.parametrize("ask", ["assert_layers", "assert_loss", "assert_checkpoints"])
+def test_a_function_scoped_workload_of_a_test_file_is_enough(pytester, ask):
+    result = run(pytester, ask)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*"])
+
+
+def test_a_loss_that_turns_nan_at_step_40_is_named(pytester):
+    result = run(pytester, "assert_loss", NAN_AT_40, 45)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the FP8 arm's loss is not finite from step 40 on*", "*seen:*nan at step 40*"])
+
+
+def test_a_candidate_is_written_where_a_report_was_asked_for(pytester):
+    result = run(pytester, "assert_layers", HEALTHY, 10, "--fp8-report-dir=out")
+    result.assert_outcomes(passed=1)
+    assert (pytester.path / "out/report.json").is_file()
+    assert (pytester.path / "out/candidates/emulated/own-torchao-rowwise-emulated.json").is_file()
+
+
+def test_two_files_with_two_models_are_two_pairs(pytester):
+    second = OWN.format(loss=HEALTHY, ask="assert_layers", steps=10).replace(
+        "Linear(64, 32))", "Linear(64, 32), torch.nn.Linear(32, 32))"
+    )
+    pytester.makepyfile(test_one=OWN.format(loss=HEALTHY, ask="assert_layers", steps=10), test_two=second)
+    result = pytester.runpytest_subprocess("-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*3/3*"])
+
+
+def test_models_in_the_tests_own_process_have_the_same_weights(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.fp8(model="tiny", recipe="tensorwise", emulated=True)
+        def test_weights(bf16_model, fp8_model):
+            theirs = dict(fp8_model.named_parameters())
+            assert all(theirs[name].equal(p) for name, p in bf16_model.named_parameters())
+            kinds = {type(m).__name__ for m in fp8_model.modules()}
+            assert "Float8Linear" in kinds
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
