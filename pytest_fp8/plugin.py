@@ -114,6 +114,18 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
+    result = yield
+    # Here and not at the session's end: pytest-benchmark closes its books before any other plugin's sessionfinish.
+    ledger = session.config.stash[SESSION].ledger
+    if ledger.entries:
+        from pytest_fp8.reporting.benchmark import add_rows
+
+        add_rows(session.config, ledger)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config

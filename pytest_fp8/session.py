@@ -183,7 +183,8 @@ class Session:
     def _soon(self, case: Case) -> list[Case]:
         """Cases still to come that share this one's reference."""
         reference = case.reference()
-        return [c for c in self.upcoming if c != case and c.reference() == reference and c.needs_gpu]
+        position = next((index for index, c in enumerate(self.upcoming) if c == case), len(self.upcoming))
+        return [c for c in self.upcoming[position + 1 :] if c.reference() == reference and c.needs_gpu]
 
     def _gpu_key(self) -> str:
         from pytest_fp8.gpu import detect

@@ -65,7 +65,7 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     install(monkeypatch, H200)
     first = suite.runpytest(*UPDATE)
     assert first.ret == 0
-    first.stdout.fnmatch_lines(["*wrote *baselines/h200/tiny-torchao-rowwise.json"])
+    first.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
     assert stored["schema"] == 1
     assert stored["provenance"]["reason"] == "first"

@@ -38,10 +38,12 @@ class PairArms:
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self._conditions: list[Conditions] = []
         self._layers: LayersEvidence | None = None
+        self._ahead: list[Arm] = []
 
     def start(self, ahead: Iterable[Arm] = ()) -> None:
-        """Have both arms alive."""
-        self.pool.ensure(self.bf16, self.fp8, ahead)
+        """Have both arms alive; ``ahead`` are the arms of cases still to come, built meanwhile where they fit."""
+        self._ahead = list(ahead) or self._ahead
+        self.pool.ensure(self.bf16, self.fp8, self._ahead)
 
     # -- layers ---------------------------------------------------------------------------------------------------
 

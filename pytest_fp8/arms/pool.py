@@ -110,7 +110,8 @@ class ArmPool:
         Where the pair does not fit the GPU together, its arms take turns from then on.
         """
         pair = [reference, fp8]
-        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}]
+        # Large arms never wait for their turn on the GPU: there is no room beside the pair.
+        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if self._small(reference) else []
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()

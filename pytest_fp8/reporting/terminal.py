@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pytest_fp8.reporting.ledger import Entry, Ledger
@@ -20,7 +21,7 @@ _COLUMNS = (
     "memory",
     "switch\nback",
 )
-WIDTH = 118
+WIDTH = 126
 """The narrowest the table is drawn: terminals wrap better than rich does, and logs have no width."""
 TESTS_SHOWN = 3
 
@@ -103,6 +104,11 @@ def time_spent(ledger: Ledger) -> str:
     return ", ".join(f"{what} {spent:.0f} s" for what, spent in parts if spent >= 0.5)
 
 
+def _short(path: str, root: Path) -> str:
+    """A path below the root as one, any other as it is."""
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
 def write_summary(reporter: Any, session: Any) -> None:
     """Everything pytest-fp8 says at the end of a run."""
     ledger = session.ledger
@@ -119,7 +125,7 @@ def write_summary(reporter: Any, session: Any) -> None:
     for note in notes:
         reporter.write_line(note, yellow=True)
     for path in session.written:
-        reporter.write_line(f"wrote {path}")
+        reporter.write_line(f"wrote {_short(path, session.root)}")
     for line in missing:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:

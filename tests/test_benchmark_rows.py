@@ -1,0 +1,39 @@
+"""Step times in pytest-benchmark's table, and none where that plugin is off."""
+
+import json
+
+import pytest
+from fakes import H200, install
+
+pytest.importorskip("pytest_benchmark")
+
+SUITE = """
+    import pytest
+
+    @pytest.mark.fp8(model="tiny", recipe="rowwise")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_speedup(against_baseline=False)
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+def test_both_arms_of_a_case_are_a_group(suite):
+    result = suite.runpytest("--benchmark-json=out.json")
+    result.stdout.fnmatch_lines(["*benchmark 'tiny-torchao-rowwise': 2 tests*", "*tiny-torchao-rowwise?fp8?*"])
+    rows = json.loads((suite.path / "out.json").read_text())["benchmarks"]
+    assert {row["name"] for row in rows} == {"tiny-torchao-rowwise[bf16]", "tiny-torchao-rowwise[fp8]"}
+    assert all(row["stats"]["rounds"] == 12 for row in rows)
+    assert rows[0]["stats"]["median"] == pytest.approx(0.1, rel=0.01), "seconds"
+
+
+@pytest.mark.parametrize("arguments", [("--benchmark-disable",), ("-p", "no:benchmark")])
+def test_none_where_it_is_off(suite, arguments):
+    result = suite.runpytest(*arguments)
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*benchmark 'tiny*")

@@ -1,0 +1,118 @@
+"""Which arms are alive when: what fits together stays, what does not gives way. Arms are fakes."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import H200, FakeProcess, install
+
+from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms, make_arm
+from pytest_fp8.arms.pool import ArmPool, step_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return install(monkeypatch, H200)
+
+
+def pairs(pool, model, *recipes):
+    return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
+
+
+def ahead(pool, later):
+    return [make_arm(pair.case, pool, None, "") for pair in later]
+
+
+def test_small_arms_of_later_cases_are_built_beside_the_pair_and_kept(world):
+    pool = ArmPool(H200)
+    one, two, three = pairs(pool, "1b", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+    one.start(ahead(pool, [two, three]))
+    assert "1b-bf16" in world.built
+    assert "1b-torchao-rowwise" in world.built, "there is room for it to warm up at the same time"
+    two.start(ahead(pool, [three]))
+    three.start()
+    assert sorted(world.built) == sorted(set(world.built)), "each arm was built once"
+    pool.close()
+
+
+def test_no_more_arms_warm_up_together_than_the_gpu_holds(world):
+    pool = ArmPool(H200)
+    [first, *later] = pairs(pool, "1b", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+    for _ in range(3):
+        later += pairs(pool, "1b", "rowwise")
+    first.start(ahead(pool, later))
+    together = len(world.built) * (6 * 1.24e9 + step_bytes("1b"))
+    assert together < H200.memory
+    pool.close()
+
+
+def test_a_large_arm_makes_room_for_the_next(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    one.start(ahead(pool, [two]))
+    assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
+    two.start()
+    assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
+    assert len(pool.pids) == 2
+    pool.close()
+    assert world.closed >= 3
+
+
+def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
+    # The second arm finds no memory as long as the first is alive.
+    alive: list[FakeProcess] = []
+    receive, close = FakeProcess.receive, FakeProcess.close
+
+    def crowded(self, timeout=0):
+        if any(other is not self for other in alive):
+            raise ArmError("out of memory", "no room")
+        alive.append(self)
+        return receive(self, timeout)
+
+    def leave(self):
+        if self in alive:
+            alive.remove(self)
+        close(self)
+
+    monkeypatch.setattr(FakeProcess, "receive", crowded)
+    monkeypatch.setattr(FakeProcess, "close", leave)
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "8b", "tensorwise")
+    pair.start()
+    assert pool.takes_turns(pair.fp8)
+    timing = pair.timing(0)
+    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
+    assert len(alive) == 1
+    pool.close()
+    assert not alive
+
+
+def test_what_was_learned_of_a_reference_is_asked_once(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", "tensorwise", "rowwise")
+    for pair in (one, two):
+        pair.start()
+    assert one.reference_layers() is two.reference_layers()
+    assert one.memory().bf16 is two.memory().bf16
+    pool.close()
+
+
+def test_bf16_against_bf16_is_two_processes(world):
+    pool = ArmPool(H200)
+    null = PairArms(Case("1b", "bf16", "none"), pool, None)
+    null.start()
+    assert len(pool.pids) == 2
+    pool.close()
+
+
+def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch):
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "8b", "tensorwise")
+    pair.start()
+    for peak, tight in ((60 * GIB, False), (75 * GIB, True)):
+        facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
+        monkeypatch.setattr(pool, "_facts", {pair.fp8.key: facts, pair.bf16.key: facts})
+        assert pool.tight(pair.fp8, pair.bf16) is tight
+    pool.close()

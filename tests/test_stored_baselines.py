@@ -1,0 +1,44 @@
+"""The baselines in this repository: readable, of cases the suite has, and of those cases as they are defined today."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8.gate.baseline import parse_baseline, read_baseline
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "baselines").rglob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def cases():
+    sys.path.insert(0, str(ROOT / "suites"))
+    import matrix
+
+    return {case.id: case for case in matrix.HOPPER}
+
+
+def test_there_are_some():
+    assert FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_stored_baseline_belongs_to_a_case_of_the_suite(path, cases):
+    stored = parse_baseline(json.loads(path.read_text()), path)
+    assert stored.case in cases, "orphaned: the suite has no such case"
+    assert read_baseline(ROOT / "baselines", path.parent.name, path.stem, cases[stored.case].digest()) == stored
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_stored_baseline_says_where_it_came_from_and_not_from_whom(path):
+    provenance = json.loads(path.read_text())["provenance"]
+    assert provenance["reason"]
+    assert re.fullmatch(r"[0-9a-f]{12}", provenance["commit"])
+    assert provenance["gpu"]["name"] == "NVIDIA H200"
+    assert set(provenance) == {"date", "commit", "dirty", "gpu", "libraries", "reason"}
+    assert "/" not in json.dumps(provenance["libraries"])
