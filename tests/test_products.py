@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_fp8.arms.observe import PHASE, TE_RANGE, TraceEvent, read_profile, te_extents
+from pytest_fp8.arms.profile import PHASE, TE_RANGE, TraceEvent, read_profile, te_extents
 from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, LayerCall, Product, attribute, role_table
 

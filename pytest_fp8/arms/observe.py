@@ -1,29 +1,21 @@
-"""Watches one training step from inside an arm and writes down every matrix product that was executed.
+"""Watches an arm from inside: one forward pass with a hook on every Linear, and on a CPU one step's matrix products.
 
-Two ways, by where the arm runs. On a GPU the profiler sees operators with shapes and types, and the kernels each one
-launched; Transformer Engine's products, which pass through no torch operator, are wrapped in a profiler range. On a CPU
-(emulated FP8) a dispatch mode sees each operator with its operands, FP8 tensors included.
+On a CPU (emulated FP8) a dispatch mode sees each operator with its operands, FP8 tensors included. What executes on a
+GPU is read from a profile instead: ``profile.py``.
 """
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
 
-PHASE = "fp8 phase: "
-TE_RANGE = "fp8 te product: "
-
-_OPERANDS = {
+OPERANDS = {
     "mm": (0, 1),
     "addmm": (1, 2),
     "bmm": (0, 1),
@@ -111,10 +103,10 @@ class ProductRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = func._schema.name.removeprefix("aten::")
-        if operator in _OPERANDS and self.phase:
-            left, right = (args[index] for index in _OPERANDS[operator])
+        if operator in OPERANDS and self.phase:
+            left, right = (args[index] for index in OPERANDS[operator])
             self.products.append(
-                _product(self.phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
+                product_of(self.phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
             )
         return func(*args, **(kwargs or {}))
 
@@ -129,247 +121,8 @@ def _kind(left: Any, right: Any) -> str:
     return str(dtypes[0]).removeprefix("torch.")
 
 
-def _product(
+def product_of(
     phase: str, operator: str, left: tuple[int, ...], right: tuple[int, ...], kind: str, kernel: str = ""
 ) -> Product:
     batch = left[0] if len(left) == 3 else 1
     return Product(phase, left[-1], (left[-2], right[-1]), kind, operator, kernel, batch)
-
-
-# -- on a GPU ---------------------------------------------------------------------------------------------------------
-
-
-def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
-    """One profiled step: its products, the GEMM kernels without an operator, the attention operators and kernels."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with watch_transformer_engine(), torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-        step(lambda name: torch.profiler.record_function(PHASE + name))
-        torch.cuda.synchronize()
-    assert profiler.profiler is not None
-    return read_profile(plain_events(profiler.profiler.kineto_results.events()))
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """One event of the profiler, as plain data: what :func:`read_profile` needs and a test can write by hand."""
-
-    name: str
-    gpu: bool
-    start: int
-    end: int
-    thread: int
-    correlation: int
-    shapes: tuple[Any, ...] = ()
-    dtypes: tuple[str, ...] = ()
-
-
-def plain_events(events: list[Any]) -> list[TraceEvent]:
-    """The profiler's raw events without those that copy or annotate on the GPU's own timeline."""
-    on_gpu = torch.autograd.DeviceType.CUDA
-    plain = []
-    for event in events:
-        gpu = event.device_type() == on_gpu
-        if gpu and (event.name().startswith(("Memcpy", "Memset")) or event.is_user_annotation()):
-            continue
-        start = event.start_ns()
-        plain.append(
-            TraceEvent(
-                name=event.name(),
-                gpu=gpu,
-                start=start,
-                end=start + event.duration_ns(),
-                thread=event.start_thread_id(),
-                correlation=event.correlation_id(),
-                shapes=tuple(event.shapes()) if not gpu else (),
-                dtypes=tuple(event.dtypes()) if not gpu else (),
-            )
-        )
-    return plain
-
-
-def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
-    """Products, attention and kernel times of the profiled step.
-
-    A kernel belongs to the host range in which it was launched: the CUDA launch call with the kernel's correlation
-    number lies inside it, on the same thread. That holds for operators and for Transformer Engine's ranges alike.
-    """
-    kernels_of = kernel_finder(events)
-    host = sorted((e for e in events if not e.gpu), key=lambda e: (e.start, -e.end))
-    phases = [(e.name.removeprefix(PHASE), e.start, e.end) for e in host if e.name.startswith(PHASE)]
-    products: list[Product] = []
-    attention: dict[str, set[str]] = {}
-    inside: dict[int, int] = {}
-    for event in host:
-        if event.start < inside.get(event.thread, 0):
-            continue
-        operator = event.name.removeprefix("aten::")
-        phase = next((name for name, start, end in phases if start <= event.start < end), "")
-        if event.name.startswith("aten::") and "attention" in operator:
-            families = {kernel_family(k.name) for k in kernels_of(event)}
-            if families:
-                inside[event.thread] = event.end
-                attention.setdefault(operator, set()).update(families)
-        elif event.name.startswith(TE_RANGE):
-            inside[event.thread] = event.end
-            layout, left, right, kind = event.name.removeprefix(TE_RANGE).split("|")
-            inner, outer = te_extents(layout, _shape(left), _shape(right))
-            products.append(Product(phase, inner, outer, kind, f"te.{layout}", longest(kernels_of(event))))
-        elif event.name.startswith("aten::") and operator in _OPERANDS:
-            inside[event.thread] = event.end
-            one, two = _OPERANDS[operator]
-            fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
-            kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
-            left_shape, right_shape = tuple(event.shapes[one]), tuple(event.shapes[two])
-            products.append(_product(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event))))
-    return {
-        "products": products,
-        "attention": {name: sorted(families) for name, families in sorted(attention.items())},
-    }
-
-
-def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
-    """A function that gives the kernels launched inside a host event."""
-    launches = {e.correlation: e for e in events if not e.gpu and e.name.startswith(("cudaLaunch", "cuLaunch"))}
-    launched: dict[int, list[tuple[int, TraceEvent]]] = {}
-    for kernel in events:
-        call = launches.get(kernel.correlation) if kernel.gpu else None
-        if call is not None:
-            launched.setdefault(call.thread, []).append((call.start, kernel))
-    for calls in launched.values():
-        calls.sort(key=lambda pair: pair[0])
-
-    def kernels_of(event: TraceEvent) -> list[TraceEvent]:
-        calls = launched.get(event.thread, [])
-        first = bisect_left(calls, event.start, key=lambda pair: pair[0])
-        last = bisect_left(calls, event.end, key=lambda pair: pair[0])
-        return [kernel for _, kernel in calls[first:last]]
-
-    return kernels_of
-
-
-def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[TraceEvent, list[TraceEvent]]]:
-    """Each host range of that name with the kernels it launched."""
-    kernels_of = kernel_finder(events)
-    return [(event, kernels_of(event)) for event in events if not event.gpu and event.name.startswith(prefix)]
-
-
-def longest(launched: list[TraceEvent]) -> str:
-    """The kernel that took the most time: a product may be accompanied by a split-K reduction or a fill."""
-    return max(launched, key=lambda kernel: kernel.end - kernel.start).name if launched else ""
-
-
-def _dtype_name(text: str) -> str:
-    return {"c10::BFloat16": "bfloat16", "float": "float32", "c10::Half": "float16"}.get(text, text)
-
-
-# -- kernel families, learned -----------------------------------------------------------------------------------------
-
-KNOWN = "fp8 known product: "
-
-
-def learn_families(products: list[Product], most: int = 8) -> dict[str, list[str]]:
-    """Which kernel families multiply FP8 here and which BF16, learned from products known to be one or the other.
-
-    Runs ``torch.mm`` on BF16 and ``torch._scaled_mm`` on FP8 operands at up to ``most`` of the step's own extents, and
-    reads the kernels' names. Names change with cuBLAS, so none is written down anywhere. A family seen in both is
-    in neither list.
-    """
-    extents = sorted({(p.outer[0], p.inner, p.outer[1]) for p in products if min(p.inner, *p.outer) >= 64})
-    chosen = extents[:: max(1, len(extents) // most)][:most]
-    device = "cuda"
-    one = torch.ones((), device=device)
-
-    def run_known() -> None:
-        for m, k, n in chosen:
-            left, right = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16()
-            with torch.profiler.record_function(KNOWN + "bfloat16"):
-                left @ right.t()
-            if m % 16 or k % 16 or n % 16:
-                continue
-            e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-            for a_type, b_type in ((e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2)):
-                a, b = left.to(a_type), right.to(b_type).t()
-                with torch.profiler.record_function(KNOWN + FP8):
-                    torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-            rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
-            with torch.profiler.record_function(KNOWN + FP8):
-                torch._scaled_mm(
-                    left.to(e4m3),
-                    right.to(e4m3).t(),
-                    scale_a=rows,
-                    scale_b=columns,
-                    out_dtype=torch.bfloat16,
-                    use_fast_accum=True,
-                )
-        torch.cuda.synchronize()
-
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        run_known()
-    assert profiler.profiler is not None
-    events = plain_events(profiler.profiler.kineto_results.events())
-    seen: dict[str, set[str]] = {FP8: set(), "bfloat16": set()}
-    for event, kernels in ranges_with_kernels(events, KNOWN):
-        if kernels:
-            seen[event.name.removeprefix(KNOWN)].add(kernel_family(longest(kernels)))
-    return {kind: sorted(families - seen["bfloat16" if kind == FP8 else FP8]) for kind, families in seen.items()}
-
-
-# -- Transformer Engine -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def watch_transformer_engine() -> Iterator[None]:
-    """Wrap Transformer Engine's ``general_gemm`` in a profiler range that names layout, shapes and precision.
-
-    It calls cuBLASLt without a torch operator, so that without this its products have kernels but no shapes.
-    """
-    patched: list[tuple[Any, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
-            patched.append((module, module.general_gemm))
-    wrappers: dict[Any, Any] = {}
-    for module, original in patched:
-        module.general_gemm = wrappers.setdefault(original, _watched(original))
-    try:
-        yield
-    finally:
-        for module, original in patched:
-            module.general_gemm = original
-
-
-def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-        quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
-        kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
-        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind])
-        with torch.profiler.record_function(TE_RANGE + label):
-            return general_gemm(a, b, *args, **kwargs)
-
-    return wrapper
-
-
-def te_extents(layout: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, tuple[int, int]]:
-    """Inner and outer extents of ``general_gemm(A, B, layout)``, shapes as row-major tensors flattened to two dims.
-
-    TN is fprop (A the weight [N, K], B the input [M, K]); NN is dgrad (A the weight, B the output's gradient [M, N]);
-    NT is wgrad (A the input, B the output's gradient).
-    """
-    if layout == "TN":
-        return a[-1], (a[0], b[0])
-    if layout == "NN":
-        return a[0], (b[0], a[-1])
-    return a[0], (b[-1], a[-1])
-
-
-def _text(operand: Any) -> str:
-    size = operand.size() if callable(getattr(operand, "size", None)) else operand.shape
-    dims = [int(n) for n in size]
-    rows = 1
-    for n in dims[:-1]:
-        rows *= n
-    return f"{rows}x{dims[-1]}"
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split("x"))

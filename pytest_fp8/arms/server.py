@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms import observe, stores
+from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT
@@ -90,10 +90,10 @@ class ArmServer:
         )
         engine.park()
         if engine.device.type == "cuda":
-            profile = observe.profile_step(lambda phase: engine.step(batch, phase=phase))
-            products: list[Product] = profile["products"]
-            families = observe.learn_families(products)
-            attention = profile["attention"]
+            seen = profile.profile_step(lambda phase: engine.step(batch, phase=phase))
+            products: list[Product] = seen["products"]
+            families = profile.learn_families(products)
+            attention = seen["attention"]
         else:
             recorder = observe.ProductRecorder()
             with recorder:
