@@ -1,7 +1,7 @@
 """A training step of the 1B model in torchao's tensorwise recipe, as the profiler saw it on an H200.
 
-Recorded 2026-11-20 with torch 2.11.0+cu130 and torchao 0.18.0; read again and attributed here, without a GPU. At 4 x 2048
-tokens the token count equals the intermediate size, so that several roles share their extents.
+Recorded 2026-11-20 with torch 2.11.0+cu130 and torchao 0.18.0; read again and attributed here, without a GPU. At 4 x
+2048 tokens the token count equals the intermediate size, so that several roles share their extents.
 """
 
 from __future__ import annotations
