@@ -18,7 +18,7 @@ RESUMED = ("tensorwise", "delayed")
 EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO]
 """torchao's numerics on any processor; three seeds, so that two cores are done in minutes."""
 
-# 512 wide and launch-bound, a small model shows FP8 slower whatever FP8 does: tiny answers for everything but speed.
+# Tiny is launch-bound: its step time says nothing about FP8, so it answers for everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
 # The optimizer's state, twice as large as the weights, travels with tiny in every recipe and with 1B in one recipe of
 # each library: the one most used, and the one that keeps scaling state. 8B's 15 GiB of weights travel alone.

@@ -80,8 +80,9 @@ class Engine:
     def training_batch(self, seed: int, step: int) -> Any:
         """The batch of one step of a loss curve; the same in every arm."""
         if self._own is None:
-            batch, seq = self.loss_tokens()
-            return self._place(data.text_batch(batch, seq, seed, step))
+            tokens = self.case.tokens
+            assert tokens is not None, "a model of the zoo has its sizes"
+            return self._place(data.text_batch(*tokens, seed, step))
         torch.manual_seed(1_000_003 * (seed + 1) + step)
         return self._place(self._own.batch(step))
 
@@ -90,11 +91,6 @@ class Engine:
         if self._own is not None or tokens is None:
             return self.training_batch(seed=0, step=step)
         return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
-
-    def loss_tokens(self) -> tuple[int, int]:
-        tokens = self.case.tokens
-        assert tokens is not None, "a user's own workload brings its own batches"
-        return tokens
 
     def restart(self, seed: int, jitter: bool = False) -> None:
         """Back to step 0 with the weights of ``seed``: optimizer and scaling state forgotten, compiled code kept.

@@ -93,11 +93,7 @@ class PairArms:
     def timing(self, look: int) -> TimingEvidence:
         """Blocks of ``LOOKS[look]``: a fresh pair of processes is added before blocks are."""
         processes, blocks = LOOKS[look]
-        while len(self._timing["fp8"]) < processes:
-            if self._timing["fp8"]:
-                self.pool.renew(self.fp8, self.bf16)
-                self.start()
-            self._add_process(blocks)
+        self._have_processes(processes, blocks)
         for index in range(processes):
             if len(self._timing["fp8"][index]) < 2 * blocks and index == processes - 1:
                 self._extend(index, blocks - len(self._timing["fp8"][index]) // 2)
@@ -117,17 +113,18 @@ class PairArms:
 
     def add_processes(self, processes: int, blocks: int = LOOKS[0][1]) -> TimingEvidence:
         """At least ``processes`` fresh pairs, for a baseline."""
+        self._have_processes(processes, blocks)
+        return self.timing(0)
+
+    def _have_processes(self, processes: int, blocks: int) -> None:
+        """Measure fresh pairs until there are that many."""
         while len(self._timing["fp8"]) < processes:
             if self._timing["fp8"]:
                 self.pool.renew(self.fp8, self.bf16)
                 self.start()
-            self._add_process(blocks)
-        return self.timing(0)
-
-    def _add_process(self, blocks: int) -> None:
-        self._timing["bf16"].append([])
-        self._timing["fp8"].append([])
-        self._extend(len(self._timing["fp8"]) - 1, blocks)
+            self._timing["bf16"].append([])
+            self._timing["fp8"].append([])
+            self._extend(len(self._timing["fp8"]) - 1, blocks)
 
     def _extend(self, process: int, blocks: int) -> None:
         bf16, fp8 = self._timing["bf16"][process], self._timing["fp8"][process]
@@ -138,8 +135,7 @@ class PairArms:
             bf16 += [time for pair in zip(first, second, strict=True) for time in pair]
             return
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
-        # Arms that share the GPU at ease keep their memory between turns: growing it anew disturbs some of them for
-        # several steps (Transformer Engine at 1B: 193 ms instead of 117).
+        # Arms that share the GPU at ease keep their memory between turns, so that no turn begins by growing it anew.
         for arm in (self.fp8, self.bf16):
             # The first steps after other questions are not like the later ones.
             self._run(arm, 3)

@@ -95,9 +95,8 @@ class ArmPool:
 
     def live(self, arm: Arm) -> ArmProcess:
         """The arm's process, built if need be."""
-        process = self._processes.get(arm.key)
-        if process is not None and process.alive:
-            return process
+        if self._is_alive(arm):
+            return self._processes[arm.key]
         if arm.key in self._turns:
             self.close_all()
         self._processes.pop(arm.key, None)
@@ -232,7 +231,7 @@ class ArmPool:
 def step_bytes(model: str) -> float:
     """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
     about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
-    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.7 GiB in Transformer Engine."""
+    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.6 GiB in Transformer Engine."""
     shape = SHAPES[model]
     return 1.5 * shape.tokens * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
 
