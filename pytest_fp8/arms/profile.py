@@ -83,6 +83,11 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     products: list[Product] = []
     attention: dict[str, set[str]] = {}
     inside: dict[int, int] = {}
+    spent = dict.fromkeys(("fp8 products", "other products", "attention"), 0)
+
+    def add(what: str, launched: list[TraceEvent]) -> None:
+        spent[what] += sum(kernel.end - kernel.start for kernel in launched)
+
     for event in host:
         if event.start < inside.get(event.thread, 0):
             continue
@@ -91,12 +96,14 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         if event.name.startswith("aten::") and "attention" in operator:
             families = {kernel_family(k.name) for k in kernels_of(event)}
             if families:
+                add("attention", kernels_of(event))
                 inside[event.thread] = event.end
                 attention.setdefault(operator, set()).update(families)
         elif event.name.startswith(TE_RANGE):
             inside[event.thread] = event.end
             layout, left, right, kind = event.name.removeprefix(TE_RANGE).split("|")
             inner, outer = te_extents(layout, _shape(left), _shape(right))
+            add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
             products.append(Product(phase, inner, outer, kind, f"te.{layout}", longest(kernels_of(event))))
         elif event.name.startswith("aten::") and operator in OPERANDS:
             inside[event.thread] = event.end
@@ -104,11 +111,25 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
             kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
             left_shape, right_shape = tuple(event.shapes[one]), tuple(event.shapes[two])
+            add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
             products.append(product_of(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event))))
     return {
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
+        "milliseconds": kernel_times(spent, [event for event in events if event.gpu]),
     }
+
+
+def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, float]:
+    """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel at all; a step that
+    takes longer than that waits for the host."""
+    busy, reached = 0, 0
+    for kernel in sorted(kernels, key=lambda k: k.start):
+        busy += max(0, kernel.end - max(kernel.start, reached))
+        reached = max(reached, kernel.end)
+    total = sum(kernel.end - kernel.start for kernel in kernels)
+    times = {**spent, "rest": total - sum(spent.values()), "busy": busy}
+    return {name: nanoseconds / 1e6 for name, nanoseconds in times.items()}
 
 
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:

@@ -93,12 +93,12 @@ class ArmServer:
             seen = profile.profile_step(lambda phase: engine.step(batch, phase=phase))
             products: list[Product] = seen["products"]
             families = profile.learn_families(products)
-            attention = seen["attention"]
+            attention, milliseconds = seen["attention"], seen["milliseconds"]
         else:
             recorder = observe.ProductRecorder()
             with recorder:
                 engine.step(batch, phase=recorder.in_phase)
-            products, families, attention = recorder.products, None, {}
+            products, families, attention, milliseconds = recorder.products, None, {}, {}
         modules = dict(engine.model.named_modules())
         return {
             "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
@@ -110,6 +110,7 @@ class ArmServer:
             "products": products_to_json(products),
             "families": families,
             "attention": attention,
+            "milliseconds": milliseconds,
         }
 
     # -- checkpoints ----------------------------------------------------------------------------------------------

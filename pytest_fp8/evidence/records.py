@@ -36,6 +36,8 @@ class LayersEvidence:
     """Kernel families learned to multiply FP8 and BF16; ``None`` where there are no kernels (a CPU)."""
     attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
     recompute: bool = False
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``rest``, and ``busy`` in all."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], recompute: bool = False) -> LayersEvidence:
@@ -50,6 +52,7 @@ class LayersEvidence:
             families=data["families"],
             attention=data["attention"],
             recompute=recompute,
+            milliseconds=data.get("milliseconds", {}),
         )
 
     def verified(self) -> list[Product]:
