@@ -60,7 +60,7 @@ class FakeProcess:
     world = World()
     _pids = itertools.count(1000)
 
-    def __init__(self, log_folder: Any = None) -> None:
+    def __init__(self, backend: str = "bf16", log_folder: Any = None) -> None:
         self.pid = next(self._pids)
         self.alive = True
         self.spec: Any = None

@@ -23,6 +23,7 @@ from pytest_fp8.zoo.shapes import SHAPES
 # parameters, 44.9 GiB for 8.03e9.
 RESIDENT_BYTES = 6
 CONTEXT_BYTES = int(1.5 * 2**30)
+MOST_SPARES = 2
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 
@@ -66,7 +67,9 @@ class ArmPool:
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._log_folder = log_folder
         self._processes: dict[str, ArmProcess] = {}
-        self._spare: ArmProcess | None = None
+        self._spares: dict[str, ArmProcess] = {}
+        """Processes started before they are wanted, by the backend whose library they have imported."""
+        self._soon: list[Arm] = []
         self._turns: set[str] = set()
         self._refused: set[str] = set()
         """Arms that failed when they were built ahead of their turn."""
@@ -109,6 +112,8 @@ class ArmPool:
         Where the pair does not fit the GPU together, its arms take turns from then on.
         """
         pair = [reference, fp8]
+        # Their imports take place while this pair is built, never while it is timed.
+        self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
         # Large arms never wait for their turn on the GPU: there is no room beside the pair.
         later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if self._small(reference) else []
         keep = {arm.key for arm in pair + later}
@@ -152,9 +157,9 @@ class ArmPool:
 
     def close(self) -> None:
         self.close_all()
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        for spare in self._spares.values():
+            spare.close()
+        self._spares.clear()
         for folder in self._folders.values():
             folder.cleanup()
         self._folders.clear()
@@ -179,9 +184,10 @@ class ArmPool:
         try:
             with self.clock("build"):
                 for arm in [*arms, *ahead]:
-                    process = self._take_spare()
+                    process = self._take_spare(arm.spec.case.backend)
                     started.append((arm, process))
                     process.start_build(arm.spec)
+                self._expect(self._soon)
                 for arm, process in started:
                     try:
                         self._facts[arm.key] = process.receive(BUILD_SECONDS)
@@ -194,14 +200,19 @@ class ArmPool:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
                     process.close()
-        if self._spare is None and arms[0].spec.device == "cuda":
-            self._spare = ArmProcess(self._log_folder)
 
-    def _take_spare(self) -> ArmProcess:
-        spare, self._spare = self._spare, None
+    def _expect(self, arms: Iterable[Arm]) -> None:
+        """Start processes for the backends of arms that may be built next, so that their imports take no turn."""
+        for arm in arms:
+            backend = arm.spec.case.backend
+            if arm.spec.device == "cuda" and backend not in self._spares and len(self._spares) < MOST_SPARES:
+                self._spares[backend] = ArmProcess(backend, self._log_folder)
+
+    def _take_spare(self, backend: str) -> ArmProcess:
+        spare = self._spares.pop(backend, None)
         if spare is not None and spare.alive:
             return spare
-        return ArmProcess(self._log_folder)
+        return ArmProcess(backend, self._log_folder)
 
     def _room_beside(self, building: list[Arm]) -> int:
         """How many further arms can warm up at the same time as these, beside those that are already resident."""

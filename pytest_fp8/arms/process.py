@@ -29,15 +29,15 @@ LOG_LINES = 25
 
 
 class ArmProcess:
-    """One worker process. Started empty; :meth:`build` tells it which arm to be."""
+    """One worker process. Started with its backend's library alone; :meth:`build` tells it which arm to be."""
 
-    def __init__(self, log_folder: Path | None = None) -> None:
+    def __init__(self, backend: str = "bf16", log_folder: Path | None = None) -> None:
         requests_read, self._requests = os.pipe()
         self._answers, answers_write = os.pipe()
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
         descriptors = [str(requests_read), str(answers_write)]
-        command = [sys.executable, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid())]
+        command = [sys.executable, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid()), backend]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -51,7 +51,7 @@ class ArmProcess:
         finally:
             for descriptor in (requests_read, answers_write, handle):
                 os.close(descriptor)
-        self.name = "an arm"
+        self.name, self.backend = "an arm", backend
         self._buffer = b""
         self._asked = ""
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.

@@ -1,4 +1,4 @@
-"""The process of an arm: ``python -m pytest_fp8.arms.worker REQUESTS ANSWERS PARENT``.
+"""The process of an arm: ``python -m pytest_fp8.arms.worker REQUESTS ANSWERS PARENT BACKEND``.
 
 Reads one JSON request a line from the descriptor REQUESTS, answers one a line on ANSWERS. Ends when the pipe closes or
 when the process PARENT is gone. Nothing here runs inside pytest.
@@ -19,10 +19,10 @@ from typing import Any
 
 
 def main(arguments: list[str]) -> int:
-    requests, answers, parent = (int(value) for value in arguments)
+    requests, answers, parent = (int(value) for value in arguments[:3])
     _die_with(parent)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _import_ahead()
+    _import_ahead(arguments[3])
     server = None
     for request in _lines(requests):
         try:
@@ -47,9 +47,18 @@ def _server(spec: dict[str, Any]) -> Any:
     return ArmServer(ArmSpec.from_json(spec))
 
 
-def _import_ahead() -> None:
-    """Import what every arm needs, so that a process started before it is wanted is ready when it is."""
-    import torch  # noqa: F401
+def _import_ahead(name: str) -> None:
+    """Import what an arm of this backend needs, so that a process started before it is wanted is ready when it is.
+
+    A library that is not there is reported when the arm is built, not here.
+    """
+    import torch._dynamo
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    from pytest_fp8.backends import backend
+
+    with contextlib.suppress(ImportError):
+        backend(name).import_library()
 
 
 def _lines(descriptor: int) -> Iterator[dict[str, Any]]:

@@ -50,6 +50,9 @@ class Backend(ABC):
             return False, f"{self.distribution} {installed} is older than {self.minimum_version}"
         return True, f"{self.distribution} {installed}"
 
+    def import_library(self) -> None:  # noqa: B027 - plain PyTorch needs none
+        """Import the library; only ever called in an arm's own process."""
+
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         """The library's own word, asked inside the arm, on whether this recipe can run here."""
         return True, ""

@@ -18,6 +18,9 @@ class TorchAO(Backend):
     distribution = "torchao"
     minimum_version = "0.14"
 
+    def import_library(self) -> None:
+        import torchao.float8  # noqa: F401
+
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         import torch
         from torchao.float8 import Float8LinearConfig

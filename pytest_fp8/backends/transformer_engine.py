@@ -19,6 +19,9 @@ class TransformerEngine(Backend):
     distribution = "transformer-engine"
     minimum_version = "2.9"
 
+    def import_library(self) -> None:
+        import transformer_engine.pytorch  # noqa: F401
+
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         import transformer_engine.pytorch as te
 
