@@ -57,11 +57,18 @@ class Session:
                 baseline = read_baseline(folder, gpu, case.id, digest)
             arms = PairArms(case, self.pool(), shipped, fingerprint)
             stored = str(baseline_path(folder, gpu, case.id))
-            self._pairs[digest] = Fp8Pair(arms, self.settings, self.ledger, baseline, stored, digest, gpu)
+            self._pairs[digest] = Fp8Pair(
+                arms, self.settings, self.ledger, baseline, stored, digest, gpu, self.gated_cases
+            )
         pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
         pair._arms.start(ahead)
         return pair
+
+    @property
+    def gated_cases(self) -> int:
+        """Cases of this session that are gated on speed: they share its false alarms. Known after collection."""
+        return max(1, sum(case.asks("speedup") for case in self.upcoming))
 
     def pool(self) -> ArmPool:
         if self._pool is None:

@@ -5,35 +5,73 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, median
 
 import numpy as np
 
-from pytest_fp8.gate.statistics import normal_quantile, robust_sigma, sample_sd, student_quantile
+from pytest_fp8.gate.statistics import (
+    median_variance,
+    normal_quantile,
+    pooled_variance,
+    robust_sigma,
+    sample_sd,
+    student_quantile,
+)
 from pytest_fp8.gate.verdicts import Verdict
 
 ALPHA = 0.01
-"""Chance of calling a healthy case a regression, over all its looks."""
-LOOKS: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (3, 12))
-"""(fresh processes, ABBA blocks per process) of each look. Six blocks put the spread between blocks (0.15-0.5 %) well
-under the spread between processes (0.3-0.4 %), so that further blocks of one process buy little and another process
-buys more."""
+"""Chance that a session calls any healthy case a regression: over all its gated cases and all their looks."""
+GATED_CASES = 30
+"""Cases that share ``ALPHA`` where a caller does not say how many there are."""
+BETA = 0.05
+"""Chance that a loss of exactly the tolerance passes, over all looks."""
+POWER = 0.80
+"""Chance, at the last look, that a loss of the tolerance fails: what a baseline must offer to be stored."""
+LOOKS: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (3, 6), (4, 6))
+"""(fresh processes, ABBA blocks per process) of each look. Further blocks of one process buy little: they do not touch
+the spread between processes. The first look can pass a case, and never fail one."""
+RUNS_TO_FAIL = 2
+"""A finding needs this many processes, each of which shows it: one process may have been unlucky as a whole."""
+BASELINE_BLOCKS = 12
+"""ABBA blocks of each process of a baseline: it is measured once and held against often, so it may cost more."""
 SIGMA_RUN_FLOOR = 0.003
-"""Spread of the log ratio between fresh processes: never taken smaller than was measured on an H200 (about 0.4 %)."""
+"""Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
+the handful of processes of one baseline cannot show that it is."""
+SIGMA_PROCESS = 0.0045
+"""Typical spread of the processes' medians, blocks' noise included: what 12 blocks of 1 % make of the floor."""
+PRIOR_PROCESSES = 4
+"""What is assumed of a spread counts as much as this many degrees of freedom of what was seen."""
+ALLOWANCE = 0.003
+"""Change of the log ratio that is nobody's fault: two GPUs of one kind need not have the very same ratio."""
+DISPLAYED = 0.99
+"""Confidence of the interval that is shown."""
 LOSS_MARGIN = (0.02, 0.05)
 """Bounds in nats of the loss margin. Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
 LOSS_CONFIDENCE = 0.95
+"""Of a PASS: the mean gap is below the margin."""
+LOSS_ALPHA = 0.01
+"""Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
+
+
+Process = float | Sequence[float]
+"""One process of a baseline: its median log ratio, or the log ratio of each of its blocks."""
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The speedup as a log ratio: ``theta`` +- ``half_width`` (a ``1 - alpha/K`` bound on each side)."""
+    """The speedup as a log ratio: ``theta`` +- ``half_width`` (99 % interval of the measurement alone)."""
 
     theta: float
     half_width: float
     verdict: Verdict
     reason: str
     """``floor``, ``baseline``, or empty."""
+    change: float | None = None
+    """``theta`` less the baseline's, in log; ``None`` without a baseline."""
+    change_half_width: float | None = None
+    """Of its 99 % interval, which has the baseline's own noise in it."""
 
     @property
     def ratio(self) -> float:
@@ -59,52 +97,131 @@ def log_ratios(reference: Sequence[float], fp8: Sequence[float]) -> list[float]:
 def decide_speedup(
     processes: Sequence[Sequence[float]],
     *,
-    baseline: Sequence[float] = (),
-    tolerance: float = 0.03,
+    baseline: Sequence[Process] = (),
+    tolerance: float = 0.02,
     floor: float | None = 1.0,
     looks: int = len(LOOKS),
+    cases: int = GATED_CASES,
 ) -> Speedup:
-    """Compare the measured log ratios with a floor and with a baseline's per-process log ratios.
+    """Compare the measured log ratios with a floor and with a baseline's.
 
-    ``processes``: the log ratios of each fresh process. FAIL below the floor or below the baseline less the tolerance,
-    PASS above both, each with confidence ``1 - ALPHA / looks``; else INCONCLUSIVE, which asks for another look.
+    ``processes``: the log ratios of each fresh process; ``baseline``: those of each process of the baseline, or its
+    median alone. ``tolerance``: the loss that must be caught, as a fraction.
+    ``cases``: how many cases of the session are gated; ``ALPHA`` is shared among them and their looks (Bonferroni).
+
+    Against the baseline: PASS when a loss of the tolerance is excluded; FAIL when it is not, and a loss beyond
+    ``ALLOWANCE`` is proven, by every single process too; IMPROVED when a gain beyond it is proven in the same way.
+    Against the floor: PASS above it, FAIL below it. Else INCONCLUSIVE, which asks for another look.
     """
-    estimates = [float(np.median(x)) for x in processes]
-    theta = float(np.mean(estimates))
-    runs, blocks = len(processes), min(len(x) for x in processes)
-    within = float(np.mean([robust_sigma(x) for x in processes]))
-    between = max(SIGMA_RUN_FLOOR, sample_sd(baseline))
-    q = normal_quantile(1 - ALPHA / looks)
-    # The median of n normal values has (pi / 2) times the variance of their mean.
-    own = math.pi / 2 * within**2 / (runs * blocks) + between**2 / runs
-    against = math.sqrt(own + (between**2 / len(baseline) if baseline else 0.0))
-    alone = math.sqrt(own)
-
-    bounds: list[tuple[str, float, float]] = []
+    estimates = [median(x) for x in processes]
+    theta = fmean(estimates)
+    runs = len(processes)
+    variance, stored_variance = process_variances(processes, baseline)
+    own = math.sqrt(variance / runs)
+    q_fail, q_pass, shown = _quantiles(looks, cases)
+    confirmed = runs >= RUNS_TO_FAIL
+    verdicts: list[tuple[str, Verdict]] = []
+    change = change_half_width = None
     if floor is not None:
-        bounds.append(("floor", math.log(floor), alone))
+        bound = math.log(floor)
+        if theta - normal_quantile(1 - ALPHA / looks) * own > bound:
+            verdicts.append(("floor", Verdict.PASS))
+        elif confirmed and theta + q_fail * own < bound and max(estimates) < bound:
+            verdicts.append(("floor", Verdict.FAIL))
+        else:
+            verdicts.append(("floor", Verdict.INCONCLUSIVE))
     if baseline:
-        bounds.append(("baseline", float(np.median(baseline)) + math.log(1 - tolerance), against))
-    half_width = q * (against if baseline else alone)
-    if not bounds:
-        return Speedup(theta, half_width, Verdict.NOT_EXERCISED, "")
-    for reason, bound, error in bounds:
-        if theta + q * error < bound:
-            return Speedup(theta, half_width, Verdict.FAIL, reason)
-    for reason, bound, error in bounds:
-        if theta - q * error <= bound:
-            return Speedup(theta, half_width, Verdict.INCONCLUSIVE, reason)
-    return Speedup(theta, half_width, Verdict.PASS, "")
+        stored = center(baseline)
+        error = math.sqrt(variance / runs + stored_variance / len(baseline))
+        change, change_half_width = theta - stored, shown * error
+        passes = change - q_pass * error > math.log(1 - tolerance)
+        if change - q_fail * error > ALLOWANCE:
+            every = confirmed and min(estimates) > stored + ALLOWANCE
+            verdict = Verdict.IMPROVED if every else Verdict.INCONCLUSIVE
+        elif passes:
+            verdict = Verdict.PASS
+        elif confirmed and change + q_fail * error < -ALLOWANCE and max(estimates) < stored - ALLOWANCE:
+            verdict = Verdict.FAIL
+        else:
+            verdict = Verdict.INCONCLUSIVE
+        verdicts.append(("baseline", verdict))
+
+    def answer(verdict: Verdict, reason: str) -> Speedup:
+        return Speedup(theta, shown * own, verdict, reason, change, change_half_width)
+
+    if not verdicts:
+        return answer(Verdict.NOT_EXERCISED, "")
+    for wanted in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.IMPROVED):
+        for reason, verdict in verdicts:
+            if verdict is wanted:
+                return answer(verdict, reason)
+    return answer(Verdict.PASS, "")
 
 
-def smallest_tolerance(processes: int, between: float, runs: int = 1, looks: int = len(LOOKS)) -> float:
-    """The tolerance that a baseline of that many processes can hold: smaller ones could not tell noise from change.
+def center(baseline: Sequence[Process]) -> float:
+    """The log ratio that a baseline stands for: the median of its processes' medians."""
+    return median([median(x) for x in map(_blocks, baseline)])
 
-    From the design: delta >= (q + 2.33) * sigma_run * sqrt(1/R + 1/m), tolerance = 1 - exp(-delta).
+
+def process_variances(processes: Sequence[Sequence[float]], baseline: Sequence[Process] = ()) -> tuple[float, float]:
+    """Variance of one process's median log ratio: of this run's, and of the baseline's.
+
+    Each is ``SIGMA_RUN_FLOOR`` squared and what the noise between blocks adds, of which the larger of run and baseline
+    counts. Both are scaled up where the medians of run and baseline spread more than that, never down.
     """
-    q = normal_quantile(1 - ALPHA / looks)
-    delta = (q + 2.33) * max(SIGMA_RUN_FLOOR, between) * math.sqrt(1 / runs + 1 / processes)
-    return 1 - math.exp(-delta)
+    stored = [_blocks(x) for x in baseline]
+    blocks = min(len(x) for x in processes)
+    kept = [x for x in stored if len(x) > 1]
+    stored_blocks = min((len(x) for x in kept), default=blocks)
+    noise = max(_mean_square_sigma(processes), _mean_square_sigma(kept))
+    mine = SIGMA_RUN_FLOOR**2 + noise * median_variance(blocks)
+    theirs = SIGMA_RUN_FLOOR**2 + noise * median_variance(stored_blocks)
+    freedom = (len(processes) - 1, max(0, len(stored) - 1))
+    if not sum(freedom):
+        return mine, theirs
+    expected = (freedom[0] * mine + freedom[1] * theirs) / sum(freedom)
+    seen = pooled_variance([[median(x) for x in group] for group in (processes, stored)]) / expected
+    scale = max(1.0, (PRIOR_PROCESSES + sum(freedom) * seen) / (PRIOR_PROCESSES + sum(freedom)))
+    return mine * scale, theirs * scale
+
+
+def _mean_square_sigma(processes: Sequence[Sequence[float]]) -> float:
+    return fmean([robust_sigma(x) ** 2 for x in processes]) if processes else 0.0
+
+
+def _blocks(process: Process) -> Sequence[float]:
+    return [process] if isinstance(process, (int, float)) else process
+
+
+def smallest_tolerance(
+    processes: int,
+    between: float,
+    runs: int = LOOKS[-1][0],
+    looks: int = len(LOOKS),
+    cases: int = GATED_CASES,
+) -> float:
+    """The tolerance that a baseline of that many processes can hold, as a fraction.
+
+    ``between``: standard deviation of its processes' log ratios, which is weighed against ``SIGMA_PROCESS`` by how many
+    they are. A loss of it fails with probability ``POWER`` at the last look, of ``runs`` processes:
+    delta = ALLOWANCE + (q_fail + z(POWER)) * sigma * sqrt(1/R + 1/m).
+    """
+    q_fail, _, _ = _quantiles(looks, cases)
+    freedom = processes - 1
+    weighed = (PRIOR_PROCESSES * SIGMA_PROCESS**2 + freedom * between**2) / (PRIOR_PROCESSES + freedom)
+    error = math.sqrt(max(SIGMA_RUN_FLOOR**2, weighed) * (1 / runs + 1 / processes))
+    return 1 - math.exp(-ALLOWANCE - (q_fail + normal_quantile(POWER)) * error)
+
+
+@lru_cache
+def _quantiles(looks: int, cases: int) -> tuple[float, float, float]:
+    """Standard normal quantiles: to fail, to pass, to be shown. The first look cannot fail, so it costs no alpha."""
+    can_fail = max(1, looks - RUNS_TO_FAIL + 1)
+    return (
+        normal_quantile(1 - ALPHA / (max(1, cases) * can_fail)),
+        normal_quantile(1 - BETA / looks),
+        normal_quantile((1 + DISPLAYED) / 2),
+    )
 
 
 @dataclass(frozen=True)
@@ -131,15 +248,21 @@ def loss_margin(bf16_gaps: Sequence[float]) -> float:
 
 
 def decide_loss(gaps: Sequence[float], margin: float) -> LossGap:
-    """PASS when the mean gap is below the margin with 95 % confidence, FAIL when above it with as much."""
+    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE``; FAIL when above it with the confidence that
+    ``LOSS_ALPHA`` leaves each number of seeds at which the question may be asked again; else INCONCLUSIVE.
+
+    Few seeds can be close to each other by chance, and Student's t is then the only guard: a FAIL needs more of it.
+    """
     mean = float(np.mean(gaps))
     seeds = len(gaps)
-    bound = math.inf
+    bound = proven = math.inf
     if seeds > 1:
-        bound = student_quantile(LOSS_CONFIDENCE, seeds - 1) * sample_sd(gaps) / math.sqrt(seeds)
+        error = sample_sd(gaps) / math.sqrt(seeds)
+        bound = student_quantile(LOSS_CONFIDENCE, seeds - 1) * error
+        proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
     if mean + bound < margin:
         verdict = Verdict.PASS
-    elif mean - bound > margin:
+    elif mean - proven > margin:
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE
