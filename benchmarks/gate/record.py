@@ -1,6 +1,6 @@
 """Record timed blocks on a GPU: one JSON file per case, every block of every fresh process in the order taken.
 
-    python benchmarks/gate/record.py --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out benchmarks/gate/recordings
+    python benchmarks/gate/record.py --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out DIR
 
 Run it by hand, in a clone, on the GPU whose noise is wanted; twice on different days is better than once for long. The
 file is written anew after every process, so that an interrupt keeps all whole processes. A second recording of a case

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"
 BASELINES = ROOT / "baselines" / "h200"
-GPU_BOUND = ("1b-", "8b-")
-"""Cases whose step time is the GPU's; ``tiny`` waits for launches."""
-
 Floats = NDArray[np.float64]
 
 

@@ -26,7 +26,7 @@ class Plan:
     """What is simulated."""
 
     seed: int = 3
-    healthy: int = 40_000
+    healthy: int = 20_000
     """Trials at no change, per case and condition: a rate of 1 % per session is 1 in 3000 of them."""
     changed: int = 4_000
     """Trials per case and change."""
@@ -64,7 +64,16 @@ class Tally:
 
     def to_json(self) -> dict[str, object]:
         low, high = wilson(self.failed, self.gated)
-        return {**asdict(self), "rate": self.failed / max(1, self.gated), "interval": [low, high]}
+        return {**asdict(self), "rate": self.rate, "interval": [low, high]}
+
+    @property
+    def rate(self) -> float:
+        """Share of gated trials that failed."""
+        return self.each(self.failed)
+
+    def each(self, total: float) -> float:
+        """A total per gated trial; 0 where every baseline was refused."""
+        return total / self.gated if self.gated else 0.0
 
 
 def run(noises: Iterable[Noise], plan: Plan, workers: int = 2) -> list[Tally]:

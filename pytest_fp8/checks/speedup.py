@@ -28,7 +28,7 @@ def check_speedup(
     baseline_file: str = "",
     cases: int = GATED_CASES,
 ) -> Decision:
-    """``baseline``: log ratios per process, of each block or their median. ``floor=None`` asks about the baseline alone.
+    """``baseline``: log ratios per process, of each block or their median. ``floor=None`` asks the baseline alone.
 
     ``cases``: how many cases of this session are gated on speed; they share the session's false alarms.
     """

@@ -115,47 +115,53 @@ def decide_speedup(
     """
     estimates = [median(x) for x in processes]
     theta = fmean(estimates)
-    runs = len(processes)
     variance, stored_variance = process_variances(processes, baseline)
-    own = math.sqrt(variance / runs)
-    q_fail, q_pass, shown = _quantiles(looks, cases)
-    confirmed = runs >= RUNS_TO_FAIL
+    own = math.sqrt(variance / len(processes))
     verdicts: list[tuple[str, Verdict]] = []
-    change = change_half_width = None
+    change = change_error = None
     if floor is not None:
-        bound = math.log(floor)
-        if theta - normal_quantile(1 - ALPHA / looks) * own > bound:
-            verdicts.append(("floor", Verdict.PASS))
-        elif confirmed and theta + q_fail * own < bound and max(estimates) < bound:
-            verdicts.append(("floor", Verdict.FAIL))
-        else:
-            verdicts.append(("floor", Verdict.INCONCLUSIVE))
+        verdicts.append(("floor", _against_floor(estimates, own, math.log(floor), looks, cases)))
     if baseline:
         stored = center(baseline)
-        error = math.sqrt(variance / runs + stored_variance / len(baseline))
-        change, change_half_width = theta - stored, shown * error
-        passes = change - q_pass * error > math.log(1 - tolerance)
-        if change - q_fail * error > ALLOWANCE:
-            every = confirmed and min(estimates) > stored + ALLOWANCE
-            verdict = Verdict.IMPROVED if every else Verdict.INCONCLUSIVE
-        elif passes:
-            verdict = Verdict.PASS
-        elif confirmed and change + q_fail * error < -ALLOWANCE and max(estimates) < stored - ALLOWANCE:
-            verdict = Verdict.FAIL
-        else:
-            verdict = Verdict.INCONCLUSIVE
-        verdicts.append(("baseline", verdict))
+        change, change_error = theta - stored, math.sqrt(variance / len(processes) + stored_variance / len(baseline))
+        changes = [x - stored for x in estimates]
+        verdicts.append(("baseline", _against_baseline(changes, change_error, tolerance, looks, cases)))
+    verdict, reason = _least_good(verdicts)
+    shown = normal_quantile((1 + DISPLAYED) / 2)
+    return Speedup(
+        theta, shown * own, verdict, reason, change, shown * change_error if change_error is not None else None
+    )
 
-    def answer(verdict: Verdict, reason: str) -> Speedup:
-        return Speedup(theta, shown * own, verdict, reason, change, change_half_width)
 
-    if not verdicts:
-        return answer(Verdict.NOT_EXERCISED, "")
+def _against_floor(estimates: Sequence[float], error: float, bound: float, looks: int, cases: int) -> Verdict:
+    theta = fmean(estimates)
+    if theta - normal_quantile(1 - ALPHA / looks) * error > bound:
+        return Verdict.PASS
+    q_fail, _ = _quantiles(looks, cases)
+    confirmed = len(estimates) >= RUNS_TO_FAIL and max(estimates) < bound
+    return Verdict.FAIL if confirmed and theta + q_fail * error < bound else Verdict.INCONCLUSIVE
+
+
+def _against_baseline(changes: Sequence[float], error: float, tolerance: float, looks: int, cases: int) -> Verdict:
+    """``changes``: each process's log ratio less the baseline's."""
+    change, enough = fmean(changes), len(changes) >= RUNS_TO_FAIL
+    q_fail, q_pass = _quantiles(looks, cases)
+    if change - q_fail * error > ALLOWANCE:
+        return Verdict.IMPROVED if enough and min(changes) > ALLOWANCE else Verdict.INCONCLUSIVE
+    if change - q_pass * error > math.log(1 - tolerance):
+        return Verdict.PASS
+    if enough and change + q_fail * error < -ALLOWANCE and max(changes) < -ALLOWANCE:
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE
+
+
+def _least_good(verdicts: Sequence[tuple[str, Verdict]]) -> tuple[Verdict, str]:
+    """What several bounds say together, and which of them says it."""
     for wanted in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.IMPROVED):
         for reason, verdict in verdicts:
             if verdict is wanted:
-                return answer(verdict, reason)
-    return answer(Verdict.PASS, "")
+                return verdict, reason
+    return (Verdict.PASS if verdicts else Verdict.NOT_EXERCISED), ""
 
 
 def center(baseline: Sequence[Process]) -> float:
@@ -166,15 +172,15 @@ def center(baseline: Sequence[Process]) -> float:
 def process_variances(processes: Sequence[Sequence[float]], baseline: Sequence[Process] = ()) -> tuple[float, float]:
     """Variance of one process's median log ratio: of this run's, and of the baseline's.
 
-    Each is ``SIGMA_RUN_FLOOR`` squared and what the noise between blocks adds, of which the larger of run and baseline
-    counts. Both are scaled up where the medians of run and baseline spread more than that, never down.
+    Each is ``SIGMA_RUN_FLOOR`` squared and what the noise between blocks adds: that of run and baseline together, and
+    for the run its own where it is the noisier. Both are scaled up where the medians spread more than that, never down.
     """
     stored = [_blocks(x) for x in baseline]
     blocks = min(len(x) for x in processes)
     kept = [x for x in stored if len(x) > 1]
     stored_blocks = min((len(x) for x in kept), default=blocks)
-    noise = max(_mean_square_sigma(processes), _mean_square_sigma(kept))
-    mine = SIGMA_RUN_FLOOR**2 + noise * median_variance(blocks)
+    noise = _mean_square_sigma([*processes, *kept])
+    mine = SIGMA_RUN_FLOOR**2 + max(noise, _mean_square_sigma(processes)) * median_variance(blocks)
     theirs = SIGMA_RUN_FLOOR**2 + noise * median_variance(stored_blocks)
     freedom = (len(processes) - 1, max(0, len(stored) - 1))
     if not sum(freedom):
@@ -186,7 +192,8 @@ def process_variances(processes: Sequence[Sequence[float]], baseline: Sequence[P
 
 
 def _mean_square_sigma(processes: Sequence[Sequence[float]]) -> float:
-    return fmean([robust_sigma(x) ** 2 for x in processes]) if processes else 0.0
+    """Variance between blocks, by each process's median absolute deviation; a process counts by its blocks."""
+    return sum(robust_sigma(x) ** 2 * len(x) for x in processes) / sum(len(x) for x in processes)
 
 
 def _blocks(process: Process) -> Sequence[float]:
@@ -206,7 +213,7 @@ def smallest_tolerance(
     they are. A loss of it fails with probability ``POWER`` at the last look, of ``runs`` processes:
     delta = ALLOWANCE + (q_fail + z(POWER)) * sigma * sqrt(1/R + 1/m).
     """
-    q_fail, _, _ = _quantiles(looks, cases)
+    q_fail, _ = _quantiles(looks, cases)
     freedom = processes - 1
     weighed = (PRIOR_PROCESSES * SIGMA_PROCESS**2 + freedom * between**2) / (PRIOR_PROCESSES + freedom)
     error = math.sqrt(max(SIGMA_RUN_FLOOR**2, weighed) * (1 / runs + 1 / processes))
@@ -214,14 +221,10 @@ def smallest_tolerance(
 
 
 @lru_cache
-def _quantiles(looks: int, cases: int) -> tuple[float, float, float]:
-    """Standard normal quantiles: to fail, to pass, to be shown. The first look cannot fail, so it costs no alpha."""
+def _quantiles(looks: int, cases: int) -> tuple[float, float]:
+    """Standard normal quantiles, to fail and to pass. A look at too few processes cannot fail and costs no alpha."""
     can_fail = max(1, looks - RUNS_TO_FAIL + 1)
-    return (
-        normal_quantile(1 - ALPHA / (max(1, cases) * can_fail)),
-        normal_quantile(1 - BETA / looks),
-        normal_quantile((1 + DISPLAYED) / 2),
-    )
+    return normal_quantile(1 - ALPHA / (max(1, cases) * can_fail)), normal_quantile(1 - BETA / looks)
 
 
 @dataclass(frozen=True)

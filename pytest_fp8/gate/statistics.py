@@ -17,6 +17,7 @@ _FEW_VALUES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.
 """Small-sample corrections of the median absolute deviation, by the number of values."""
 
 
+@lru_cache
 def normal_quantile(p: float) -> float:
     return NormalDist().inv_cdf(p)
 

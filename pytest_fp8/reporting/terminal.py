@@ -9,9 +9,23 @@ from typing import Any
 
 from pytest_fp8.reporting.ledger import Entry, Ledger
 
-_STYLE = {"PASS": "green", "IMPROVED": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INVALID": "yellow", "NOT_EXERCISED": "dim"}
+_STYLE = {
+    "PASS": "green",
+    "IMPROVED": "green",
+    "FAIL": "red",
+    "INCONCLUSIVE": "yellow",
+    "INVALID": "yellow",
+    "NOT_EXERCISED": "dim",
+}
 # What follows a number whose verdict its own column does not show by a word.
-_MARK = {"PASS": "", "IMPROVED": " better", "NOT_EXERCISED": "", "FAIL": " FAIL", "INCONCLUSIVE": " ?", "INVALID": " invalid"}
+_MARK = {
+    "PASS": "",
+    "IMPROVED": " better",
+    "NOT_EXERCISED": "",
+    "FAIL": " FAIL",
+    "INCONCLUSIVE": " ?",
+    "INVALID": " invalid",
+}
 _COLUMNS = (
     "FP8\nlayers",
     "FP8\nFLOPs",
