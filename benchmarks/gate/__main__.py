@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gate.noise import CONDITIONS, QUIET, Noise, assumed_launch_bound, autocorrelation, fit
+from benchmarks.gate.reach import BASELINE_PROCESSES, NOISE, RUN_PROCESSES, caught
 from benchmarks.gate.recordings import load
 from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import CHANGES, OURS, SESSION, Plan, Tally, per_session, run, together, wilson
-from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, POWER
 
 BUILD_SECONDS = 25.0
 """Wall clock to build, compile and warm up both arms, where no recording says it: seen at 1B and 8B on an H200."""
@@ -71,6 +72,7 @@ def show(console: Console, noises: dict[str, Noise], tallies: list[Tally], plan:
     console.print(false_alarms([t for t in tallies if t.case in bound]))
     console.print(detection([t for t in tallies if t.case in bound]))
     console.print(by_case(tallies, plan))
+    console.print(reachable())
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -183,6 +185,23 @@ def by_case(tallies: list[Tally], plan: Plan) -> Table:
             f"{at[-0.02].most_gpu_seconds:.0f}",
             f"{1 - at[0.0].gated / at[0.0].trials:.1%}",
         )
+    return table
+
+
+def reachable() -> Table:
+    table = _table(
+        f"By formula: the loss that fails {POWER:.0%} of the time, by baseline x run processes",
+        "noise between blocks, processes",
+        *(f"{stored} x {run}" for stored in BASELINE_PROCESSES for run in RUN_PROCESSES if run <= stored),
+    )
+    for blocks, processes in NOISE:
+        cells = (
+            f"{caught(blocks, processes, stored, run):.1%}"
+            for stored in BASELINE_PROCESSES
+            for run in RUN_PROCESSES
+            if run <= stored
+        )
+        table.add_row(f"{blocks:.1%}, {processes:.1%}", *cells)
     return table
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, median
 
 import numpy as np
@@ -137,7 +136,7 @@ def _against_floor(estimates: Sequence[float], error: float, bound: float, looks
     theta = fmean(estimates)
     if theta - normal_quantile(1 - ALPHA / looks) * error > bound:
         return Verdict.PASS
-    q_fail, _ = _quantiles(looks, cases)
+    q_fail = fail_quantile(looks, cases)
     confirmed = len(estimates) >= RUNS_TO_FAIL and max(estimates) < bound
     return Verdict.FAIL if confirmed and theta + q_fail * error < bound else Verdict.INCONCLUSIVE
 
@@ -145,7 +144,7 @@ def _against_floor(estimates: Sequence[float], error: float, bound: float, looks
 def _against_baseline(changes: Sequence[float], error: float, tolerance: float, looks: int, cases: int) -> Verdict:
     """``changes``: each process's log ratio less the baseline's."""
     change, enough = fmean(changes), len(changes) >= RUNS_TO_FAIL
-    q_fail, q_pass = _quantiles(looks, cases)
+    q_fail, q_pass = fail_quantile(looks, cases), normal_quantile(1 - BETA / looks)
     if change - q_fail * error > ALLOWANCE:
         return Verdict.IMPROVED if enough and min(changes) > ALLOWANCE else Verdict.INCONCLUSIVE
     if change - q_pass * error > math.log(1 - tolerance):
@@ -213,18 +212,17 @@ def smallest_tolerance(
     they are. A loss of it fails with probability ``POWER`` at the last look, of ``runs`` processes:
     delta = ALLOWANCE + (q_fail + z(POWER)) * sigma * sqrt(1/R + 1/m).
     """
-    q_fail, _ = _quantiles(looks, cases)
+    q_fail = fail_quantile(looks, cases)
     freedom = processes - 1
     weighed = (PRIOR_PROCESSES * SIGMA_PROCESS**2 + freedom * between**2) / (PRIOR_PROCESSES + freedom)
     error = math.sqrt(max(SIGMA_RUN_FLOOR**2, weighed) * (1 / runs + 1 / processes))
     return 1 - math.exp(-ALLOWANCE - (q_fail + normal_quantile(POWER)) * error)
 
 
-@lru_cache
-def _quantiles(looks: int, cases: int) -> tuple[float, float]:
-    """Standard normal quantiles, to fail and to pass. A look at too few processes cannot fail and costs no alpha."""
+def fail_quantile(looks: int, cases: int) -> float:
+    """Standard normal quantile of a FAIL: ``ALPHA`` over cases and looks. A look at too few processes costs none."""
     can_fail = max(1, looks - RUNS_TO_FAIL + 1)
-    return normal_quantile(1 - ALPHA / (max(1, cases) * can_fail)), normal_quantile(1 - BETA / looks)
+    return normal_quantile(1 - ALPHA / (max(1, cases) * can_fail))
 
 
 @dataclass(frozen=True)
