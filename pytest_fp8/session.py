@@ -143,17 +143,13 @@ class Session:
         measured = entry.metrics.get("speedup")
         if measured is None:
             return ""
-        from statistics import median
+        from pytest_fp8.gate.decide import holds
 
-        from pytest_fp8.gate.decide import smallest_tolerance
-        from pytest_fp8.gate.statistics import sample_sd
-
-        per_process = [median(blocks) for blocks in measured["values"]]
-        holds = smallest_tolerance(len(per_process), sample_sd(per_process))
-        if holds <= measured["tolerance"]:
+        could_hold = holds(measured["values"])
+        if could_hold <= measured["tolerance"]:
             return ""
         return (
-            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {holds:.1%} "
+            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {could_hold:.1%} "
             "(more of them: --fp8-processes)"
         )
 

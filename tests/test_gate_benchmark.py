@@ -172,7 +172,7 @@ def test_our_rule_in_the_benchmark_is_the_plugins(noise, monkeypatch):
     before, now = draw(rng, noise, (5, 4, 12), is_baseline=True), draw(rng, noise, (5, 4, 6))
     ours(before, now, noise, 0.02, 30)
     assert len(asked) >= 5
-    assert all(k["cases"] == 30 and k["tolerance"] == 0.02 and k["looks"] == 4 for k in asked)
+    assert all(k["cases"] == 30 and k["tolerance"] == 0.02 for k in asked)
     assert all(len(k["baseline"]) == 4 and len(k["baseline"][0]) == 12 for k in asked)
 
 
@@ -190,7 +190,7 @@ def test_a_launch_bound_case_is_refused_a_baseline():
     assert not noise.gpu_bound
     rng = np.random.default_rng(8)
     before, now = draw(rng, noise, (300, 4, 12), is_baseline=True), draw(rng, noise, (300, 4, 6))
-    assert ours(before, now, noise, 0.02, 30).other["refused"] > 270
+    assert ours(before, now, noise, 0.02, 30).other["refused"] > 295
 
 
 def test_gpu_seconds_count_every_step(noise):
@@ -231,7 +231,7 @@ def test_a_run_is_reproducible_and_two_jobs_differ(noise):
 
 def test_what_the_formula_promises_the_simulation_finds(noise, monkeypatch):
     # Nothing is refused: the question is the power at a tolerance that this noise only just holds.
-    monkeypatch.setattr(rules, "smallest_tolerance", lambda *_: 0.0)
+    monkeypatch.setattr(rules, "holds", lambda *_: 0.0)
     loss = caught(noise.sigma_block, noise.sigma_run, stored=4, run=4)
     plan = simulate.Plan(tolerance=loss)
     assert simulate.simulate(noise, QUIET, -loss, plan, 600)[0].rate == pytest.approx(0.8, abs=0.12)

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gate.noise import CONDITIONS, QUIET, Noise, assumed_launch_bound, autocorrelation, fit
-from benchmarks.gate.reach import BASELINE_PROCESSES, NOISE, RUN_PROCESSES, caught
+from benchmarks.gate.reach import BASELINE_PROCESSES, CAUGHT, NOISE, RUN_PROCESSES, caught
 from benchmarks.gate.recordings import load
 from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import CHANGES, OURS, SESSION, Plan, Tally, per_session, run, together, wilson
-from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, POWER
+from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS
 
 BUILD_SECONDS = 25.0
 """Wall clock to build, compile and warm up both arms, where no recording says it: seen at 1B and 8B on an H200."""
@@ -101,7 +101,9 @@ def noise_table(noises: dict[str, Noise]) -> Table:
             f"{noise.sigma_block:.2%}",
             f"{noise.sigma_run:.2%}",
             f"{autocorrelation(noise):+.2f}" if noise.recorded else "-",
-            f"{noise.residuals.shape[0]} x {noise.residuals.shape[1]} blocks" if noise.recorded else noise.sources[0],
+            f"{noise.residuals.shape[0]} x {noise.residuals.shape[1]} blocks"
+            if noise.recorded
+            else noise.sources[0].split()[0],
         )
     return table
 
@@ -119,6 +121,15 @@ def false_alarms(tallies: list[Tally]) -> Table:
             one = together(t for t in tallies if (t.rule, t.condition, t.change) == (rule, condition.name, 0.0))
             cells.append(_session(one, with_interval=rule == OURS))
         table.add_row(rule, *cells)
+        if rule == OURS:
+            unsaid = [
+                together(t for t in tallies if (t.rule, t.condition, t.change) == (OURS, condition.name, 0.0))
+                for condition in CONDITIONS
+            ]
+            table.add_row(
+                "  INVALID or INCONCLUSIVE, per case",
+                *(f"{t.each(sum(t.other.get(w, 0) for w in ('INVALID', 'INCONCLUSIVE'))):.1%}" for t in unsaid),
+            )
     return table
 
 
@@ -190,7 +201,7 @@ def by_case(tallies: list[Tally], plan: Plan) -> Table:
 
 def reachable() -> Table:
     table = _table(
-        f"By formula: the loss that fails {POWER:.0%} of the time, by baseline x run processes",
+        f"By formula: the loss that fails {CAUGHT:.0%} of the time, by baseline x run processes",
         "noise between blocks, processes",
         *(f"{stored} x {run}" for stored in BASELINE_PROCESSES for run in RUN_PROCESSES if run <= stored),
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from pytest_fp8.gate.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, POWER, fail_quantile
+from pytest_fp8.gate.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, fail_quantile
 from pytest_fp8.gate.statistics import median_variance, normal_quantile
 
+CAUGHT = 0.80
 BASELINE_PROCESSES = (2, 4, 6, 8)
 RUN_PROCESSES = (2, 3, 4, 6)
 NOISE = ((0.004, 0.003), (0.010, 0.003), (0.010, 0.004))
@@ -18,4 +19,4 @@ def caught(blocks: float, processes: float, stored: int, run: int, cases: int = 
     one_run = processes**2 + blocks**2 * median_variance(LOOKS[-1][1])
     one_stored = processes**2 + blocks**2 * median_variance(BASELINE_BLOCKS)
     error = math.sqrt(one_run / run + one_stored / stored)
-    return 1 - math.exp(-ALLOWANCE - (fail_quantile(len(LOOKS), cases) + normal_quantile(POWER)) * error)
+    return 1 - math.exp(-ALLOWANCE - (fail_quantile(len(LOOKS), cases) + normal_quantile(CAUGHT)) * error)

@@ -18,8 +18,7 @@ from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
 from pytest_fp8.checks.speedup import disturbed
 from pytest_fp8.evidence.records import TimingEvidence
-from pytest_fp8.gate.decide import LOOKS, decide_speedup, smallest_tolerance
-from pytest_fp8.gate.statistics import sample_sd
+from pytest_fp8.gate.decide import LOOKS, decide_speedup, holds
 from pytest_fp8.gate.verdicts import Verdict
 
 WARM_UP_BLOCKS = 3
@@ -50,41 +49,36 @@ class Rule:
     """``fp8`` milliseconds, or the ``ratio`` of BF16's to FP8's."""
 
 
-def ours(
-    baseline: Trace, run: Trace, noise: Noise, tolerance: float, cases: int, looks: tuple[tuple[int, int], ...] = LOOKS
-) -> Outcome:
+def ours(baseline: Trace, run: Trace, noise: Noise, tolerance: float, cases: int) -> Outcome:
     """The plugin's rule: :func:`decide_speedup` after the INVALID rules of ``checks/speedup.py``, look after look.
 
     A baseline that its own spread makes too coarse is refused, as ``--fp8-update-baselines`` refuses it, and its case
     then is not gated. No floor: the question is what changed since the baseline.
     """
-    stored_ratios = baseline.log_ratios
-    stored = np.median(stored_ratios, axis=-1)
+    stored = baseline.log_ratios
     stored_ms = np.median(baseline.bf16, axis=(2, 3))
     ratios, count = run.log_ratios, len(run.fp8)
     failed, builds = np.zeros(count, dtype=bool), np.zeros(count)
     other: dict[str, int] = {}
     # The reference's median over what each look has seen, all trials at once.
-    medians = [np.median(run.bf16[:, :processes].reshape(count, -1), axis=1) for processes, _ in looks]
+    medians = [np.median(run.bf16[:, :processes].reshape(count, -1), axis=1) for processes, _ in LOOKS]
     for trial in range(count):
-        kept = [float(x) for x in stored[trial]]
-        if smallest_tolerance(len(kept), sample_sd(kept), looks[-1][0], len(looks)) > tolerance:
+        kept = stored[trial].tolist()
+        if holds(kept) > tolerance:
             other["refused"] = other.get("refused", 0) + 1
             continue
         verdict = Verdict.INCONCLUSIVE
-        blocks_kept = stored_ratios[trial].tolist()
         mine = ratios[trial].tolist()
-        for look, (processes, blocks) in enumerate(looks):
+        for look, (processes, blocks) in enumerate(LOOKS):
             builds[trial] = processes
             if disturbed(_NOTHING_SEEN, float(medians[look][trial]), stored_ms[trial].tolist()) is not None:
                 verdict = Verdict.INVALID
                 break
             verdict = decide_speedup(
                 [x[:blocks] for x in mine[:processes]],
-                baseline=blocks_kept,
+                baseline=kept,
                 tolerance=tolerance,
                 floor=None,
-                looks=len(looks),
                 cases=cases,
             ).verdict
             if verdict is not Verdict.INCONCLUSIVE:
@@ -92,7 +86,7 @@ def ours(
         failed[trial] = verdict is Verdict.FAIL
         if verdict not in (Verdict.PASS, Verdict.FAIL):
             other[verdict.value] = other.get(verdict.value, 0) + 1
-    per_process = process_seconds(noise, looks[0][1])
+    per_process = process_seconds(noise, LOOKS[0][1])
     return Outcome(failed, builds * per_process, builds, other)
 
 

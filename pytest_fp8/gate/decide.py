@@ -25,8 +25,9 @@ GATED_CASES = 30
 """Cases that share ``ALPHA`` where a caller does not say how many there are."""
 BETA = 0.05
 """Chance that a loss of exactly the tolerance passes, over all looks."""
-POWER = 0.80
-"""Chance, at the last look, that a loss of the tolerance fails: what a baseline must offer to be stored."""
+POWER = 0.50
+"""Chance, at the last look, that a loss of the tolerance fails: the least that a baseline must offer to be stored. One
+that offers just that fails a loss half as large again 98 % of the time; refused, it would fail nothing at all."""
 LOOKS: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (3, 6), (4, 6))
 """(fresh processes, ABBA blocks per process) of each look. Further blocks of one process buy little: they do not touch
 the spread between processes. The first look can pass a case, and never fail one."""
@@ -37,8 +38,8 @@ BASELINE_BLOCKS = 12
 SIGMA_RUN_FLOOR = 0.003
 """Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
 the handful of processes of one baseline cannot show that it is."""
-SIGMA_PROCESS = 0.0045
-"""Typical spread of the processes' medians, blocks' noise included: what 12 blocks of 1 % make of the floor."""
+SIGMA_BLOCK = 0.01
+"""Spread between the blocks of one process, where nobody says: the noisier of the cases measured on an H200."""
 PRIOR_PROCESSES = 4
 """What is assumed of a spread counts as much as this many degrees of freedom of what was seen."""
 ALLOWANCE = 0.003
@@ -205,18 +206,35 @@ def smallest_tolerance(
     runs: int = LOOKS[-1][0],
     looks: int = len(LOOKS),
     cases: int = GATED_CASES,
+    within: float = SIGMA_BLOCK,
+    blocks: int = BASELINE_BLOCKS,
 ) -> float:
     """The tolerance that a baseline of that many processes can hold, as a fraction.
 
-    ``between``: standard deviation of its processes' log ratios, which is weighed against ``SIGMA_PROCESS`` by how many
-    they are. A loss of it fails with probability ``POWER`` at the last look, of ``runs`` processes:
-    delta = ALLOWANCE + (q_fail + z(POWER)) * sigma * sqrt(1/R + 1/m).
+    ``between``: standard deviation of its processes' log ratios, ``within``: of the ``blocks`` in each. A loss of the
+    tolerance fails with probability ``POWER`` at the last look, of ``runs`` processes:
+    delta = ALLOWANCE + (q_fail + z(POWER)) * SE. What so few processes show between them is weighed against what their
+    blocks and ``SIGMA_RUN_FLOOR`` let one expect.
     """
-    q_fail = fail_quantile(looks, cases)
+    expected = SIGMA_RUN_FLOOR**2 + within**2 * median_variance(blocks)
     freedom = processes - 1
-    weighed = (PRIOR_PROCESSES * SIGMA_PROCESS**2 + freedom * between**2) / (PRIOR_PROCESSES + freedom)
-    error = math.sqrt(max(SIGMA_RUN_FLOOR**2, weighed) * (1 / runs + 1 / processes))
-    return 1 - math.exp(-ALLOWANCE - (q_fail + normal_quantile(POWER)) * error)
+    stored = (PRIOR_PROCESSES * expected + freedom * between**2) / (PRIOR_PROCESSES + freedom)
+    mine = stored / expected * (SIGMA_RUN_FLOOR**2 + within**2 * median_variance(LOOKS[-1][1]))
+    error = math.sqrt(mine / runs + stored / processes)
+    return 1 - math.exp(-ALLOWANCE - (fail_quantile(looks, cases) + normal_quantile(POWER)) * error)
+
+
+def holds(baseline: Sequence[Sequence[float]]) -> float:
+    """The tolerance that a baseline can hold, from the log ratios of each of its processes, block by block."""
+    between = sample_sd([median(x) for x in baseline])
+    return smallest_tolerance(
+        len(baseline), between, within=block_sigma(baseline), blocks=min(len(x) for x in baseline)
+    )
+
+
+def block_sigma(processes: Sequence[Sequence[float]]) -> float:
+    """Standard deviation between the blocks of a process, by median absolute deviations, over all processes."""
+    return math.sqrt(_mean_square_sigma(processes))
 
 
 def fail_quantile(looks: int, cases: int) -> float:
