@@ -16,6 +16,7 @@ from pytest_fp8.gate.decide import (
     MAX_LOSS_SEEDS,
     POWER,
     center,
+    center_variance,
     decide_loss,
     decide_speedup,
     holds,
@@ -104,6 +105,12 @@ def test_one_process_never_fails_a_case():
 def test_one_process_that_disagrees_keeps_a_case_from_failing():
     wild = [[-0.15] * 6, [-0.15] * 6, [0.0] * 6, [-0.15] * 6]
     assert decide_speedup(wild, baseline=[[0.0] * 12] * 4, floor=None).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8])
+def test_the_centre_of_a_baseline_is_as_uncertain_as_is_counted(count):
+    values = np.median(np.random.default_rng(0).normal(size=(100_000, count)), axis=1)
+    assert values.var() == pytest.approx(center_variance(count), rel=0.06)
 
 
 def test_a_baseline_may_be_medians_or_blocks():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pytest_fp8.gate.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, fail_quantile
+from pytest_fp8.gate.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, center_variance, fail_quantile
 from pytest_fp8.gate.statistics import median_variance, normal_quantile
 
 CAUGHT = 0.80
@@ -18,5 +18,5 @@ def caught(blocks: float, processes: float, stored: int, run: int, cases: int = 
     """The loss, as a fraction. ``blocks``, ``processes``: standard deviations of log ratios, taken as known."""
     one_run = processes**2 + blocks**2 * median_variance(LOOKS[-1][1])
     one_stored = processes**2 + blocks**2 * median_variance(BASELINE_BLOCKS)
-    error = math.sqrt(one_run / run + one_stored / stored)
+    error = math.sqrt(one_run / run + one_stored * center_variance(stored))
     return 1 - math.exp(-ALLOWANCE - (fail_quantile(len(LOOKS), cases) + normal_quantile(CAUGHT)) * error)

@@ -123,7 +123,8 @@ def decide_speedup(
         verdicts.append(("floor", _against_floor(estimates, own, math.log(floor), looks, cases)))
     if baseline:
         stored = center(baseline)
-        change, change_error = theta - stored, math.sqrt(variance / len(processes) + stored_variance / len(baseline))
+        change = theta - stored
+        change_error = math.sqrt(variance / len(processes) + stored_variance * center_variance(len(baseline)))
         changes = [x - stored for x in estimates]
         verdicts.append(("baseline", _against_baseline(changes, change_error, tolerance, looks, cases)))
     verdict, reason = _least_good(verdicts)
@@ -167,6 +168,11 @@ def _least_good(verdicts: Sequence[tuple[str, Verdict]]) -> tuple[Verdict, str]:
 def center(baseline: Sequence[Process]) -> float:
     """The log ratio that a baseline stands for: the median of its processes' medians."""
     return median([median(x) for x in map(_blocks, baseline)])
+
+
+def center_variance(processes: int) -> float:
+    """Variance of :func:`center` for processes of unit variance; the median of one or two is their mean."""
+    return max(1 / processes, median_variance(processes))
 
 
 def process_variances(processes: Sequence[Sequence[float]], baseline: Sequence[Process] = ()) -> tuple[float, float]:
@@ -220,7 +226,7 @@ def smallest_tolerance(
     freedom = processes - 1
     stored = (PRIOR_PROCESSES * expected + freedom * between**2) / (PRIOR_PROCESSES + freedom)
     mine = stored / expected * (SIGMA_RUN_FLOOR**2 + within**2 * median_variance(LOOKS[-1][1]))
-    error = math.sqrt(mine / runs + stored / processes)
+    error = math.sqrt(mine / runs + stored * center_variance(processes))
     return 1 - math.exp(-ALLOWANCE - (fail_quantile(looks, cases) + normal_quantile(POWER)) * error)
 
 
