@@ -31,7 +31,7 @@ class Settings:
     """Where candidates and the report go; nothing is written without it."""
     update: bool = False
     reason: str = ""
-    processes: int = 2
+    processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
@@ -66,7 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
     Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
-    Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 2)", "N"),
+    Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
@@ -144,7 +144,7 @@ def _declared(name: str) -> str:
 
 
 def _count(value: Any) -> int:
-    text = str(value or 2)
+    text = str(value or Settings.processes)
     if not text.isdigit() or int(text) < 1:
         refuse("--fp8-processes", expected="a whole number from 1", seen=repr(value))
     return int(text)

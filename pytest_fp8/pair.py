@@ -14,14 +14,14 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.cases import Case
 from pytest_fp8.checks.checkpoints import check_checkpoints
-from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.checks.layers import COUNTED, check_layers, counted
 from pytest_fp8.checks.loss import check_loss
 from pytest_fp8.checks.memory import check_memory
 from pytest_fp8.checks.speedup import check_speedup
 from pytest_fp8.errors import CheckFailed, Fp8Error
 from pytest_fp8.evidence.records import LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
 from pytest_fp8.gate.baseline import Baseline
-from pytest_fp8.gate.decide import LOOKS, log_ratios
+from pytest_fp8.gate.decide import GATED_CASES, LOOKS, log_ratios
 from pytest_fp8.gate.verdicts import Decision, Verdict
 from pytest_fp8.options import Settings
 from pytest_fp8.reporting.ledger import Ledger
@@ -39,6 +39,7 @@ class Fp8Pair:
         baseline_file: str,
         case_hash: str,
         gpu: str = "",
+        gated_cases: int = GATED_CASES,
     ) -> None:
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
@@ -46,6 +47,7 @@ class Fp8Pair:
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
         self._baseline_file = baseline_file
+        self._gated_cases = gated_cases
         self._evidence: dict[str, Any] = {}
         ledger.begin(self.case, case_hash, gpu)
 
@@ -79,8 +81,11 @@ class Fp8Pair:
 
     def layers(self) -> Decision:
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
-        decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"))
+        counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
+        decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts)
         self._measured("fp8_share", "share of GEMM FLOPs", "higher", 0.0, [decision.numbers["fp8_share"]])
+        for name, count in counted(decision.numbers).items():
+            self._measured(name, COUNTED[name], "higher", 0.0, [count])
         return self._note(decision)
 
     def loss(self) -> Decision:
@@ -99,7 +104,7 @@ class Fp8Pair:
         if not self.case.asks("speedup"):
             return self._note(self._cannot("speedup"))
         bound = self.case.floor if floor == -1.0 else floor
-        baseline = [float(np.median(x)) for x in self._stored("speedup")] if against_baseline else []
+        baseline = self._stored("speedup") if against_baseline else []
         if self._settings.update:
             evidence = self._first_timing()
             decision = self._judge_speed(evidence, bound, [])
@@ -160,7 +165,7 @@ class Fp8Pair:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _judge_speed(self, evidence: TimingEvidence, floor: float | None, baseline: list[float]) -> Decision:
+    def _judge_speed(self, evidence: TimingEvidence, floor: float | None, baseline: list[list[float]]) -> Decision:
         return check_speedup(
             evidence,
             floor=floor,
@@ -168,6 +173,7 @@ class Fp8Pair:
             baseline=baseline,
             baseline_reference_ms=self._stored("bf16_ms") if baseline else (),
             baseline_file=self._baseline_file,
+            cases=self._gated_cases,
         )
 
     def _cannot(self, question: str) -> Decision:
@@ -189,7 +195,7 @@ class Fp8Pair:
             self._ledger.error(self.case.id, error.headline)
             # The user's line is where it happened; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
-        if decision.verdict is Verdict.FAIL or (self._settings.strict and decision.verdict is not Verdict.PASS):
+        if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message)
         return decision
 

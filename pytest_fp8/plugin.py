@@ -19,6 +19,7 @@ __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_wo
 SESSION = pytest.StashKey[Session]()
 FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
 SHOWN_AS = {
+    "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
     "INVALID": ("invalid", "!", "INVALID"),
     "NOT_EXERCISED": ("not exercised", "-", "NOT EXERCISED"),
@@ -160,4 +161,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _verdict(item: pytest.Item) -> str:
     """The worst verdict that the decisions of this very test left, so that it is shown as what it is."""
     asked = item.config.stash[SESSION].ledger.taken()
-    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED") if word in asked), "PASS")
+    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in asked), "PASS")

@@ -57,11 +57,18 @@ class Session:
                 baseline = read_baseline(folder, gpu, case.id, digest)
             arms = PairArms(case, self.pool(), shipped, fingerprint)
             stored = str(baseline_path(folder, gpu, case.id))
-            self._pairs[digest] = Fp8Pair(arms, self.settings, self.ledger, baseline, stored, digest, gpu)
+            self._pairs[digest] = Fp8Pair(
+                arms, self.settings, self.ledger, baseline, stored, digest, gpu, self.gated_cases
+            )
         pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
         pair._arms.start(ahead)
         return pair
+
+    @property
+    def gated_cases(self) -> int:
+        """Cases of this session that are gated on speed: they share its false alarms. Known after collection."""
+        return max(1, sum(case.asks("speedup") for case in self.upcoming))
 
     def pool(self) -> ArmPool:
         if self._pool is None:
@@ -136,17 +143,13 @@ class Session:
         measured = entry.metrics.get("speedup")
         if measured is None:
             return ""
-        from statistics import median
+        from pytest_fp8.gate.decide import holds
 
-        from pytest_fp8.gate.decide import smallest_tolerance
-        from pytest_fp8.gate.statistics import sample_sd
-
-        per_process = [median(blocks) for blocks in measured["values"]]
-        holds = smallest_tolerance(len(per_process), sample_sd(per_process))
-        if holds <= measured["tolerance"]:
+        could_hold = holds(measured["values"])
+        if could_hold <= measured["tolerance"]:
             return ""
         return (
-            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {holds:.1%} "
+            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {could_hold:.1%} "
             "(more of them: --fp8-processes)"
         )
 

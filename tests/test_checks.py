@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.checks.checkpoints import check_checkpoints, logit_limit
-from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.checks.layers import check_layers, counted
 from pytest_fp8.checks.loss import check_loss
 from pytest_fp8.checks.memory import check_memory
 from pytest_fp8.checks.speedup import check_speedup
@@ -103,6 +103,15 @@ def test_less_fp8_than_in_the_baseline_fails():
     verdict_of(check_layers(CASE, layers_evidence(), baseline_share=[0.9]), Verdict.FAIL, "less of the step")
 
 
+@pytest.mark.parametrize(("count", "says"), [("fp8_layers", "Linears"), ("fp8_dgrad", "dgrad products")])
+def test_counts_are_exact(count, says):
+    kept = {"fp8_layers": 2, "fp8_fprop": 2, "fp8_dgrad": 2, "fp8_wgrad": 2}
+    assert counted(check_layers(CASE, layers_evidence()).numbers) == kept
+    verdict_of(check_layers(CASE, layers_evidence(), baseline_counts=kept), Verdict.PASS)
+    more = {**kept, count: 3}
+    verdict_of(check_layers(CASE, layers_evidence(), baseline_counts=more), Verdict.FAIL, f"fewer {says}", "exactly")
+
+
 def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):
     return {
         s: Curve(s, [5 - 0.1 * t + offset + wobble * (s + 1) for t in range(steps)], [1.0] * steps)
@@ -162,7 +171,8 @@ def test_seeds_that_disagree_are_inconclusive():
 
 def timing(fp8=80.0, **changes):
     noise = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
-    return replace(TimingEvidence(bf16=[[100 * x for x in noise]], fp8=[[fp8 * x for x in reversed(noise)]]), **changes)
+    bf16, mine = [100 * x for x in noise], [fp8 * x for x in reversed(noise)]
+    return replace(TimingEvidence(bf16=[bf16, bf16], fp8=[mine, mine]), **changes)
 
 
 def test_speedup_against_floor_and_baseline():
@@ -171,6 +181,20 @@ def test_speedup_against_floor_and_baseline():
     slower = check_speedup(timing(), floor=None, tolerance=0.03, baseline=[math.log(1.35)] * 2)
     verdict_of(slower, Verdict.FAIL, "lost speed against BF16", "baseline 1.350x less 3%")
     verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update-baselines")
+
+
+def test_a_gain_asks_for_a_new_baseline():
+    faster = check_speedup(timing(), floor=1.0, tolerance=0.02, baseline=[math.log(1.18)] * 4)
+    verdict_of(faster, Verdict.IMPROVED, "+5.9%", "update the baseline")
+    assert faster.verdict.passes
+
+
+def test_the_number_of_gated_cases_reaches_the_rule():
+    alone, among_many = (
+        check_speedup(timing(), floor=None, tolerance=0.02, baseline=[math.log(1.2705)] * 4, cases=cases)
+        for cases in (1, 10_000)
+    )
+    assert (alone.verdict, among_many.verdict) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +215,7 @@ def test_a_disturbed_measurement_is_invalid(changes, says):
 
 def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
     both = check_speedup(
-        timing(88, bf16=[[110.0] * 12]),
+        timing(88, bf16=[[110.0] * 12] * 2),
         floor=1.0,
         tolerance=0.03,
         baseline=[math.log(1.25)] * 2,
@@ -209,6 +233,7 @@ def test_memory():
     evidence = MemoryEvidence(bf16=memory(100), fp8=memory(90))
     verdict_of(check_memory(evidence, [0.9]), Verdict.PASS)
     verdict_of(check_memory(evidence), Verdict.NOT_EXERCISED)
+    verdict_of(check_memory(replace(evidence, fp8=memory(80)), [0.9]), Verdict.IMPROVED, "update the baseline")
     verdict_of(check_memory(replace(evidence, fp8=memory(166)), [0.9]), Verdict.FAIL, "more memory against BF16")
 
 

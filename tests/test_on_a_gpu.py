@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import A100, B200, H100, H200, install
+from fakes import A100, B200, H100, H200, FakeProcess, install
+
+import pytest_fp8.pair
 
 SUITE = """
     import pytest
@@ -69,8 +71,8 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
     assert stored["schema"] == 1
     assert stored["provenance"]["reason"] == "first"
-    assert len(stored["metrics"]["speedup"]["values"]) == 2, "raw values of two fresh processes"
-    assert len(stored["metrics"]["speedup"]["values"][0]) == 6, "one per block, not a mean"
+    assert len(stored["metrics"]["speedup"]["values"]) == 4, "raw values of four fresh processes"
+    assert len(stored["metrics"]["speedup"]["values"][0]) == 12, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
     second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])
@@ -93,6 +95,43 @@ def test_what_changed_since_the_baseline_fails_its_own_test(suite, monkeypatch, 
     result = suite.runpytest("--fp8-gpu=h200", "-k", f"{test} and rowwise")
     result.assert_outcomes(failed=1, deselected=11)
     result.stdout.fnmatch_lines([f"*FAIL: *{says}*", "*expected:*", "*seen:*", "*next:*"])
+
+
+def test_a_case_that_became_faster_passes_and_asks_for_a_new_baseline(suite, monkeypatch):
+    install(monkeypatch, H200)
+    assert suite.runpytest(*UPDATE).ret == 0
+    install(monkeypatch, H200, speedup=1.3)
+    result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_speedup and rowwise")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*IMPROVED: FP8 is faster than its baseline*", "*+8.[0-9]%*", "*update the baseline*"])
+    result.stdout.fnmatch_lines(["*1 improved*"])
+
+
+def test_the_cases_that_are_gated_on_speed_share_the_sessions_false_alarms(suite, monkeypatch):
+    asked = []
+    install(monkeypatch, H200)
+    real = pytest_fp8.pair.check_speedup
+    monkeypatch.setattr("pytest_fp8.pair.check_speedup", lambda *a, **k: asked.append(k["cases"]) or real(*a, **k))
+    suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup")
+    assert set(asked) == {2}
+    asked.clear()
+    suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
+    assert set(asked) == {1}
+
+
+def test_a_baseline_too_coarse_for_its_tolerance_is_refused_and_says_what_it_could_hold(suite, monkeypatch):
+    install(monkeypatch, H200)
+    spread = iter([1.2, 1.2, 1.26, 1.26, 1.15, 1.15, 1.31, 1.31] * 2)
+    real = FakeProcess.start_build
+
+    def build(self, spec):
+        real(self, spec)
+        self.world.speedup = next(spread, 1.2)
+
+    monkeypatch.setattr(FakeProcess, "start_build", build)
+    result = suite.runpytest(*UPDATE, "-k", "(test_speedup or test_layers) and rowwise")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*not updated: its processes spread too much to gate at 2.0%; they could hold *%*"])
 
 
 def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):

@@ -17,7 +17,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cases import Case
 from pytest_fp8.checks.checkpoints import logit_limit
 from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
-from pytest_fp8.gate.decide import LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
+from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
 from pytest_fp8.gate.verdicts import Verdict
 from pytest_fp8.gpu import Conditions, conditions
 
@@ -36,7 +36,8 @@ class PairArms:
         self.fp8 = make_arm(case, pool, workload, fingerprint, control=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
-        self._conditions: list[Conditions] = []
+        self.seen_conditions: list[Conditions] = []
+        """The GPU's clocks and neighbours after each turn of an arm, in the order taken."""
         self._layers: LayersEvidence | None = None
         self._ahead: list[Arm] = []
 
@@ -93,12 +94,12 @@ class PairArms:
     def timing(self, look: int) -> TimingEvidence:
         """Blocks of ``LOOKS[look]``: a fresh pair of processes is added before blocks are."""
         processes, blocks = LOOKS[look]
-        self._have_processes(processes, blocks)
+        self.have_processes(processes, blocks)
         for index in range(processes):
             if len(self._timing["fp8"][index]) < 2 * blocks and index == processes - 1:
                 self._extend(index, blocks - len(self._timing["fp8"][index]) // 2)
         mine, reference = self.layers(), self.reference_layers()
-        seen = self._conditions
+        seen = self.seen_conditions
         return TimingEvidence(
             bf16=[list(x) for x in self._timing["bf16"]],
             fp8=[list(x) for x in self._timing["fp8"]],
@@ -111,12 +112,12 @@ class PairArms:
             fp8_cudnn=self.fp8.facts.get("cudnn"),
         )
 
-    def add_processes(self, processes: int, blocks: int = LOOKS[0][1]) -> TimingEvidence:
+    def add_processes(self, processes: int, blocks: int = BASELINE_BLOCKS) -> TimingEvidence:
         """At least ``processes`` fresh pairs, for a baseline."""
-        self._have_processes(processes, blocks)
+        self.have_processes(processes, blocks)
         return self.timing(0)
 
-    def _have_processes(self, processes: int, blocks: int) -> None:
+    def have_processes(self, processes: int, blocks: int) -> None:
         """Measure fresh pairs until there are that many."""
         while len(self._timing["fp8"]) < processes:
             if self._timing["fp8"]:
@@ -147,16 +148,28 @@ class PairArms:
             arm.request("park")
 
     def _run(self, arm: Arm, count: int) -> list[float]:
-        steps = self._shared("block steps", self._steps_per_block)
+        steps, dropped = self.steps_per_block(), self.dropped_steps()
         tight = self.pool.tight(self.fp8, self.bf16)
-        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=2 if tight else 1)
+        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped)
         if tight:
             arm.request("park")
         if self.pool.gpu is not None:
-            self._conditions.append(conditions(self.pool.gpu, self.pool.pids))
+            self.seen_conditions.append(conditions(self.pool.gpu, self.pool.pids))
         return times
 
-    def _steps_per_block(self) -> int:
+    def block_times(self) -> dict[str, list[list[float]]]:
+        """Milliseconds per step so far, by arm (``bf16``, ``fp8``) and process, in the order taken."""
+        return {arm: [list(process) for process in processes] for arm, processes in self._timing.items()}
+
+    def steps_per_block(self) -> int:
+        """Training steps in one block of either arm."""
+        return int(self._shared("block steps", self._choose_steps))
+
+    def dropped_steps(self) -> int:
+        """Steps that are run and not counted when an arm's turn begins; memory that was given back grows anew."""
+        return 2 if self.pool.tight(self.fp8, self.bf16) else 1
+
+    def _choose_steps(self) -> int:
         one: list[float] = self.bf16.request("blocks", count=1, steps=3, dropped=1)
         self.bf16.request("park")
         return max(1, math.ceil(BLOCK_MS / (0.75 * one[0])))

@@ -16,10 +16,23 @@ SHOWN = 4
 """Names quoted in a message before it says how many more there are."""
 
 
-def check_layers(case: Case, evidence: LayersEvidence, baseline_share: Sequence[float] = ()) -> Decision:
+COUNTED = {
+    "fp8_layers": "Linears in FP8",
+    **{f"fp8_{role}": f"{role} products in FP8 per step" for role in (*ROLES, RECOMPUTE)},
+}
+"""Counts that a baseline keeps, name -> unit. They are exact: a single one less fails."""
+
+
+def check_layers(
+    case: Case,
+    evidence: LayersEvidence,
+    baseline_share: Sequence[float] = (),
+    baseline_counts: Mapping[str, int] | None = None,
+) -> Decision:
     """FAIL names the first thing that is wrong, from what was converted to what was executed.
 
     ``baseline_share``: the stored share of GEMM FLOPs in FP8; it is exact, so any loss of more than rounding fails.
+    ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails.
     """
     step = evidence.step()
     numbers = summarise(evidence, step)
@@ -27,6 +40,7 @@ def check_layers(case: Case, evidence: LayersEvidence, baseline_share: Sequence[
         _conversion(case, evidence)
         or _recipe(case, evidence)
         or _execution(case, evidence, step)
+        or _counts(counted(numbers), baseline_counts or {})
         or _share(numbers["fp8_share"], baseline_share)
     )
     if found is not None:
@@ -176,6 +190,25 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
             cause=_role_cause(role),
             next_step="read the layer's backward, and the recipe's roles",
         )
+    return None
+
+
+def counted(numbers: Mapping[str, Any]) -> dict[str, int]:
+    """The exact counts of :data:`COUNTED` in the numbers of a decision; a role that did not run is left out."""
+    roles = {f"fp8_{role}": count["fp8"] for role, count in numbers["roles"].items()}
+    return {"fp8_layers": numbers["converted"], **{name: n for name, n in roles.items() if name in COUNTED}}
+
+
+def _counts(now: Mapping[str, int], baseline: Mapping[str, int]) -> _Finding | None:
+    for name, stored in baseline.items():
+        if now.get(name, 0) < stored:
+            return _fail(
+                f"fewer {COUNTED[name]} than in the baseline",
+                expected=f"{stored}, exactly as stored",
+                seen=f"{now.get(name, 0)}",
+                cause="layers or products are left in high precision now that ran in FP8 before",
+                next_step="compare the reasons for what was left, in the report",
+            )
     return None
 
 

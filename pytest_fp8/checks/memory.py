@@ -49,4 +49,15 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
             next_step="compare the phases in the report: forward is activations, optimizer is weights",
             numbers=numbers,
         )
+    if ratio < min(baseline) * (1 - TOLERANCE):
+        return Decision(
+            QUESTION,
+            Verdict.IMPROVED,
+            "FP8 takes less memory against BF16 than in the baseline",
+            expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
+            seen=seen,
+            cause="copies that are no longer kept; the old baseline no longer guards that",
+            next_step='update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
+            numbers=numbers,
+        )
     return Decision(QUESTION, Verdict.PASS, f"{seen}; baseline {stored:.3f}x", numbers=numbers)

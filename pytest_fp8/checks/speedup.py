@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.records import TimingEvidence
-from pytest_fp8.gate.decide import Speedup, decide_speedup, log_ratios
+from pytest_fp8.gate.decide import GATED_CASES, Process, Speedup, center, decide_speedup, log_ratios
 from pytest_fp8.gate.verdicts import Decision, Verdict
 
 QUESTION = "speedup"
@@ -23,13 +23,17 @@ def check_speedup(
     *,
     floor: float | None,
     tolerance: float,
-    baseline: Sequence[float] = (),
+    baseline: Sequence[Process] = (),
     baseline_reference_ms: Sequence[float] = (),
     baseline_file: str = "",
+    cases: int = GATED_CASES,
 ) -> Decision:
-    """``baseline``: log ratios per process. ``floor=None`` asks about the baseline alone."""
+    """``baseline``: log ratios per process, of each block or their median. ``floor=None`` asks the baseline alone.
+
+    ``cases``: how many cases of this session are gated on speed; they share the session's false alarms.
+    """
     processes = [log_ratios(b, f) for b, f in zip(evidence.bf16, evidence.fp8, strict=True)]
-    result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor)
+    result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
     numbers = numbers_of(evidence, result, baseline)
     invalid = disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
     if invalid is not None:
@@ -40,7 +44,20 @@ def check_speedup(
         f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
         f"FP8 {numbers['fp8_ms']:.2f} ms a step; {len(processes)} process(es) of {len(processes[0])} blocks"
     )
+    if result.change is not None:
+        seen += f"; {_change(result)} against the baseline"
     against = _against(floor, tolerance, baseline)
+    if result.verdict is Verdict.IMPROVED:
+        return Decision(
+            QUESTION,
+            Verdict.IMPROVED,
+            "FP8 is faster than its baseline",
+            expected=against,
+            seen=seen,
+            cause="a library, a kernel or the model's FP8 path became faster; the old baseline no longer guards that",
+            next_step='update the baseline: --fp8-update-baselines --fp8-reason "faster since ..."',
+            numbers=numbers,
+        )
     if result.verdict is Verdict.PASS:
         return Decision(QUESTION, Verdict.PASS, f"{seen}; {against}", numbers=numbers)
     if result.verdict is Verdict.NOT_EXERCISED:
@@ -88,8 +105,9 @@ def check_speedup(
     )
 
 
-def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[float]) -> dict[str, Any]:
+def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Process]) -> dict[str, Any]:
     low, high = result.interval
+    change = None if result.change is None else math.expm1(result.change)
     return {
         "speedup": result.ratio,
         "low": low,
@@ -97,7 +115,8 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[flo
         "bf16_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.bf16]))),
         "fp8_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.fp8]))),
         "processes": len(evidence.fp8),
-        "baseline": math.exp(float(np.median(baseline))) if baseline else None,
+        "baseline": math.exp(center(baseline)) if baseline else None,
+        "change": change,
         "clocks_mhz": list(evidence.clocks),
     }
 
@@ -151,10 +170,18 @@ def _words(operators: Mapping[str, tuple[str, ...]]) -> str:
     return "; ".join(f"{name}: {', '.join(kernels)}" for name, kernels in operators.items()) or "none"
 
 
-def _against(floor: float | None, tolerance: float, baseline: Sequence[float]) -> str:
+def _change(result: Speedup) -> str:
+    """``-3.1% [-4.0%, -2.2%]``: the change against the baseline with its 99 % interval, the baseline's noise in it."""
+    assert result.change is not None
+    assert result.change_half_width is not None
+    low, high = result.change - result.change_half_width, result.change + result.change_half_width
+    return f"{math.expm1(result.change):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+
+
+def _against(floor: float | None, tolerance: float, baseline: Sequence[Process]) -> str:
     parts = []
     if baseline:
-        parts.append(f"baseline {math.exp(float(np.median(baseline))):.3f}x less {tolerance:.0%}")
+        parts.append(f"baseline {math.exp(center(baseline)):.3f}x less {100 * tolerance:g}%")
     if floor is not None:
         parts.append(f"floor {floor:.2f}x")
     return "above " + " and ".join(parts) if parts else "nothing to compare with"

@@ -14,6 +14,9 @@ class Verdict(Enum):
     """FAIL is a finding; INCONCLUSIVE, INVALID and NOT_EXERCISED are shown as what they are and fail when strict."""
 
     PASS = "PASS"
+    IMPROVED = "IMPROVED"
+    """Better than the baseline by more than noise: it passes, and the baseline should be measured anew, since it no
+    longer guards what was gained."""
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
     """The evidence does not decide, after as many looks as the rule allows."""
@@ -21,6 +24,11 @@ class Verdict(Enum):
     """The evidence cannot be used: the measurement itself was disturbed."""
     NOT_EXERCISED = "NOT_EXERCISED"
     """There was nothing to hold the evidence against, e.g. no baseline."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether a test with this verdict passes under ``--fp8-strict`` too."""
+        return self in (Verdict.PASS, Verdict.IMPROVED)
 
 
 @dataclass(frozen=True)

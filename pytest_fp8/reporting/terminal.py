@@ -9,9 +9,23 @@ from typing import Any
 
 from pytest_fp8.reporting.ledger import Entry, Ledger
 
-_STYLE = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INVALID": "yellow", "NOT_EXERCISED": "dim"}
+_STYLE = {
+    "PASS": "green",
+    "IMPROVED": "green",
+    "FAIL": "red",
+    "INCONCLUSIVE": "yellow",
+    "INVALID": "yellow",
+    "NOT_EXERCISED": "dim",
+}
 # What follows a number whose verdict its own column does not show by a word.
-_MARK = {"PASS": "", "NOT_EXERCISED": "", "FAIL": " FAIL", "INCONCLUSIVE": " ?", "INVALID": " invalid"}
+_MARK = {
+    "PASS": "",
+    "IMPROVED": " better",
+    "NOT_EXERCISED": "",
+    "FAIL": " FAIL",
+    "INCONCLUSIVE": " ?",
+    "INVALID": " invalid",
+}
 _COLUMNS = (
     "FP8\nlayers",
     "FP8\nFLOPs",
@@ -78,12 +92,12 @@ def _escape(text: str) -> str:
 
 
 def findings(ledger: Ledger) -> list[str]:
-    """The messages of INCONCLUSIVE, INVALID and NOT_EXERCISED decisions: tests that passed, and should not be taken
-    for more than they are."""
+    """The messages of INCONCLUSIVE, INVALID and IMPROVED decisions: tests that passed, and that ask something of a
+    person all the same."""
     lines = []
     for entry in ledger.entries.values():
         for decision in entry.decisions.values():
-            if decision["verdict"] in ("INCONCLUSIVE", "INVALID"):
+            if decision["verdict"] in ("INCONCLUSIVE", "INVALID", "IMPROVED"):
                 lines.append(f"{entry.case}: {decision['message']}")
     return lines
 

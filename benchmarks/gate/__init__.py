@@ -1,0 +1,4 @@
+"""The gate's own benchmark: false alarms, detection and cost of its rule and of today's, on recorded noise.
+
+python -m benchmarks.gate
+"""

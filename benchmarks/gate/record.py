@@ -1,0 +1,134 @@
+"""Record timed blocks on a GPU: one JSON file per case, every block of every fresh process in the order taken.
+
+    python benchmarks/gate/record.py --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out DIR
+
+Run it by hand, in a clone, on the GPU whose noise is wanted; twice on different days is better than once for long. The
+file is written anew after every process, so that an interrupt keeps all whole processes. A second recording of a case
+takes the next free name: ``<case>.2.json``.
+
+The format, schema 1:
+
+``schema``, ``case``, ``case_hash``
+    The case as the suite defines it, and the hash of that definition.
+``steps_per_block``
+    Training steps in one block; ``dropped_steps`` more are run and not counted each time the arms change places.
+``order``
+    ``abba``, or ``turns`` where the arms do not fit the GPU together (half of BF16, all of FP8, the rest of BF16).
+``processes``
+    One entry per fresh pair of processes: ``bf16`` and ``fp8``, milliseconds per step of every block in the order
+    taken. Two entries of each make one ABBA block: ``bf16[2i], fp8[2i], fp8[2i + 1], bf16[2i + 1]``. Beside them
+    ``clocks_mhz`` (SM clock after each turn), ``throttles`` (reasons seen), ``strangers`` (how many other processes
+    used the GPU), ``build_seconds`` (wall clock until both arms were warm).
+``provenance``
+    Date, commit, GPU, driver, libraries, reason. No host name, no user name, no path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.gpu import detect
+
+    gpu, reason = detect()
+    if gpu is None:
+        print(f"nothing can be recorded here: {reason}", file=sys.stderr)
+        return 2
+    pool = ArmPool(gpu)
+    try:
+        record(options.case, pool, options.processes, options.blocks, options.out, options.reason)
+    except KeyboardInterrupt:
+        print("stopped; whole processes are kept", file=sys.stderr)
+        return 130
+    except Fp8Error as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    finally:
+        pool.close()
+    return 0
+
+
+def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason: str) -> Path:
+    """Measure ``processes`` fresh pairs of ``blocks`` ABBA blocks each; gives the file."""
+    from pytest_fp8.arms.pair import PairArms
+    from pytest_fp8.gate.baseline import write_atomically
+    from pytest_fp8.gate.provenance import provenance
+
+    case = cases()[name]
+    arms = PairArms(case, pool, None)
+    path = free_name(out, name)
+    said = provenance(ROOT, pool.gpu.describe(), reason)
+    taken: list[dict[str, Any]] = []
+    for index in range(processes):
+        build_before, states_before = pool.seconds.get("build", 0.0), len(arms.seen_conditions)
+        started = time.monotonic()
+        if index == 0:
+            arms.start()
+        arms.have_processes(index + 1, blocks)
+        times, states = arms.block_times(), arms.seen_conditions[states_before:]
+        taken.append(
+            {
+                "bf16": times["bf16"][index],
+                "fp8": times["fp8"][index],
+                "clocks_mhz": [state.clock for state in states],
+                "throttles": sorted({word for state in states for word in state.throttles}),
+                "strangers": len({pid for state in states for pid in state.strangers}),
+                "build_seconds": round(pool.seconds.get("build", 0.0) - build_before, 2),
+                "seconds": round(time.monotonic() - started, 2),
+            }
+        )
+        content = {
+            "schema": SCHEMA,
+            "case": name,
+            "case_hash": case.digest(),
+            "steps_per_block": arms.steps_per_block(),
+            "dropped_steps": arms.dropped_steps(),
+            "order": "turns" if pool.takes_turns(arms.fp8) else "abba",
+            "processes": taken,
+            "provenance": said,
+        }
+        write_atomically(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        print(f"{path.name}: process {index + 1} of {processes}, {taken[-1]['seconds']:.0f} s")
+    return path
+
+
+def free_name(out: Path, name: str) -> Path:
+    """``<out>/<name>.json``, or the first ``<name>.<n>.json`` that does not exist."""
+    path, number = out / f"{name}.json", 2
+    while path.exists():
+        path, number = out / f"{name}.{number}.json", number + 1
+    return path
+
+
+def cases() -> dict[str, Any]:
+    """The suite's cases that ask for speed, and BF16 against BF16, by id."""
+    sys.path.insert(0, str(ROOT / "suites"))
+    import matrix
+
+    return {case.id: case for case in [*matrix.ONE_B, *matrix.EIGHT_B, *matrix.TINY, matrix.NULL]}
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--case", required=True, choices=sorted(cases()), metavar="CASE")
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=24, help="ABBA blocks per process")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/gate/recordings")
+    parser.add_argument("--reason", default="noise of the gate's benchmark")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What was measured, as arrays: recordings of every block, and stored baselines where a case has no recording yet."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[2]
+RECORDINGS = Path(__file__).parent / "recordings"
+BASELINES = ROOT / "baselines" / "h200"
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case as it was measured once, on one machine."""
+
+    case: str
+    source: str
+    bf16_ms: float
+    fp8_ms: float
+    steps_per_block: int
+    dropped_steps: int
+    log_ratios: list[Floats]
+    """One array per process: one log ratio per ABBA block."""
+    quads: list[Floats]
+    """One array per process, (blocks, 4): log milliseconds of an ABBA block in the order taken. Empty where only the
+    log ratios were kept."""
+    build_seconds: float | None = None
+
+    @property
+    def medians(self) -> list[float]:
+        """The log ratio of each process, as the gate takes it."""
+        return [float(np.median(x)) for x in self.log_ratios]
+
+
+def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, list[Measured]]:
+    """Case -> its measurements: the recordings, or the stored baseline where there is no recording."""
+    found: dict[str, list[Measured]] = {}
+    for path in sorted(recordings.glob("*.json")):
+        one = from_recording(json.loads(path.read_text()), path.name)
+        found.setdefault(one.case, []).append(one)
+    for path in sorted(baselines.glob("*.json")):
+        data = json.loads(path.read_text())
+        if data["case"] not in found and "speedup" in data["metrics"]:
+            found[data["case"]] = [from_baseline(data, f"baseline {path.name}")]
+    return found
+
+
+def from_recording(data: dict, source: str) -> Measured:
+    """A recording, format in ``record.py``. Blocks under a throttle or beside a stranger are left out, as the gate
+    leaves them out. Raises ``ValueError`` where nothing is left."""
+    quads, builds = [], []
+    for process in data["processes"]:
+        if process["throttles"] or process["strangers"]:
+            continue
+        bf16, fp8 = (np.log(np.asarray(process[arm], dtype=float)) for arm in ("bf16", "fp8"))
+        quads.append(np.column_stack([bf16[0::2], fp8[0::2], fp8[1::2], bf16[1::2]]))
+        builds.append(process["build_seconds"])
+    if not quads:
+        raise ValueError(f"{source}: no undisturbed process in it")
+    together = np.concatenate(quads)
+    return Measured(
+        case=data["case"],
+        source=source,
+        bf16_ms=math.exp(float(np.median(together[:, [0, 3]]))),
+        fp8_ms=math.exp(float(np.median(together[:, [1, 2]]))),
+        steps_per_block=data["steps_per_block"],
+        dropped_steps=data["dropped_steps"],
+        log_ratios=[(q[:, 0] + q[:, 3] - q[:, 1] - q[:, 2]) / 2 for q in quads],
+        quads=quads,
+        build_seconds=float(np.median(builds)),
+    )
+
+
+def from_baseline(data: dict, source: str) -> Measured:
+    """A stored baseline: log ratios of six blocks per process, and each arm's median; the blocks themselves are gone.
+
+    Steps per block are computed as ``arms/pair.py`` does; 8B's arms are taken to give memory back between turns.
+    """
+    values = {name: metric["values"] for name, metric in data["metrics"].items()}
+    bf16 = float(np.median(values["bf16_ms"]))
+    return Measured(
+        case=data["case"],
+        source=source,
+        bf16_ms=bf16,
+        fp8_ms=float(np.median(values["fp8_ms"])),
+        steps_per_block=max(1, math.ceil(250 / (0.75 * bf16))),
+        dropped_steps=2 if data["case"].startswith("8b-") else 1,
+        log_ratios=[np.asarray(x, dtype=float) for x in values["speedup"]],
+        quads=[],
+    )

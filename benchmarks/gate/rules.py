@@ -1,0 +1,182 @@
+"""The rules that are compared: ours, and those that people use today. Each says for every trial whether it fails.
+
+Today's rules see what their users give them: the FP8 step times of one run of one process, held against those of one
+earlier run. Ours sees both arms, several processes, and asks for more while it is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gate.noise import Noise, Trace
+from benchmarks.gate.recordings import Floats
+from pytest_fp8.checks.speedup import disturbed
+from pytest_fp8.evidence.records import TimingEvidence
+from pytest_fp8.gate.decide import LOOKS, decide_speedup, holds
+from pytest_fp8.gate.verdicts import Verdict
+
+WARM_UP_BLOCKS = 3
+"""Blocks that each arm runs before its first counted one, as ``arms/pair.py`` does."""
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Per trial: did it fail, how much GPU time went into steps (seconds), how many builds of both arms it took.
+
+    ``other`` counts our verdicts that are neither PASS nor FAIL, by word, and baselines that were refused.
+    """
+
+    failed: Booleans
+    gpu_seconds: Floats
+    builds: Floats
+    other: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of today: ``fails(baseline, run)`` on arrays of (trials, values), of the quantity it looks at."""
+
+    name: str
+    fails: Callable[[Floats, Floats], Booleans]
+    looks_at: str = "fp8"
+    """``fp8`` milliseconds, or the ``ratio`` of BF16's to FP8's."""
+
+
+def ours(baseline: Trace, run: Trace, noise: Noise, tolerance: float, cases: int) -> Outcome:
+    """The plugin's rule: :func:`decide_speedup` after the INVALID rules of ``checks/speedup.py``, look after look.
+
+    A baseline that its own spread makes too coarse is refused, as ``--fp8-update-baselines`` refuses it, and its case
+    then is not gated. No floor: the question is what changed since the baseline.
+    """
+    stored = baseline.log_ratios
+    stored_ms = np.median(baseline.bf16, axis=(2, 3))
+    ratios, count = run.log_ratios, len(run.fp8)
+    failed, builds = np.zeros(count, dtype=bool), np.zeros(count)
+    other: dict[str, int] = {}
+    # The reference's median over what each look has seen, all trials at once.
+    medians = [np.median(run.bf16[:, :processes].reshape(count, -1), axis=1) for processes, _ in LOOKS]
+    for trial in range(count):
+        kept = stored[trial].tolist()
+        if holds(kept) > tolerance:
+            other["refused"] = other.get("refused", 0) + 1
+            continue
+        verdict = Verdict.INCONCLUSIVE
+        mine = ratios[trial].tolist()
+        for look, (processes, blocks) in enumerate(LOOKS):
+            builds[trial] = processes
+            if disturbed(_NOTHING_SEEN, float(medians[look][trial]), stored_ms[trial].tolist()) is not None:
+                verdict = Verdict.INVALID
+                break
+            verdict = decide_speedup(
+                [x[:blocks] for x in mine[:processes]],
+                baseline=kept,
+                tolerance=tolerance,
+                floor=None,
+                cases=cases,
+            ).verdict
+            if verdict is not Verdict.INCONCLUSIVE:
+                break
+        failed[trial] = verdict is Verdict.FAIL
+        if verdict not in (Verdict.PASS, Verdict.FAIL):
+            other[verdict.value] = other.get(verdict.value, 0) + 1
+    per_process = process_seconds(noise, LOOKS[0][1])
+    return Outcome(failed, builds * per_process, builds, other)
+
+
+_NOTHING_SEEN = TimingEvidence(bf16=[], fp8=[])
+
+
+def process_seconds(noise: Noise, blocks: int) -> float:
+    """GPU seconds in steps of one pair of processes: warm-up, counted blocks, steps dropped at each turn."""
+    steps, dropped = noise.steps_per_block, noise.dropped_steps
+    timed = (2 * blocks + WARM_UP_BLOCKS) * steps
+    bf16 = (timed + (blocks + 2) * dropped) * noise.bf16_ms
+    fp8 = (timed + (blocks + 1) * dropped) * noise.fp8_ms
+    return (bf16 + fp8) / 1000
+
+
+def today(rule: Rule, baseline: Trace, run: Trace, noise: Noise) -> Outcome:
+    """One of today's rules on the first process of each: twelve blocks of FP8, or as many pairs of blocks."""
+    before, now = (_seen(rule, trace) for trace in (baseline, run))
+    failed = rule.fails(before, now)
+    steps = now.shape[1] * noise.steps_per_block
+    each = steps * (noise.fp8_ms + (noise.bf16_ms if rule.looks_at == "ratio" else 0.0)) / 1000
+    return Outcome(failed, np.full(len(failed), each), np.ones(len(failed)), {})
+
+
+def _seen(rule: Rule, trace: Trace) -> Floats:
+    fp8 = trace.fp8[:, 0].reshape(len(trace.fp8), -1)
+    if rule.looks_at == "fp8":
+        return fp8
+    return fp8 / trace.bf16[:, 0].reshape(len(trace.bf16), -1)
+
+
+def mean_above(share: float) -> Callable[[Floats, Floats], Booleans]:
+    """The mean is more than ``share`` above the earlier mean: the one-shot benchmark of countless repositories."""
+    return lambda before, now: now.mean(axis=1) > (1 + share) * before.mean(axis=1)
+
+
+def min_above(share: float) -> Callable[[Floats, Floats], Booleans]:
+    """``pytest --benchmark-compare-fail=min:5%``: pytest-benchmark 5.x, ``utils.py``, ``PercentageRegressionCheck``:
+    fails where current / compared * 100 - 100 is above the threshold."""
+    return lambda before, now: now.min(axis=1) > (1 + share) * before.min(axis=1)
+
+
+def median_apart(share: float) -> Callable[[Floats, Floats], Booleans]:
+    """Megatron-LM, ``tests/functional_tests/python_test_utils``: "iteration-time" is an ``ApproximateTest(atol=0,
+    rtol=0.05)``, ``np.isclose`` of the medians of a steady window of steps, run against golden values: both ways."""
+    return lambda before, now: ~np.isclose(np.median(now, axis=1), np.median(before, axis=1), rtol=share, atol=0)
+
+
+def mean_later(milliseconds: float) -> Callable[[Floats, Floats], Booleans]:
+    """``pytest --benchmark-compare-fail=mean:0.005``: pytest-benchmark's ``DifferenceRegressionCheck``, an absolute
+    number of seconds, whatever the step takes."""
+    return lambda before, now: now.mean(axis=1) - before.mean(axis=1) > milliseconds
+
+
+def asv(before: Floats, now: Floats) -> Booleans:
+    """airspeed velocity: ``asv continuous`` reports a change where the samples differ (``statistics.is_different``:
+    two-sided Mann-Whitney U, p < 0.002) and the medians by more than the factor, 1.1 by default."""
+    factor = np.median(now, axis=1) > 1.1 * np.median(before, axis=1)
+    return factor & (mann_whitney_p(before, now) < 0.002)
+
+
+def mann_whitney_p(x: Floats, y: Floats) -> Floats:
+    """Two-sided exact p of the Mann-Whitney U test, row by row; ties count half and are rounded towards the middle."""
+    m, n = x.shape[1], y.shape[1]
+    u = (x[:, :, None] > y[:, None, :]).sum(axis=(1, 2)) + 0.5 * (x[:, :, None] == y[:, None, :]).sum(axis=(1, 2))
+    smaller = np.ceil(np.minimum(u, m * n - u)).astype(int)
+    return np.minimum(1.0, 2 * _u_cdf(m, n)[smaller])
+
+
+@lru_cache
+def _u_cdf(m: int, n: int) -> Floats:
+    """P(U <= u) under no difference, by the counts of Mann & Whitney (1947): the product of (1 - q^(n + i)) / (1 - q^i)
+    over i = 1 .. m, as a polynomial in q."""
+    counts = np.zeros(m * n + 1)
+    counts[0] = 1
+    for i in range(1, m + 1):
+        for u in range(m * n, n + i - 1, -1):
+            counts[u] -= counts[u - n - i]
+        for u in range(i, m * n + 1):
+            counts[u] += counts[u - i]
+    return np.cumsum(counts) / math.comb(m + n, m)
+
+
+TODAY = (
+    Rule("one-shot mean, 5 %", mean_above(0.05)),
+    Rule("one-shot mean, 2 %", mean_above(0.02)),
+    Rule("one-shot BF16/FP8 ratio, 2 %", mean_above(0.02), looks_at="ratio"),
+    Rule("Megatron-LM, median +-5 %", median_apart(0.05)),
+    Rule("absolute, mean +5 ms", mean_later(5.0)),
+    Rule("pytest-benchmark mean:5%", mean_above(0.05)),
+    Rule("pytest-benchmark min:5%", min_above(0.05)),
+    Rule("asv, U test and 1.1x", asv),
+)
