@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.cases import Case
+    from pytest_fp8.gate.revision import Revision
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
 
@@ -28,6 +29,11 @@ class Session:
         self.problems: list[str] = []
         """What made the session fail although no test did."""
         self.written: list[str] = []
+        self.revisions: list[Revision] = []
+        """What an update found, case by case, changed or not."""
+        self.notes: list[str] = []
+        """Stored baselines that this run had no use for."""
+        self._origin: dict[str, Any] = {}
         self.upcoming: list[Case] = []
         self._pool: ArmPool | None = None
         self._pairs: dict[str, Fp8Pair] = {}
@@ -73,7 +79,7 @@ class Session:
 
     def has_something_to_say(self) -> bool:
         """Whether the closing summary has anything in it."""
-        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written)
+        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written or self.notes)
 
     def close(self) -> None:
         """End all arms and give the lock back."""
@@ -99,6 +105,7 @@ class Session:
     def _update(self) -> None:
         from pytest_fp8.errors import Fp8Error
         from pytest_fp8.gate.baseline import write_baseline
+        from pytest_fp8.gate.revision import revise, revised
 
         for name, entry in self.ledger.entries.items():
             if not entry.metrics and not entry.errors:
@@ -107,8 +114,15 @@ class Session:
             if why:
                 self.problems.append(f"baseline of {name} was not updated: {why}")
                 continue
+            old, whole = self._old(entry)
+            new = self._measured(entry)
+            revision = revise(old, new, whole)
+            self.revisions.append(revision)
+            stored = revised(old, new, revision)
+            if stored is None:
+                continue
             try:
-                path = write_baseline(self.settings.baseline_dir, self._baseline(name, entry.case_hash, entry.gpu))
+                path = write_baseline(self.settings.baseline_dir, stored)
             except Fp8Error as error:
                 self.problems.append(error.message)
             else:
@@ -126,9 +140,10 @@ class Session:
             decision = entry.decisions.get(question)
             if decision is not None and decision["verdict"] == "FAIL":
                 return f"the {question} question failed ({decision['headline']})"
-        speed = entry.decisions.get("speedup")
-        if speed is not None and speed["verdict"] == "INVALID":
-            return f"the timing is invalid ({speed['headline']})"
+        for question in ("speedup", "faster"):
+            speed = entry.decisions.get(question)
+            if speed is not None and speed["verdict"] == "INVALID":
+                return f"the timing is invalid ({speed['headline']})"
         return self._too_coarse(entry)
 
     def _too_coarse(self, entry: Entry) -> str:
@@ -150,22 +165,41 @@ class Session:
             "(more of them: --fp8-processes)"
         )
 
-    def _baseline(self, case: str, case_hash: str, gpu: str) -> Any:
+    def _old(self, entry: Entry) -> tuple[Any, str]:
+        """The stored baseline of a case, or ``None`` and why there is none to compare with."""
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.gate.baseline import Baseline, read_baseline
+        from pytest_fp8.gate.baseline import read_baseline
+
+        try:
+            return read_baseline(self.settings.baseline_dir, entry.gpu, entry.case, entry.case_hash), ""
+        except Fp8Error as error:
+            return None, f"the earlier file cannot be compared with: {error.headline}"
+
+    def _measured(self, entry: Entry) -> Any:
+        """What this run measured, as a baseline."""
+        from pytest_fp8.gate.baseline import Baseline
         from pytest_fp8.gate.provenance import provenance
         from pytest_fp8.gpu import detect
 
-        metrics = dict(self.ledger.entries[case].metrics)
-        try:
-            # A question that was not asked in this run keeps its stored values.
-            old = read_baseline(self.settings.baseline_dir, gpu, case, case_hash)
-            metrics = {**({name: dict(m) for name, m in old.metrics.items()} if old is not None else {}), **metrics}
-        except Fp8Error:
-            pass  # an old file that cannot be compared with is what this update replaces
+        if not self._origin:
+            # Once, and before the first file is written: a baseline that was just rewritten makes the tree dirty.
+            self._origin = provenance(self.root, {}, self.settings.reason)
         device = detect()[0]
-        described = device.describe() if device is not None and gpu != "emulated" else {"name": "emulated"}
-        return Baseline(case, case_hash, gpu, metrics, provenance(self.root, described, self.settings.reason))
+        described = device.describe() if device is not None and entry.gpu != "emulated" else {"name": "emulated"}
+        return Baseline(entry.case, entry.case_hash, entry.gpu, entry.metrics, {**self._origin, "gpu": described})
+
+    def _candidate(self, entry: Entry) -> Any:
+        """What this run would store: its own metrics, and the stored values of questions it did not ask."""
+        from dataclasses import replace
+
+        new = self._measured(entry)
+        old, _ = self._old(entry)
+        origin = dict(new.provenance)
+        unfit = self._why_not_stored(entry.case)
+        if unfit:
+            origin["unfit"] = unfit
+        stored = dict(old.metrics) if old is not None else {}
+        return replace(new, metrics={**stored, **new.metrics}, provenance=origin)
 
     def _report(self, folder: Path) -> None:
         from pytest_fp8.errors import Fp8Error
@@ -174,9 +208,9 @@ class Session:
         try:
             write_atomically(folder / "report.json", json.dumps(self.ledger.to_json(), indent=1, default=str) + "\n")
             self.written.append(str(folder / "report.json"))
-            for name, entry in self.ledger.entries.items():
+            for entry in self.ledger.entries.values():
                 if entry.metrics:
-                    write_baseline(folder / "candidates", self._baseline(name, entry.case_hash, entry.gpu))
+                    write_baseline(folder / "candidates", self._candidate(entry))
         except Fp8Error as error:
             self.problems.append(error.message)
 
