@@ -46,6 +46,18 @@ class Session:
 
             self._held.enter_context(updating(self.settings.baseline_dir))
 
+    def selected(self, cases: list[Case], whole: bool) -> None:
+        """Note which cases were collected, and whether nothing was left out by a path, ``-k`` or ``-m``."""
+        from dataclasses import replace
+
+        self.upcoming = list({case.id: case for case in cases}.values())
+        self.ledger.partial |= not whole
+        for case in self.upcoming:
+            if case.needs_gpu and case.backend != "bf16":
+                # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
+                names = {replace(case, weights=weights).id for weights in (None, "a folder")}
+                self.ledger.collected = sorted({*self.ledger.collected, *names})
+
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload with other functions is another pair."""
         from pytest_fp8.arms.pair import PairArms, make_arm
@@ -99,8 +111,27 @@ class Session:
             )
         if settings.update:
             self._update()
+        elif settings.declared and ran and ledger.ran_on_gpu and not ledger.partial:
+            self.notes += self._unused()
         if settings.report_dir is not None and ledger.entries:
             self._report(settings.report_dir)
+
+    def _unused(self) -> list[str]:
+        """The stored baselines that a whole run on a declared GPU had no use for."""
+        gpu = self._gpu_key()
+        stored = {path.stem for path in (self.settings.baseline_dir / gpu).glob("*.json")}
+        asked = {name for name, entry in self.ledger.entries.items() if entry.decisions}
+        orphaned = sorted(stored - set(self.ledger.collected))
+        unexercised = sorted(stored & set(self.ledger.collected) - asked)
+        lines = []
+        if orphaned:
+            lines.append(f"{len(orphaned)} orphaned baselines, of no case of this suite: {', '.join(orphaned)}")
+            lines.append("  next: pytest-fp8 baselines prune")
+        if unexercised:
+            lines.append(
+                f"{len(unexercised)} unexercised baselines, asked nothing in this run: {', '.join(unexercised)}"
+            )
+        return lines
 
     def _update(self) -> None:
         from pytest_fp8.errors import Fp8Error
@@ -151,19 +182,10 @@ class Session:
         measured = entry.metrics.get("speedup")
         if measured is None:
             return ""
-        from statistics import median
+        from pytest_fp8.gate.inventory import too_coarse
 
-        from pytest_fp8.gate.decide import smallest_tolerance
-        from pytest_fp8.gate.statistics import sample_sd
-
-        per_process = [median(blocks) for blocks in measured["values"]]
-        holds = smallest_tolerance(len(per_process), sample_sd(per_process))
-        if holds <= measured["tolerance"]:
-            return ""
-        return (
-            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {holds:.1%} "
-            "(more of them: --fp8-processes)"
-        )
+        why = too_coarse(measured["values"], measured["tolerance"])
+        return f"{why} (more of them: --fp8-processes)" if why else ""
 
     def _old(self, entry: Entry) -> tuple[Any, str]:
         """The stored baseline of a case, or ``None`` and why there is none to compare with."""

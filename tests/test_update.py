@@ -224,3 +224,33 @@ def test_a_candidate_says_why_it_is_not_fit_to_be_stored(stored, monkeypatch):
     stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
     candidate = json.loads((stored.path / "out/candidates/h200/tiny-torchao-rowwise.json").read_text())
     assert "FP8 was not shown to run" in candidate["provenance"]["unfit"]
+
+
+# -- what a whole run had no use for ------------------------------------------------------------------------------
+
+
+def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, monkeypatch):
+    folder = stored.path / "baselines/h200"
+    (folder / "tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    install(monkeypatch, H200, fails={"tiny-te-current": "died"})
+    result = stored.runpytest("--fp8-gpu=h200")
+    result.stdout.fnmatch_lines(
+        [
+            "1 orphaned baselines, of no case of this suite: tiny-torchao-gone",
+            "1 unexercised baselines, asked nothing in this run: tiny-te-current",
+        ]
+    )
+
+
+@pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])
+def test_a_part_of_the_suite_says_nothing_about_the_rest(stored, monkeypatch, arguments):
+    (stored.path / "baselines/h200/tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    stored.makepyfile(test_orphan=SUITE)
+    install(monkeypatch, H200, nan_at=3)
+    result = stored.runpytest("--fp8-gpu=h200", *arguments)
+    result.stdout.no_fnmatch_line("*orphaned*")
+
+
+def test_a_whole_run_with_all_its_baselines_has_nothing_to_add(stored):
+    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*orphaned*")
+    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*unexercised*")
