@@ -167,7 +167,7 @@ def check(options: argparse.Namespace) -> int:
         _print_json([finding.to_json() for finding in found])
         return WRONG if errors else OK
     print_findings(errors, [finding for finding in found if finding.level != "error"])
-    print(f"{len(files)} baselines, {len(cases)} cases: {len(errors)} errors, {len(found) - len(errors)} notes")
+    print(f"{len(files)} baselines, {len(cases)} cases: {len(errors)} error(s), {len(found) - len(errors)} note(s)")
     return WRONG if errors else OK
 
 

@@ -125,11 +125,11 @@ class Session:
         unexercised = sorted(stored & set(self.ledger.collected) - asked)
         lines = []
         if orphaned:
-            lines.append(f"{len(orphaned)} orphaned baselines, of no case of this suite: {', '.join(orphaned)}")
+            lines.append(f"{len(orphaned)} orphaned baseline(s), of no case of this suite: {', '.join(orphaned)}")
             lines.append("  next: pytest-fp8 baselines prune")
         if unexercised:
             lines.append(
-                f"{len(unexercised)} unexercised baselines, asked nothing in this run: {', '.join(unexercised)}"
+                f"{len(unexercised)} unexercised baseline(s), asked nothing in this run: {', '.join(unexercised)}"
             )
         return lines
 

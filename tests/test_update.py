@@ -236,8 +236,8 @@ def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, 
     result = stored.runpytest("--fp8-gpu=h200")
     result.stdout.fnmatch_lines(
         [
-            "1 orphaned baselines, of no case of this suite: tiny-torchao-gone",
-            "1 unexercised baselines, asked nothing in this run: tiny-te-current",
+            "1 orphaned baseline(s), of no case of this suite: tiny-torchao-gone",
+            "1 unexercised baseline(s), asked nothing in this run: tiny-te-current",
         ]
     )
 

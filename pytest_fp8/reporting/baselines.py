@@ -154,6 +154,6 @@ def print_findings(errors: Sequence[Finding], notes: Sequence[Finding]) -> None:
         print(f"next: {step}")
     grouped: dict[str, list[str]] = {}
     for note in notes:
-        grouped.setdefault(f"{note.kind}: {note.message}", []).append(f"{note.gpu}/{note.case}")
+        grouped.setdefault(f"{note.gpu}, {note.kind}: {note.message}", []).append(note.case)
     for text, names in grouped.items():
         print(f"note: {text}: {', '.join(names)}")
