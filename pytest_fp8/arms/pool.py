@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -18,6 +18,9 @@ from pytest_fp8.cases import OWN
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
 
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
 # parameters, 44.9 GiB for 8.03e9.
@@ -34,6 +37,8 @@ class Arm:
     key: str
     spec: ArmSpec
     pool: ArmPool = field(repr=False)
+    environment: ArmEnvironment | None = None
+    """Another interpreter or checkout than this session's, in a same-job comparison."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -77,8 +82,8 @@ class ArmPool:
     def pids(self) -> set[int]:
         return {process.pid for process in self._processes.values()}
 
-    def arm(self, key: str, spec: ArmSpec) -> Arm:
-        return Arm(key, spec, self)
+    def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
+        return Arm(key, spec, self, environment)
 
     def folder(self, arm: Arm) -> Path:
         """A private folder for an arm's checkpoint, kept while the arm is wanted."""
@@ -179,7 +184,7 @@ class ArmPool:
         try:
             with self.clock("build"):
                 for arm in [*arms, *ahead]:
-                    process = self._take_spare()
+                    process = self._start(arm)
                     started.append((arm, process))
                     process.start_build(arm.spec)
                 for arm, process in started:
@@ -194,8 +199,11 @@ class ArmPool:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
                     process.close()
-        if self._spare is None and arms[0].spec.device == "cuda":
+        if self._spare is None and arms[0].spec.device == "cuda" and arms[0].environment is None:
             self._spare = ArmProcess(self._log_folder)
+
+    def _start(self, arm: Arm) -> ArmProcess:
+        return ArmProcess(self._log_folder, arm.environment) if arm.environment is not None else self._take_spare()
 
     def _take_spare(self) -> ArmProcess:
         spare, self._spare = self._spare, None
