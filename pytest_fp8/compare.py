@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.evidence.records import TimingEvidence
+    from pytest_fp8.gpu import Gpu
     from pytest_fp8.workload import WorkloadReference
 
 QUESTION = "same job"
@@ -83,6 +84,16 @@ def compare(
     """Measure one case on both sides. Raises :class:`ArmError` where an arm cannot be built or dies, and
     :class:`SettingsError` where there is no GPU: speed is a GPU's question."""
     from pytest_fp8.arms.pool import ArmPool
+
+    pool = ArmPool(require_gpu(case))
+    try:
+        return _compare(case, pool, (base, head), tolerance, looks, with_bf16, workload)
+    finally:
+        pool.close()
+
+
+def require_gpu(case: Case) -> Gpu:
+    """The GPU that answers for this case; raises :class:`SettingsError` where none can."""
     from pytest_fp8.gpu import detect
 
     gpu, absent = detect()
@@ -94,11 +105,7 @@ def compare(
             next_step="run the same command on a GPU machine"
             + (f", with --case {case.id.removesuffix('-emulated')}" if case.emulated else ""),
         )
-    pool = ArmPool(gpu)
-    try:
-        return _compare(case, pool, (base, head), tolerance, looks, with_bf16, workload)
-    finally:
-        pool.close()
+    return gpu
 
 
 def _compare(

@@ -41,7 +41,7 @@ def add_compare(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
-    from pytest_fp8.compare import Side, compare, differences, environments
+    from pytest_fp8.compare import Side, compare, differences, environments, require_gpu
     from pytest_fp8.gate.verdicts import Verdict
     from pytest_fp8.workload import WorkloadReference
 
@@ -59,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError("--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
     workload = WorkloadReference(options.workload) if options.workload else None
     cases = named_cases(options.case, options.suite, own=workload is not None)
+    for case in cases:
+        require_gpu(case)
     done: list[Comparison] = []
     with ExitStack() as held:
         sides = environments(base, head, Path.cwd(), held)

@@ -164,7 +164,7 @@ def test_a_redefined_case_is_not_compared(run, project):
     write_baseline(project / "new", replace(baseline(speed=faster(-0.5)), case_hash="other"))
     code, out, _ = run("diff", "baselines", "new")
     assert code == 0
-    assert "nothing was compared: the case was redefined" in out
+    assert "is new (the case was redefined: its old numbers are not compared)" in out
 
 
 def test_diff_against_a_git_revision(run, project):

@@ -8,6 +8,7 @@ import pytest
 from fakes import H200, install
 
 from pytest_fp8.options import CI_VARIABLES, ci_variable
+from pytest_fp8.reporting.ledger import Ledger
 
 SUITE = """
     import pytest
@@ -254,3 +255,22 @@ def test_a_part_of_the_suite_says_nothing_about_the_rest(stored, monkeypatch, ar
 def test_a_whole_run_with_all_its_baselines_has_nothing_to_add(stored):
     stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*orphaned*")
     stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*unexercised*")
+
+
+def test_a_part_that_one_xdist_worker_saw_makes_the_whole_run_partial():
+    whole, part = Ledger(collected=["a"]), Ledger(collected=["b"], partial=True)
+    for worker in (whole, part):
+        controller = Ledger()
+        controller.merge(worker.to_json())
+        assert controller.partial is worker.partial
+        controller.merge(part.to_json())
+        assert controller.partial
+        assert "b" in controller.collected
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monkeypatch):
+    install(monkeypatch, H200)
+    (suite.path / "a_file").write_text("")
+    result = suite.runpytest(*update(), "--fp8-baseline-dir=a_file/below")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*cannot be updated*", "*NotADirectoryError*", "*--fp8-baseline-dir*"])

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_fp8.gate.baseline import Baseline
 from pytest_fp8.gate.inventory import Finding
 from pytest_fp8.gate.revision import Revision, level, speed_of
-from pytest_fp8.reporting.revisions import STYLE, change_cells, shown
+from pytest_fp8.reporting.revisions import STYLE, change_cells, revision_lines, shown
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -116,7 +116,7 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
     styles: list[str] = []
     for revision in revisions:
         name = f"{revision.gpu}/{revision.case}"
-        for change in revision.changes:
+        for change in () if revision.whole else revision.changes:
             if change.word in ("same", "not measured"):
                 continue
             rows.append((name, *change_cells(change)))
@@ -126,7 +126,7 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
     for revision in revisions:
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
-            print(f"{name}: nothing was compared: {revision.whole}")
+            print(revision_lines(revision)[0])
         unfit = (revision.new_provenance or {}).get("unfit")
         if unfit:
             print(f"{name}: not fit to be stored: {unfit}")
