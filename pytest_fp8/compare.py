@@ -188,7 +188,8 @@ def judge(
             "the true change lies at the tolerance, or the processes spread",
             "run again on a quiet GPU, or with another --tolerance",
         )
-    return decision(Verdict.PASS, f"head's FP8 step is as fast as base's: {seen}" + _whose(fp8, bf16, looks))
+    how = "faster than" if low > 0 else "slower than, within the tolerance," if high < 0 else "as fast as"
+    return decision(Verdict.PASS, f"head's FP8 step is {how} base's" + _whose(fp8, bf16, looks))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
