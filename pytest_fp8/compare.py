@@ -188,8 +188,10 @@ def judge(
             "the true change lies at the tolerance, or the processes spread",
             "run again on a quiet GPU, or with another --tolerance",
         )
-    how = "faster than" if low > 0 else "slower than, within the tolerance," if high < 0 else "as fast as"
-    return decision(Verdict.PASS, f"head's FP8 step is {how} base's" + _whose(fp8, bf16, looks))
+    how = "faster than base's" if low > 0 else "as fast as base's"
+    if high < 0:
+        how = "slower than base's, within the tolerance"
+    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16, looks))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
@@ -209,7 +211,7 @@ def _whose(fp8: SameJob, bf16: SameJob | None, looks: int) -> str:
     own, half = own_change(fp8, bf16, looks)
     if abs(own) <= half:
         return f"; BF16 changed as much ({bf16.change:+.2%}): common to both precisions, not FP8's own"
-    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own):+.2%} of it is FP8's own"
+    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own):+.2%} is FP8's own"
 
 
 def _pair(

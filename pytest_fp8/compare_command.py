@@ -122,4 +122,6 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
     for comparison in done:
         print(f"{comparison.case}: {comparison.decision.message}")
         spent = sorted(comparison.seconds.items(), key=lambda item: -item[1])
-        print("time in arms: " + ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent if seconds >= 0.5))
+        named = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent if seconds >= 0.5)
+        if named:
+            print(f"time in arms: {named}")
