@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 
 TRUE = ("1", "true", "yes", "on")
 FALSE = ("", "0", "false", "no", "off")
+CI_VARIABLES = (
+    "CI",
+    "CONTINUOUS_INTEGRATION",
+    "GITHUB_ACTIONS",
+    "GITLAB_CI",
+    "BUILDKITE",
+    "CIRCLECI",
+    "TF_BUILD",
+    "JENKINS_URL",
+    "TEAMCITY_VERSION",
+)
+"""Set by the CI services of those names (TF_BUILD: Azure Pipelines); most set ``CI`` too."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class Settings:
     """Where candidates and the report go; nothing is written without it."""
     update: bool = False
     reason: str = ""
+    update_in_ci: bool = False
+    """An update in continuous integration is refused unless this job says that it is there to update."""
     processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +80,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
     Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
+    Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
@@ -103,6 +118,9 @@ def read_settings(config: pytest.Config) -> Settings:
             cause="a baseline without a reason cannot be reviewed",
             next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
+    update_in_ci = _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci")
+    if update and not update_in_ci:
+        _refuse_in_ci(os.environ)
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
     report_dir = str(values["fp8_report_dir"])
     return Settings(
@@ -112,9 +130,31 @@ def read_settings(config: pytest.Config) -> Settings:
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
+        update_in_ci=update_in_ci,
         processes=_count(values["fp8_processes"]),
         weights=_weights(values["fp8_weights"]),
     )
+
+
+def ci_variable(environment: Mapping[str, str]) -> str:
+    """The variable that says this is continuous integration, or an empty string. ``CI=false`` says it is not."""
+    for name in CI_VARIABLES:
+        if environment.get(name, "").strip().lower() not in FALSE:
+            return name
+    return ""
+
+
+def _refuse_in_ci(environment: Mapping[str, str]) -> None:
+    name = ci_variable(environment)
+    if name:
+        refuse(
+            "--fp8-update-baselines is refused in continuous integration",
+            expected="a person who measures and reviews, or a job whose purpose is to update",
+            seen=f"{name}={environment[name]}",
+            cause="a gate that rewrites its own baselines never fails",
+            next_step="run it by hand; or give the job that is there to update --fp8-update-in-ci "
+            "(PYTEST_FP8_UPDATE_IN_CI=1)",
+        )
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,7 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case for case in map(case_of, session.items) if case is not None]
-    session.config.stash[SESSION].upcoming = list({case.id: case for case in cases}.values())
+    if cases:
+        whole = all(os.path.isdir(argument) for argument in session.config.args)
+        session.config.stash[SESSION].selected(cases, whole)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[SESSION].ledger.partial = True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -134,6 +142,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine is None:
         return
     mine.close()
+    mine.ledger.partial |= bool(session.shouldstop or session.shouldfail)
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.cases import Case
+    from pytest_fp8.gate.revision import Revision
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
 
@@ -28,6 +29,11 @@ class Session:
         self.problems: list[str] = []
         """What made the session fail although no test did."""
         self.written: list[str] = []
+        self.revisions: list[Revision] = []
+        """What an update found, case by case, changed or not."""
+        self.notes: list[str] = []
+        """Stored baselines that this run had no use for."""
+        self._origin: dict[str, Any] = {}
         self.upcoming: list[Case] = []
         self._pool: ArmPool | None = None
         self._pairs: dict[str, Fp8Pair] = {}
@@ -39,6 +45,18 @@ class Session:
             from pytest_fp8.gate.baseline import updating
 
             self._held.enter_context(updating(self.settings.baseline_dir))
+
+    def selected(self, cases: list[Case], whole: bool) -> None:
+        """Note which cases were collected, and whether nothing was left out by a path, ``-k`` or ``-m``."""
+        from dataclasses import replace
+
+        self.upcoming = list({case.id: case for case in cases}.values())
+        self.ledger.partial |= not whole
+        for case in self.upcoming:
+            if case.needs_gpu and case.backend != "bf16":
+                # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
+                names = {replace(case, weights=weights).id for weights in (None, "a folder")}
+                self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload with other functions is another pair."""
@@ -80,7 +98,7 @@ class Session:
 
     def has_something_to_say(self) -> bool:
         """Whether the closing summary has anything in it."""
-        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written)
+        return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written or self.notes)
 
     def close(self) -> None:
         """End all arms and give the lock back."""
@@ -100,12 +118,32 @@ class Session:
             )
         if settings.update:
             self._update()
+        elif settings.declared and ran and ledger.ran_on_gpu and not ledger.partial:
+            self.notes += self._unused()
         if settings.report_dir is not None and ledger.entries:
             self._report(settings.report_dir)
+
+    def _unused(self) -> list[str]:
+        """The stored baselines that a whole run on a declared GPU had no use for."""
+        gpu = self._gpu_key()
+        stored = {path.stem for path in (self.settings.baseline_dir / gpu).glob("*.json")}
+        asked = {name for name, entry in self.ledger.entries.items() if entry.decisions}
+        orphaned = sorted(stored - set(self.ledger.collected))
+        unexercised = sorted(stored & set(self.ledger.collected) - asked)
+        lines = []
+        if orphaned:
+            lines.append(f"{len(orphaned)} orphaned baseline(s), of no case of this suite: {', '.join(orphaned)}")
+            lines.append("  next: pytest-fp8 baselines prune")
+        if unexercised:
+            lines.append(
+                f"{len(unexercised)} unexercised baseline(s), asked nothing in this run: {', '.join(unexercised)}"
+            )
+        return lines
 
     def _update(self) -> None:
         from pytest_fp8.errors import Fp8Error
         from pytest_fp8.gate.baseline import write_baseline
+        from pytest_fp8.gate.revision import revise, revised
 
         for name, entry in self.ledger.entries.items():
             if not entry.metrics and not entry.errors:
@@ -114,8 +152,15 @@ class Session:
             if why:
                 self.problems.append(f"baseline of {name} was not updated: {why}")
                 continue
+            old, whole = self._old(entry)
+            new = self._measured(entry)
+            revision = revise(old, new, whole)
+            self.revisions.append(revision)
+            stored = revised(old, new, revision)
+            if stored is None:
+                continue
             try:
-                path = write_baseline(self.settings.baseline_dir, self._baseline(name, entry.case_hash, entry.gpu))
+                path = write_baseline(self.settings.baseline_dir, stored)
             except Fp8Error as error:
                 self.problems.append(error.message)
             else:
@@ -133,9 +178,10 @@ class Session:
             decision = entry.decisions.get(question)
             if decision is not None and decision["verdict"] == "FAIL":
                 return f"the {question} question failed ({decision['headline']})"
-        speed = entry.decisions.get("speedup")
-        if speed is not None and speed["verdict"] == "INVALID":
-            return f"the timing is invalid ({speed['headline']})"
+        for question in ("speedup", "faster"):
+            speed = entry.decisions.get(question)
+            if speed is not None and speed["verdict"] == "INVALID":
+                return f"the timing is invalid ({speed['headline']})"
         return self._too_coarse(entry)
 
     def _too_coarse(self, entry: Entry) -> str:
@@ -143,32 +189,46 @@ class Session:
         measured = entry.metrics.get("speedup")
         if measured is None:
             return ""
-        from pytest_fp8.gate.decide import holds
+        from pytest_fp8.gate.inventory import too_coarse
 
-        could_hold = holds(measured["values"])
-        if could_hold <= measured["tolerance"]:
-            return ""
-        return (
-            f"its processes spread too much to gate at {measured['tolerance']:.1%}; they could hold {could_hold:.1%} "
-            "(more of them: --fp8-processes)"
-        )
+        why = too_coarse(measured["values"], measured["tolerance"])
+        return f"{why} (more of them: --fp8-processes)" if why else ""
 
-    def _baseline(self, case: str, case_hash: str, gpu: str) -> Any:
+    def _old(self, entry: Entry) -> tuple[Any, str]:
+        """The stored baseline of a case, or ``None`` and why there is none to compare with."""
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.gate.baseline import Baseline, read_baseline
+        from pytest_fp8.gate.baseline import read_baseline
+
+        try:
+            return read_baseline(self.settings.baseline_dir, entry.gpu, entry.case, entry.case_hash), ""
+        except Fp8Error as error:
+            return None, f"the earlier file cannot be compared with: {error.headline}"
+
+    def _measured(self, entry: Entry) -> Any:
+        """What this run measured, as a baseline."""
+        from pytest_fp8.gate.baseline import Baseline
         from pytest_fp8.gate.provenance import provenance
         from pytest_fp8.gpu import detect
 
-        metrics = dict(self.ledger.entries[case].metrics)
-        try:
-            # A question that was not asked in this run keeps its stored values.
-            old = read_baseline(self.settings.baseline_dir, gpu, case, case_hash)
-            metrics = {**({name: dict(m) for name, m in old.metrics.items()} if old is not None else {}), **metrics}
-        except Fp8Error:
-            pass  # an old file that cannot be compared with is what this update replaces
+        if not self._origin:
+            # Once, and before the first file is written: a baseline that was just rewritten makes the tree dirty.
+            self._origin = provenance(self.root, {}, self.settings.reason)
         device = detect()[0]
-        described = device.describe() if device is not None and gpu != "emulated" else {"name": "emulated"}
-        return Baseline(case, case_hash, gpu, metrics, provenance(self.root, described, self.settings.reason))
+        described = device.describe() if device is not None and entry.gpu != "emulated" else {"name": "emulated"}
+        return Baseline(entry.case, entry.case_hash, entry.gpu, entry.metrics, {**self._origin, "gpu": described})
+
+    def _candidate(self, entry: Entry) -> Any:
+        """What this run would store: its own metrics, and the stored values of questions it did not ask."""
+        from dataclasses import replace
+
+        new = self._measured(entry)
+        old, _ = self._old(entry)
+        origin = dict(new.provenance)
+        unfit = self._why_not_stored(entry.case)
+        if unfit:
+            origin["unfit"] = unfit
+        stored = dict(old.metrics) if old is not None else {}
+        return replace(new, metrics={**stored, **new.metrics}, provenance=origin)
 
     def _report(self, folder: Path) -> None:
         from pytest_fp8.errors import Fp8Error
@@ -177,9 +237,9 @@ class Session:
         try:
             write_atomically(folder / "report.json", json.dumps(self.ledger.to_json(), indent=1, default=str) + "\n")
             self.written.append(str(folder / "report.json"))
-            for name, entry in self.ledger.entries.items():
+            for entry in self.ledger.entries.values():
                 if entry.metrics:
-                    write_baseline(folder / "candidates", self._baseline(name, entry.case_hash, entry.gpu))
+                    write_baseline(folder / "candidates", self._candidate(entry))
         except Fp8Error as error:
             self.problems.append(error.message)
 

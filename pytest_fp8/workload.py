@@ -59,6 +59,36 @@ class Workload:
         return ship(self, "the workload's functions", asked_by)
 
 
+@dataclass(frozen=True)
+class WorkloadReference:
+    """A workload by name, ``package.module:attribute``: each arm imports it from its own code."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        module, separator, attribute = self.text.partition(":")
+        if not (separator and module and attribute.isidentifier()):
+            refuse(
+                f"{self.text!r} does not name a workload",
+                expected="package.module:attribute, e.g. my_project.fp8:workload",
+                seen=self.text,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return imported_workload, (self.text,)
+
+
+def imported_workload(text: str) -> Workload:
+    """The workload that ``package.module:attribute`` names here; called in the arm's process."""
+    from importlib import import_module
+
+    module, _, attribute = text.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, Workload):
+        raise TypeError(f"{text} is a {type(found).__name__}, not a pytest_fp8.Workload")
+    return found
+
+
 def ship(value: Any, what: str, asked_by: str = "") -> str:
     """Any picklable value, functions included, as base64 text."""
     import cloudpickle

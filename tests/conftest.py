@@ -16,6 +16,8 @@ def _no_settings_from_outside(monkeypatch):
     """The environment of whoever runs the tests decides nothing in them."""
     import os
 
+    from pytest_fp8.options import CI_VARIABLES
+
     for name in list(os.environ):
-        if name.startswith("PYTEST_FP8_"):
+        if name.startswith("PYTEST_FP8_") or name in CI_VARIABLES:
             monkeypatch.delenv(name)

@@ -52,6 +52,8 @@ class World:
     built: list[str] = field(default_factory=list)
     closed: int = 0
     strangers: tuple[int, ...] = ()
+    slower: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
 
 
 class FakeProcess:
@@ -60,7 +62,8 @@ class FakeProcess:
     world = World()
     _pids = itertools.count(1000)
 
-    def __init__(self, backend: str = "bf16", log_folder: Any = None) -> None:
+    def __init__(self, backend: str = "bf16", log_folder: Any = None, environment: Any = None) -> None:
+        self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
         self.alive = True
         self.spec: Any = None
@@ -130,6 +133,7 @@ class FakeProcess:
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
+        base *= 1 + self.world.slower.get((self.side, "fp8" if self.is_fp8 else "bf16"), 0.0)
         return [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
 
     def memory(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_a_name_cannot_leave_the_folder(tmp_path, name):
         baseline_path(tmp_path, "h200", name)
 
 
-@pytest.mark.parametrize("step", ["mkstemp", "fdopen", "fsync", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["mkstemp", "write", "fsync", "fchmod", "replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step, code):
     def full(*args, **kwargs):

@@ -35,6 +35,18 @@ class PairArms:
         self.case, self.pool = case, pool
         self.fp8 = make_arm(case, pool, workload, fingerprint, control=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
+        self._forget()
+
+    @classmethod
+    def between(cls, reference: Arm, other: Arm) -> PairArms:
+        """Two arms that are not a case's own: one case in two environments, ``other`` in the FP8 arm's place."""
+        pair = cls.__new__(cls)
+        pair.case, pair.pool = other.spec.case, other.pool
+        pair.bf16, pair.fp8 = reference, other
+        pair._forget()
+        return pair
+
+    def _forget(self) -> None:
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self.seen_conditions: list[Conditions] = []
         """The GPU's clocks and neighbours after each turn of an arm, in the order taken."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -18,6 +18,9 @@ from pytest_fp8.cases import OWN
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
 
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
 # parameters, 44.9 GiB for 8.03e9.
@@ -35,6 +38,8 @@ class Arm:
     key: str
     spec: ArmSpec
     pool: ArmPool = field(repr=False)
+    environment: ArmEnvironment | None = None
+    """Another interpreter or checkout than this session's, in a same-job comparison."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -80,8 +85,8 @@ class ArmPool:
     def pids(self) -> set[int]:
         return {process.pid for process in self._processes.values()}
 
-    def arm(self, key: str, spec: ArmSpec) -> Arm:
-        return Arm(key, spec, self)
+    def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
+        return Arm(key, spec, self, environment)
 
     def folder(self, arm: Arm) -> Path:
         """A private folder for an arm's checkpoint, kept while the arm is wanted."""
@@ -184,7 +189,7 @@ class ArmPool:
         try:
             with self.clock("build"):
                 for arm in [*arms, *ahead]:
-                    process = self._take_spare(arm.spec.case.backend)
+                    process = self._start(arm)
                     started.append((arm, process))
                     process.start_build(arm.spec)
                 self._expect(self._soon)
@@ -205,10 +210,14 @@ class ArmPool:
         """Start processes for the backends of arms that may be built next, so that their imports take no turn."""
         for arm in arms:
             backend = arm.spec.case.backend
-            if arm.spec.device == "cuda" and backend not in self._spares and len(self._spares) < MOST_SPARES:
+            elsewhere = arm.spec.device != "cuda" or arm.environment is not None
+            if not elsewhere and backend not in self._spares and len(self._spares) < MOST_SPARES:
                 self._spares[backend] = ArmProcess(backend, self._log_folder)
 
-    def _take_spare(self, backend: str) -> ArmProcess:
+    def _start(self, arm: Arm) -> ArmProcess:
+        backend = arm.spec.case.backend
+        if arm.environment is not None:
+            return ArmProcess(backend, self._log_folder, arm.environment)
         spare = self._spares.pop(backend, None)
         if spare is not None and spare.alive:
             return spare

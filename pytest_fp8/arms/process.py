@@ -18,10 +18,13 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import ArmError
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
 
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
@@ -31,13 +34,18 @@ LOG_LINES = 25
 class ArmProcess:
     """One worker process. Started with its backend's library alone; :meth:`build` tells it which arm to be."""
 
-    def __init__(self, backend: str = "bf16", log_folder: Path | None = None) -> None:
+    def __init__(
+        self, backend: str = "bf16", log_folder: Path | None = None, environment: ArmEnvironment | None = None
+    ) -> None:
+        """``environment``: another interpreter or another checkout; without it the arm runs as this process does."""
         requests_read, self._requests = os.pipe()
         self._answers, answers_write = os.pipe()
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
         descriptors = [str(requests_read), str(answers_write)]
-        command = [sys.executable, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid()), backend]
+        python = environment.python if environment is not None else sys.executable
+        self._held = contextlib.ExitStack()
+        command = [python, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid()), backend]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -46,7 +54,7 @@ class ArmProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(requests_read, answers_write),
                 start_new_session=True,
-                env=arm_environment(),
+                env=self._variables(environment),
             )
         finally:
             for descriptor in (requests_read, answers_write, handle):
@@ -56,6 +64,13 @@ class ArmProcess:
         self._asked = ""
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
+
+    def _variables(self, environment: ArmEnvironment | None) -> dict[str, str]:
+        if environment is None:
+            return arm_environment()
+        from pytest_fp8.arms.environment import instrument
+
+        return other_environment(environment, self._held.enter_context(instrument()))
 
     @property
     def pid(self) -> int:
@@ -110,6 +125,7 @@ class ArmProcess:
     def close(self) -> None:
         """End the process and everything it started. Safe to call twice."""
         self._finalizer()
+        self._held.close()
 
     def tail(self) -> str:
         """The last lines of the arm's own output."""
@@ -184,12 +200,24 @@ def arm_environment() -> dict[str, str]:
     with contextlib.suppress(ModuleNotFoundError, ValueError):
         spec = importlib.util.find_spec("nvidia.cudnn")
     if spec is not None and spec.submodule_search_locations:
-        home = Path(next(iter(spec.submodule_search_locations)))
-        environment["CUDNN_HOME"] = str(home)
-        # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
-        paths = [str(home / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+        _point_at_cudnn(environment, next(iter(spec.submodule_search_locations)))
     return environment
+
+
+def other_environment(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
+    """The same for an arm of another interpreter or checkout: its own cuDNN, its own import path."""
+    environment = {**os.environ, **chosen.variables(instrument)}
+    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if chosen.cudnn:
+        _point_at_cudnn(environment, chosen.cudnn)
+    return environment
+
+
+def _point_at_cudnn(environment: dict[str, str], home: str) -> None:
+    environment["CUDNN_HOME"] = home
+    # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
+    paths = [str(Path(home) / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

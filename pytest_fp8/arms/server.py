@@ -14,6 +14,7 @@ from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.evidence.products import Product, products_to_json
+from pytest_fp8.gate.provenance import library_versions
 from pytest_fp8.workload import ship, unship
 
 
@@ -58,6 +59,7 @@ class ArmServer:
         """Versions, sizes and how long each stage took."""
         engine = self.engine
         facts: dict[str, Any] = {
+            "libraries": library_versions(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,8 @@ from typing import Any
 from pytest_fp8.errors import BaselineError
 
 SCHEMA = 1
+LEFTOVER = ".tmp"
+"""How the hidden file ends that is written before the rename."""
 _METRIC_FIELDS = {"unit", "direction", "tolerance", "values"}
 
 
@@ -66,16 +69,9 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
     """
     path = baseline_path(folder, gpu, case)
     try:
-        text = path.read_text(encoding="utf-8")
+        found = load_baseline(path)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _broken(path, f"{type(error).__name__}: {error}") from error
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise _broken(path, str(error)) from error
-    found = parse_baseline(data, path)
     if found.gpu != gpu:
         raise BaselineError(
             f"{path} is a baseline of another GPU",
@@ -103,6 +99,27 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
             '--fp8-reason "the case changed: ..."',
         )
     return found
+
+
+def load_baseline(path: Path) -> Baseline:
+    """The baseline in a file, whatever its name and folder say. Raises ``FileNotFoundError`` or
+    :class:`BaselineError` naming the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise _broken(path, f"{type(error).__name__}: {error}") from error
+    return parse_text(text, path)
+
+
+def parse_text(text: str, path: Path) -> Baseline:
+    """A baseline from the text of a file called ``path``."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise _broken(path, str(error)) from error
+    return parse_baseline(data, path)
 
 
 def parse_baseline(data: Any, path: Path) -> Baseline:
@@ -140,16 +157,21 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it, then rename. Raises :class:`BaselineError` naming the file."""
+    """Write ``text`` beside ``path``, flush it, rename it, flush the folder. A reader sees the old file or the new one.
+
+    A writer that is killed leaves at most a hidden ``.*.tmp`` beside it, which :func:`sweep` removes. Raises
+    :class:`BaselineError` naming the file, and saying which of the two is there.
+    """
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=LEFTOVER, dir=path.parent)
+        try:
+            _write_all(handle, text.encode())
+            os.fsync(handle)
+            os.fchmod(handle, 0o644)
+        finally:
+            os.close(handle)
         os.replace(temporary, path)
     except OSError as error:
         if temporary:
@@ -162,17 +184,55 @@ def write_atomically(path: Path, text: str) -> None:
             cause="the disk is full or the folder is read-only; nothing was changed, the earlier file is whole",
             next_step=f"df -h {path.parent}, then run the update again",
         ) from error
+    _flush_folder(path)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _flush_folder(path: Path) -> None:
+    """Make the rename itself survive a power cut. Not every file system can: those say EINVAL or ENOTSUP."""
+    try:
+        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            return
+        raise BaselineError(
+            f"{path} was written, and its folder could not be flushed to the disk",
+            expected="a disk that takes the rename",
+            seen=f"{type(error).__name__}: {error}",
+            cause="an I/O error; the new file is in place and whole, and a power cut now could bring the earlier back",
+            next_step=f"sync, then git diff -- {path}",
+        ) from error
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove what killed writers left below ``folder``; gives the names. Only for the holder of the update lock."""
+    gone = []
+    for leftover in sorted(folder.glob(f"*/.*.json.*{LEFTOVER}")):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+            gone.append(leftover.name)
+    return gone
 
 
 @contextmanager
 def updating(folder: Path) -> Iterator[None]:
     """Hold the folder's update lock; raises :class:`BaselineError` at once where another run holds it.
 
-    The lock is the kernel's, on a file that stays: a run that dies gives it back.
+    The lock is the kernel's, on a file that stays: a run that dies gives it back. What killed writers left behind is
+    removed on entry.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         stream = path.open("w")
     except OSError as error:
         raise BaselineError(
@@ -192,6 +252,7 @@ def updating(folder: Path) -> Iterator[None]:
                 cause="a second pytest --fp8-update-baselines on this folder",
                 next_step="wait for it to end, then run again",
             ) from error
+        sweep(folder)
         yield
 
 

@@ -34,6 +34,10 @@ class Ledger:
     """Reason -> tests that needed a GPU and did not run."""
     ran_on_gpu: int = 0
     """Tests that asked a question of a GPU."""
+    collected: list[str] = field(default_factory=list)
+    """Names under which baselines of the collected cases may be stored."""
+    partial: bool = False
+    """Whether something of the suite was left out: by a path, by ``-k``, by an early stop."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time of this session's arms went."""
 
@@ -75,6 +79,8 @@ class Ledger:
             "entries": {name: vars(entry) for name, entry in self.entries.items()},
             "not_run": self.not_run,
             "ran_on_gpu": self.ran_on_gpu,
+            "collected": self.collected,
+            "partial": self.partial,
             "seconds": self.seconds,
         }
 
@@ -90,5 +96,7 @@ class Ledger:
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]
+        self.collected = sorted({*self.collected, *data["collected"]})
+        self.partial |= data["partial"]
         for what, spent in data["seconds"].items():
             self.seconds[what] = self.seconds.get(what, 0.0) + spent

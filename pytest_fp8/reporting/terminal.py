@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.reporting.ledger import Entry, Ledger
+from pytest_fp8.reporting.revisions import revision_lines
 
 _STYLE = {
     "PASS": "green",
@@ -129,7 +130,7 @@ def write_summary(reporter: Any, session: Any) -> None:
     table = summary(ledger, reporter._tw.fullwidth, reporter._tw.hasmarkup)
     missing = did_not_run(ledger) if session.settings.declared else []
     notes = findings(ledger)
-    if not (table or missing or notes or session.problems or session.written):
+    if not (table or missing or notes or session.has_something_to_say()):
         return
     reporter.section("FP8", sep="=")
     if table:
@@ -138,9 +139,12 @@ def write_summary(reporter: Any, session: Any) -> None:
         reporter.write_line(f"time in arms: {time_spent(ledger)}")
     for note in notes:
         reporter.write_line(note, yellow=True)
+    for revision in session.revisions:
+        for line in revision_lines(revision):
+            reporter.write_line(line)
     for path in session.written:
         reporter.write_line(f"wrote {_short(path, session.root)}")
-    for line in missing:
+    for line in missing + session.notes:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:
         reporter.write_line(problem, red=True)

@@ -1,0 +1,157 @@
+"""Whose Python and whose code an arm runs: another interpreter, another commit, the same instrument."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest_fp8
+from pytest_fp8.errors import SettingsError
+
+PROBE = """
+import importlib.util, json, sys
+from importlib.metadata import PackageNotFoundError, version
+
+def find(name):
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None
+
+needed, packages = json.loads(sys.argv[1])
+versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+for package in packages:
+    try:
+        versions[package] = version(package)
+    except PackageNotFoundError:
+        pass
+cudnn = find("nvidia.cudnn")
+places = list(cudnn.submodule_search_locations) if cudnn and cudnn.submodule_search_locations else [""]
+missing = [name for name in needed if find(name) is None]
+print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing}))
+"""
+NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
+"""What an arm imports; torchao or Transformer Engine are the case's business, and their absence is the arm's error."""
+
+
+@dataclass(frozen=True)
+class ArmEnvironment:
+    """Where an arm's interpreter and imports come from."""
+
+    name: str
+    """``base`` or ``head``; part of the arm's key."""
+    python: str
+    import_path: tuple[str, ...]
+    """What goes first: the project's own code at one commit."""
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    cudnn: str = ""
+    """The folder of that interpreter's own cuDNN; empty where it has none."""
+
+    def variables(self, instrument: str) -> dict[str, str]:
+        """PYTHONPATH and its like. ``instrument``: the folder from which pytest_fp8 itself can be imported.
+
+        Another interpreter gets nothing of this one's site-packages, only the instrument: both arms are measured by
+        the same code.
+        """
+        inherited = self._own_path() if self.python == sys.executable else []
+        return {
+            "PYTHONPATH": os.pathsep.join([*self.import_path, *inherited, instrument]),
+            # Without it `python -m` would put the current folder before everything: head's code in base's arm.
+            "PYTHONSAFEPATH": "1",
+        }
+
+    def _own_path(self) -> list[str]:
+        project = {str(path) for path in import_folders(Path.cwd())}
+        return [path for path in sys.path if path and os.path.abspath(path) not in project]
+
+
+def probed(name: str, python: str, root: Path) -> ArmEnvironment:
+    """The environment of an interpreter with the project at ``root``; raises :class:`SettingsError` where no arm could
+    run in it."""
+    from pytest_fp8.gate.provenance import PACKAGES
+
+    # Not resolved: a virtual environment's python is a link, and its name is what makes it one.
+    python = os.path.abspath(python)
+    bare = ArmEnvironment(name, python, tuple(map(str, import_folders(root))))
+    with instrument() as folder:
+        variables = {**os.environ, **bare.variables(folder)}
+        try:
+            done = subprocess.run(
+                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES])],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+                env=variables,
+            )
+            seen: dict[str, Any] = json.loads(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise SettingsError(
+                f"{name}: {python} is not a Python that arms can run in",
+                expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
+                seen=(getattr(error, "stderr", "") or str(error)).strip()[-500:],
+                next_step=f"{python} --version",
+            ) from error
+    if seen["missing"]:
+        raise SettingsError(
+            f"{name}: {python} lacks what an arm needs",
+            expected=", ".join(NEEDED),
+            seen=f"no {', '.join(seen['missing'])}",
+            next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
+        )
+    return ArmEnvironment(name, python, bare.import_path, seen["versions"], seen["cudnn"])
+
+
+def import_folders(root: Path) -> list[Path]:
+    """Where a project's packages lie: ``src`` if there is one, and the root."""
+    return [path for path in (root / "src", root) if path.is_dir()]
+
+
+@contextlib.contextmanager
+def instrument() -> Iterator[str]:
+    """A folder with nothing in it but this very pytest_fp8."""
+    with tempfile.TemporaryDirectory(prefix="fp8-instrument-") as folder:
+        package = Path(str(pytest_fp8.__file__)).parent
+        os.symlink(package, Path(folder) / "pytest_fp8", target_is_directory=True)
+        yield folder
+
+
+@contextlib.contextmanager
+def checkout(revision: str, project: Path) -> Iterator[Path]:
+    """The project at a git revision, as a worktree in a temporary folder that is gone afterwards.
+
+    Gives the folder that corresponds to ``project``, which may lie below the repository's root. Raises
+    :class:`SettingsError`.
+    """
+    commit = _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    below = _git(project, revision, "rev-parse", "--show-prefix")
+    with tempfile.TemporaryDirectory(prefix="fp8-checkout-") as folder:
+        tree = Path(folder) / "tree"
+        _git(project, revision, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            yield tree / below
+        finally:
+            with contextlib.suppress(SettingsError):
+                _git(project, revision, "worktree", "remove", "--force", str(tree))
+
+
+def _git(folder: Path, revision: str, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode != 0:
+        raise SettingsError(
+            f"git revision {revision!r} of this project cannot be checked out",
+            expected="a commit, branch or tag of the repository in the current folder",
+            seen=done.stderr.strip() or "no such revision",
+            next_step="git log --oneline -5",
+        )
+    return done.stdout.strip()

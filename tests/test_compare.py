@@ -1,0 +1,297 @@
+"""``pytest-fp8 compare``: the rule by simulation, the command with fake arms, and real arms of two commits and two
+interpreters on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import H200, install
+
+from pytest_fp8 import Case, SettingsError
+from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.cli import main
+from pytest_fp8.compare import Side, differences, environments
+from pytest_fp8.gate.same_job import ALPHA, BLOCKS, PAIRS, decide_same_job, own_change
+from pytest_fp8.gate.verdicts import Verdict
+from pytest_fp8.workload import WorkloadReference, ship
+
+OWN_CASE = Case("own", "torchao", "tensorwise", emulated=True)
+BETWEEN, WITHIN = 0.003, 0.005
+SUITE = """
+from pytest_fp8 import Case
+ALL = [Case("1b", "torchao", "tensorwise"), Case("8b", "torchao", "tensorwise")]
+EMULATED = [Case("tiny", "torchao", "tensorwise", emulated=True)]
+"""
+MODEL = """
+import torch
+from pytest_fp8 import Workload
+
+WIDTH = {width}
+
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(32, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 32))
+
+
+workload = Workload(
+    build=build,
+    batch=lambda step: torch.randn(16, 32),
+    loss=lambda model, x: (model(x) - x).float().pow(2).mean(),
+)
+"""
+
+
+# -- the rule -----------------------------------------------------------------------------------------------------
+
+
+def verdicts(change, tolerance=0.03, repeats=1500, between=BETWEEN):
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(repeats):
+        pairs = []
+        for count in PAIRS:
+            while len(pairs) < count:
+                pairs.append(list(np.log(1 + change) + rng.normal(0, between) + rng.normal(0, WITHIN, BLOCKS)))
+            decided = decide_same_job(pairs, tolerance).verdict
+            if decided is not Verdict.INCONCLUSIVE:
+                break
+        found.append(decided)
+    return {verdict: found.count(verdict) / repeats for verdict in Verdict}
+
+
+def test_an_unchanged_head_passes():
+    rates = verdicts(0.0)
+    assert rates[Verdict.FAIL] == 0
+    assert rates[Verdict.PASS] > 0.99
+
+
+def test_a_head_exactly_at_the_tolerance_is_called_slower_no_more_often_than_alpha():
+    assert verdicts(-0.03)[Verdict.FAIL] <= 1.5 * ALPHA
+
+
+@pytest.mark.parametrize(
+    ("change", "tolerance", "power"), [(-0.05, 0.03, 0.98), (-0.03, 0.02, 0.7), (-0.03, 0.01, 0.98)]
+)
+def test_a_slower_head_fails(change, tolerance, power):
+    assert verdicts(change, tolerance)[Verdict.FAIL] > power
+
+
+def test_bf16_taken_off_leaves_what_is_fp8s_own():
+    slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
+    same = [[0.001 * k for k in range(-2, 3)]] * 4
+    own, half = own_change(decide_same_job(slower, 0.03), decide_same_job(slower, 0.03))
+    assert abs(own) < half
+    own, half = own_change(decide_same_job(slower, 0.03), decide_same_job(same, 0.03))
+    assert own == pytest.approx(-0.05)
+    assert half < 0.03
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, -0.1])
+def test_a_tolerance_is_a_fraction(tolerance):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        decide_same_job([[0.0]], tolerance)
+
+
+# -- the command, with fake arms ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites/matrix.py").write_text(SUITE)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, gpu=H200, **world):
+        install(monkeypatch, gpu, **world)
+        # A name of its own for base's interpreter: the same one reads as no difference.
+        code = main(["compare", "--base-python", sys.executable, *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+CASE = ("--case", "1b-torchao-tensorwise")
+
+
+def test_two_equal_sides_pass_with_one_row_per_arm(run):
+    code, out, _ = run(*CASE)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith("1b-torchao-tensorwise  ")]
+    assert [row[1] for row in rows] == ["fp8", "bf16"]
+    assert rows[0][-1] == "PASS"
+    assert "base against head: the same libraries" in out
+
+
+@pytest.mark.parametrize(
+    ("slower", "code", "says"),
+    [
+        ({("head", "fp8"): 0.06}, 1, "is FP8's own"),
+        ({("head", "fp8"): 0.06, ("head", "bf16"): 0.06}, 1, "common to both precisions, not FP8's own"),
+        ({("base", "fp8"): 0.06}, 0, "PASS: head's FP8 step is faster than base's"),
+        ({("head", "bf16"): 0.06}, 0, "PASS: head's FP8 step is "),
+        ({("head", "fp8"): 0.015}, 0, "PASS: head's FP8 step is slower than base's, within the tolerance"),
+    ],
+)
+def test_a_slower_head_exits_with_1_and_says_whose_it_is(run, slower, code, says):
+    seen, out, _ = run(*CASE, slower=slower)
+    assert says in out
+    assert seen == code
+
+
+def test_a_smaller_tolerance_catches_a_smaller_loss(run):
+    assert run(*CASE, "--tolerance=0.005", slower={("head", "fp8"): 0.02})[0] == 1
+
+
+def test_json(run):
+    code, out, _ = run(*CASE, "--json", "--fp8-only", slower={("head", "fp8"): 0.06})
+    [comparison] = json.loads(out)
+    assert code == 1
+    assert comparison["verdict"] == "FAIL"
+    assert comparison["fp8"]["change"] == pytest.approx(-0.057, abs=0.005)
+    assert "bf16" not in comparison
+
+
+def test_a_shared_gpu_is_invalid_and_fails_only_when_strict(run):
+    code, out, _ = run(*CASE, strangers=(4242,))
+    assert "INVALID: the GPU was shared" in out
+    assert code == 0
+    assert run(*CASE, "--strict", strangers=(4242,))[0] == 1
+
+
+def test_a_head_without_fp8_fails_however_fast(run):
+    code, out, _ = run(*CASE, executed_roles=("fprop",))
+    assert code == 1
+    assert "FP8 does not run in head as it should" in out
+
+
+def test_an_arm_that_cannot_be_built_is_no_answer(run):
+    code, _, err = run(*CASE, fails={"1b-torchao-tensorwise": "died"})
+    assert code == 2
+    assert "failed" in err
+
+
+def test_no_gpu_no_speed(run):
+    code, _, err = run(*CASE, gpu=None)
+    assert code == 2
+    assert "expected: a GPU" in err
+    code, _, err = run("--case", "tiny-torchao-tensorwise-emulated")
+    assert code == 2
+    assert "emulated on the CPU" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--case", "9b"), "expected: 1b-torchao-tensorwise"),
+        ((*CASE, "--tolerance=2"), "between 0 and 1"),
+        ((*CASE, "--head-python=/nowhere/python"), "is not a Python that arms can run in"),
+        ((*CASE, "--head-git=no-such-branch"), "cannot be checked out"),
+        ((*CASE, "--workload=no_colon"), "does not name a workload"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(run, arguments, says):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_one_side_is_no_comparison(run, capsys):
+    assert main(["compare", *CASE]) == 2
+    assert "needs two sides" in capsys.readouterr().err
+
+
+def test_libraries_that_differ_are_named():
+    base, head = (
+        ArmEnvironment(n, "p", (), {"torch": v, "torchao": "0.18"}) for n, v in (("base", "1"), ("head", "2"))
+    )
+    assert differences(base, head) == ["torch 1 -> 2"]
+
+
+# -- real arms on the CPU -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository whose model is 64 wide in the commit ``base`` and 128 wide in the working tree."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    (tmp_path / "compared_model.py").write_text(MODEL.format(width=64))
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "compared_model.py").write_text(MODEL.format(width=128))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def built(environment):
+    workload = ship(WorkloadReference("compared_model:workload"), "the workload")
+    arm = ArmProcess(environment=environment)
+    try:
+        facts = arm.build(ArmSpec(OWN_CASE, "cpu", workload, threads=1))
+        return facts, arm.request("curve", seed=0, steps=3)["losses"]
+    finally:
+        arm.close()
+
+
+def test_two_commits_run_their_own_code_with_one_instrument(project):
+    with ExitStack() as held:
+        base, head = environments(Side(revision="base"), Side(), project, held)
+        (old, old_losses), (new, new_losses) = built(base), built(head)
+        assert Path(base.import_path[0], "compared_model.py").read_text() == MODEL.format(width=64)
+    assert old["parameters"] == 2 * 32 * 64 + 64 + 32
+    assert new["parameters"] == 2 * 32 * 128 + 128 + 32
+    assert old_losses != new_losses
+    assert not Path(base.import_path[0]).exists(), "the checkout is gone"
+    listed = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) == 1
+
+
+def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path):
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True, with_pip=False)
+    packages = next((other / "lib").glob("python*")) / "site-packages"
+    python = other / "bin/python"
+    with pytest.raises(SettingsError, match="lacks what an arm needs") as error:
+        probed("head", str(python), project)
+    assert "no torch" in str(error.value)
+    # Now with libraries: those of this interpreter, and a torchao that is only a version number.
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "libraries.pth").write_text("\n".join(here))
+    (packages / "torchao-0.99.dist-info").mkdir()
+    (packages / "torchao-0.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 0.99\n")
+    head = probed("head", str(python), project)
+    assert head.versions["torchao"] == "0.99"
+    facts, _ = built(head)
+    assert facts["libraries"]["torchao"] == "0.99"
+
+
+def test_a_checkout_below_the_root_of_a_repository(project):
+    (project / "package").mkdir()
+    (project / "package/here.txt").write_text("x")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "more"], check=True)
+    with checkout("HEAD", project / "package") as folder:
+        assert (folder / "here.txt").read_text() == "x"
+
+
+def test_an_arm_of_another_environment_leaves_nothing_behind(project):
+    environment = probed("head", sys.executable, project)
+    arm = ArmProcess(environment=environment)
+    arm.build(ArmSpec(OWN_CASE, "cpu", ship(WorkloadReference("compared_model:workload"), "it"), threads=1))
+    variables = dict(v.split(b"=", 1) for v in Path(f"/proc/{arm.pid}/environ").read_bytes().split(b"\0") if b"=" in v)
+    folders = variables[b"PYTHONPATH"].decode().split(os.pathsep)
+    assert folders[0] == str(project)
+    assert os.path.islink(Path(folders[-1], "pytest_fp8"))
+    arm.close()
+    assert not Path(folders[-1]).exists()

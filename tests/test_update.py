@@ -1,0 +1,276 @@
+"""--fp8-update-baselines: who may, when not, what is rewritten and what is left to the byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes import H200, install
+
+from pytest_fp8.options import CI_VARIABLES, ci_variable
+from pytest_fp8.reporting.ledger import Ledger
+
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_pair):
+        fp8_pair.assert_loss()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup(floor=None)
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_speedup(against_baseline=False)
+
+    @pytest.mark.fp8(cases=CASES, question="memory")
+    def test_memory(fp8_pair):
+        fp8_pair.assert_memory()
+"""
+FILE = "baselines/h200/tiny-torchao-rowwise.json"
+
+
+def update(reason="first", *more):
+    return ("--fp8-gpu=h200", "--fp8-update-baselines", f"--fp8-reason={reason}", *more)
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+@pytest.fixture
+def stored(suite, monkeypatch):
+    install(monkeypatch, H200)
+    assert suite.runpytest(*update()).ret == 0
+    return suite
+
+
+def content(suite):
+    return json.loads((suite.path / FILE).read_text())
+
+
+# -- who may ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", CI_VARIABLES)
+def test_ci_may_not_update(suite, monkeypatch, variable):
+    install(monkeypatch, H200)
+    monkeypatch.setenv(variable, "true")
+    result = suite.runpytest(*update())
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*refused in continuous integration*", f"*seen: *{variable}=true*", "*--fp8-update-in-ci*"]
+    )
+    assert not (suite.path / "baselines").exists()
+
+
+def test_a_ci_job_that_is_there_to_update_may(suite, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setenv("CI", "1")
+    assert suite.runpytest(*update("nightly", "--fp8-update-in-ci")).ret == 0
+    monkeypatch.setenv("PYTEST_FP8_UPDATE_IN_CI", "1")
+    assert suite.runpytest(*update("nightly")).ret == 0
+
+
+def test_a_plain_run_in_ci_is_not_concerned(suite, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setenv("CI", "true")
+    assert suite.runpytest("--fp8-gpu=h200").ret == 0
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "False", "no"])
+def test_a_variable_that_says_no_is_not_ci(value):
+    assert ci_variable({"CI": value}) == ""
+
+
+# -- when not -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("test", ["layers or speedup", "layers or faster"])
+def test_a_shared_gpu_is_no_place_to_measure_a_baseline(stored, monkeypatch, test):
+    before = (stored.path / FILE).read_bytes()
+    install(monkeypatch, H200, strangers=(4242,), speedup=1.4)
+    result = stored.runpytest(*update("again", "-k", f"({test}) and rowwise"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*was not updated: the timing is invalid (another process used the GPU)*"])
+    assert (stored.path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"nan_at": 20}, "the loss question failed"), ({"executed_roles": ("fprop",)}, "FP8 was not shown to run")],
+)
+def test_a_failing_question_leaves_the_stored_file(stored, monkeypatch, change, why):
+    before = (stored.path / FILE).read_bytes()
+    install(monkeypatch, H200, speedup=1.4, **change)
+    result = stored.runpytest(*update("again", "-k", "rowwise"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"*was not updated: {why}*"])
+    assert (stored.path / FILE).read_bytes() == before
+
+
+# -- what is rewritten --------------------------------------------------------------------------------------------
+
+
+def test_a_first_baseline_is_called_new(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest(*update())
+    result.stdout.fnmatch_lines(["baseline h200/tiny-torchao-rowwise is new (no earlier baseline): *speedup 1.[12]*x"])
+
+
+def test_where_nothing_moved_the_file_stays_to_the_byte(stored):
+    before = (stored.path / FILE).read_bytes()
+    result = stored.runpytest(*update("another reason, another day"))
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["baseline h200/tiny-torchao-rowwise: nothing moved by more than noise; the file is as it was"]
+    )
+    result.stdout.no_fnmatch_line("wrote baselines/*")
+    assert (stored.path / FILE).read_bytes() == before
+
+
+def test_a_speedup_that_moved_is_rewritten_alone_and_shown_old_to_new(stored, monkeypatch):
+    before = content(stored)
+    install(monkeypatch, H200, speedup=1.1)
+    result = stored.runpytest(*update("the new kernel"))
+    result.stdout.fnmatch_lines(
+        [
+            "baseline h200/tiny-torchao-rowwise, old -> new:",
+            "*fp8_share *-> *same",
+            "*speedup *1.[12]*x -> 1.[01]*x *-8.*% [[]-*%, -*%] *worse",
+            "wrote baselines/h200/tiny-torchao-rowwise.json",
+        ]
+    )
+    after = content(stored)
+    for metric in ("speedup", "bf16_ms", "fp8_ms"):
+        assert after["metrics"][metric] != before["metrics"][metric], "timed together, stored together"
+    assert after["metrics"]["memory_ratio"] == before["metrics"]["memory_ratio"]
+    assert after["provenance"]["reason"] == "the new kernel"
+    assert sorted(after["provenance"]["kept"]) == ["fp8_share", "loss_gap", "loss_twin_gap", "memory_ratio"]
+    assert after["provenance"]["kept"]["memory_ratio"]["date"] == before["provenance"]["date"]
+
+
+def test_memory_that_moved_leaves_the_speedup_as_it_was(stored, monkeypatch):
+    before = content(stored)
+    install(monkeypatch, H200, fp8_memory=99)
+    stored.runpytest(*update("copies kept")).stdout.fnmatch_lines(["*memory_ratio *0.900x -> 0.990x *+10*worse"])
+    after = content(stored)
+    assert after["metrics"]["speedup"] == before["metrics"]["speedup"]
+    assert after["metrics"]["memory_ratio"]["values"] == [0.99]
+
+
+def test_more_processes_replace_fewer_although_nothing_moved(stored):
+    result = stored.runpytest(*update("a sharper gate", "--fp8-processes=4"))
+    result.stdout.fnmatch_lines(["*speedup * more processes"])
+    assert len(content(stored)["metrics"]["speedup"]["values"]) == 4
+
+
+def test_a_question_that_was_not_asked_keeps_its_values(stored, monkeypatch):
+    before = content(stored)
+    install(monkeypatch, H200, fp8_memory=99)
+    stored.runpytest(*update("memory alone", "-k", "layers or memory"))
+    after = content(stored)
+    assert after["metrics"]["loss_gap"] == before["metrics"]["loss_gap"]
+    assert after["metrics"]["memory_ratio"]["values"] == [0.99]
+
+
+@pytest.mark.parametrize(("field", "value"), [("case_hash", "0" * 16), ("schema", 0)])
+def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, field, value):
+    data = content(stored)
+    data[field] = value
+    data["metrics"]["relic"] = data["metrics"]["fp8_share"]
+    (stored.path / FILE).write_text(json.dumps(data))
+    result = stored.runpytest(*update("redefined"))
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
+    assert "relic" not in content(stored)["metrics"]
+    assert content(stored)["schema"] == 1
+
+
+def test_one_file_written_does_not_make_the_next_come_from_a_changed_tree(stored, monkeypatch):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        assert stored.run(*git, *arguments).ret == 0
+    install(monkeypatch, H200, speedup=1.1)
+    assert stored.runpytest(*update("both")).ret == 0
+    written = [json.loads(path.read_text()) for path in (stored.path / "baselines/h200").glob("*.json")]
+    assert [data["provenance"]["dirty"] for data in written] == [False, False]
+
+
+# -- candidates ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypatch):
+    before = (stored.path / FILE).read_bytes()
+    install(monkeypatch, H200, speedup=1.1)
+    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-k", "layers or faster")
+    assert (stored.path / FILE).read_bytes() == before
+    candidate = json.loads((stored.path / "out/candidates/h200/tiny-torchao-rowwise.json").read_text())
+    assert "unfit" not in candidate["provenance"]
+    assert candidate["metrics"]["memory_ratio"]["values"] == [0.9], "not asked in this run: the stored value"
+
+
+def test_a_candidate_says_why_it_is_not_fit_to_be_stored(stored, monkeypatch):
+    install(monkeypatch, H200, executed_roles=("fprop",))
+    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    candidate = json.loads((stored.path / "out/candidates/h200/tiny-torchao-rowwise.json").read_text())
+    assert "FP8 was not shown to run" in candidate["provenance"]["unfit"]
+
+
+# -- what a whole run had no use for ------------------------------------------------------------------------------
+
+
+def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, monkeypatch):
+    folder = stored.path / "baselines/h200"
+    (folder / "tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    install(monkeypatch, H200, fails={"tiny-te-current": "died"})
+    result = stored.runpytest("--fp8-gpu=h200")
+    result.stdout.fnmatch_lines(
+        [
+            "1 orphaned baseline(s), of no case of this suite: tiny-torchao-gone",
+            "1 unexercised baseline(s), asked nothing in this run: tiny-te-current",
+        ]
+    )
+
+
+@pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])
+def test_a_part_of_the_suite_says_nothing_about_the_rest(stored, monkeypatch, arguments):
+    (stored.path / "baselines/h200/tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    stored.makepyfile(test_orphan=SUITE)
+    install(monkeypatch, H200, nan_at=3)
+    result = stored.runpytest("--fp8-gpu=h200", *arguments)
+    result.stdout.no_fnmatch_line("*orphaned*")
+
+
+def test_a_whole_run_with_all_its_baselines_has_nothing_to_add(stored):
+    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*orphaned*")
+    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*unexercised*")
+
+
+def test_a_part_that_one_xdist_worker_saw_makes_the_whole_run_partial():
+    whole, part = Ledger(collected=["a"]), Ledger(collected=["b"], partial=True)
+    for worker in (whole, part):
+        controller = Ledger()
+        controller.merge(worker.to_json())
+        assert controller.partial is worker.partial
+        controller.merge(part.to_json())
+        assert controller.partial
+        assert "b" in controller.collected
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monkeypatch):
+    install(monkeypatch, H200)
+    (suite.path / "a_file").write_text("")
+    result = suite.runpytest(*update(), "--fp8-baseline-dir=a_file/below")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*cannot be updated*", "*NotADirectoryError*", "*--fp8-baseline-dir*"])
