@@ -31,10 +31,19 @@ PROBE_SEED = 7
 class PairArms:
     """The two live arms of a case, and the evidence that was gathered from them."""
 
-    def __init__(self, case: Case, pool: ArmPool, workload: str | None, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        case: Case,
+        pool: ArmPool,
+        workload: str | None,
+        fingerprint: str = "",
+        fp8_control: str | None = None,
+        reference_control: str | None = None,
+    ) -> None:
+        """``fp8_control``, ``reference_control``: the control that breaks the one arm or the other."""
         self.case, self.pool = case, pool
-        self.fp8 = make_arm(case, pool, workload, fingerprint, control=case.backend == "bf16")
-        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
+        self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
+        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self._conditions: list[Conditions] = []
         self._layers: LayersEvidence | None = None
@@ -109,6 +118,7 @@ class PairArms:
             fp8_attention=mine.attention,
             bf16_cudnn=self.bf16.facts.get("cudnn"),
             fp8_cudnn=self.fp8.facts.get("cudnn"),
+            fp8_compiled=self.fp8.facts.get("compiled"),
         )
 
     def add_processes(self, processes: int, blocks: int = LOOKS[0][1]) -> TimingEvidence:
@@ -241,12 +251,23 @@ class PairArms:
         return self.pool.cache[key]
 
 
-def make_arm(case: Case, pool: ArmPool, workload: str | None, fingerprint: str, control: bool = False) -> Arm:
-    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference. A ``control``
-    is a process of its own all the same: BF16 measured against BF16 must be two of them."""
+def make_arm(
+    case: Case,
+    pool: ArmPool,
+    workload: str | None,
+    fingerprint: str,
+    control: str | None = None,
+    own_process: bool = False,
+) -> Arm:
+    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference.
+
+    BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
+    is never shared with a healthy one.
+    """
     on_cpu = case.emulated
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None)
-    return pool.arm(case.digest(fingerprint) + ("-control" if control else ""), spec)
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
+    key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
+    return pool.arm(key, spec)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -56,6 +56,20 @@ class Shape:
 
 # The vocabulary of "tiny" is the 256 byte values, which is what every model here learns from.
 SHAPES: dict[str, Shape] = {
+    # The model of the emulated controls: a step takes milliseconds on a CPU, and every Linear has sizes that FP8 takes.
+    "micro": Shape(
+        hidden=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        intermediate=192,
+        vocab=256,
+        batch=4,
+        seq=64,
+        loss_steps=30,
+        loss_seeds=3,
+        learning_rate=3e-3,
+    ),
     "tiny": Shape(
         hidden=256,
         layers=4,
