@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -42,12 +43,13 @@ class Engine:
         self.attention = prefer_fast_attention(self.device)
         self.hooks = hooks_of(spec.control)
         self.hooks.start(self)
-        self.asked_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "")
+        self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         self.seconds: dict[str, float] = {}
         with self._timed("build"):
             self.model = self.fresh_model(seed=0)
             self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
+            self.switches["accelerate"] = accelerate_precision()
             precision = self.backend.precision(self.case.recipe, self.case.full_options)
             self.precision = self.hooks.precision(self, precision)
             if self.case.activation_checkpointing:
@@ -335,3 +337,9 @@ def checkpoint_activations(model: torch.nn.Module, more: Mapping[str, Any]) -> N
     if enable is None:
         raise RuntimeError("activation checkpointing needs a model with gradient_checkpointing_enable()")
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+
+
+def accelerate_precision() -> str:
+    """The mixed precision that Accelerate trains in, where this process uses it; else an empty string."""
+    state = sys.modules.get("accelerate.state")
+    return str(state.AcceleratorState._shared_state.get("_mixed_precision", "")) if state is not None else ""

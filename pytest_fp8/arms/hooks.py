@@ -19,7 +19,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class Hooks:
-    """Each method is called at one place in :class:`~pytest_fp8.arms.engine.Engine` or :mod:`pytest_fp8.arms.stores`."""
+    """Each method is called at one place, in :mod:`pytest_fp8.arms.engine` or :mod:`pytest_fp8.arms.stores`."""
 
     compiles = True
     """Whether a case that asks for ``torch.compile`` gets it."""

@@ -166,9 +166,7 @@ class ProductRecorder(TorchDispatchMode):
         if operator in OPERANDS and self.phase:
             left, right = (args[index] for index in OPERANDS[operator])
             phase = RECOMPUTE if self._recomputing else self.phase
-            self.products.append(
-                product_of(phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
-            )
+            self.products.append(product_of(phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right)))
         return func(*args, **(kwargs or {}))
 
 

@@ -79,12 +79,15 @@ class PairArms:
                 seed += 1
             gaps = [tail_gap(evidence["fp8"][s].losses, evidence["bf16"][s].losses) for s in evidence["fp8"]]
             own = [tail_gap(evidence["twin"][s].losses, evidence["bf16"][s].losses) for s in evidence["twin"]]
-            if not all(math.isfinite(gap) for gap in gaps + own):
+            if not all(math.isfinite(gap) for gap in gaps + own) or self._other_data(evidence):
                 break
             margin = loss_margin(frozen_margin or own)
             if decide_loss(gaps, margin).verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
                 break
         return LossEvidence(**evidence)
+
+    def _other_data(self, evidence: dict[str, dict[int, Curve]]) -> bool:
+        return any(evidence["fp8"][s].data != evidence["bf16"][s].data for s in evidence["fp8"])
 
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}

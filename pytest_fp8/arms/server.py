@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -113,7 +112,7 @@ class ArmServer:
             "in_eval": [name for name in live if not modules[name].training],
             "agreement": agreement,
             "frozen_history": self._unchanged(history),
-            "switches": {"asked": engine.asked_precision, "accelerate": _accelerate_precision()},
+            "switches": engine.switches,
             "calls": [asdict(call) for call in calls],
             "recipes": recipes,
             "products": products_to_json(products),
@@ -189,9 +188,3 @@ class ArmServer:
 
 def _kind(module: torch.nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _accelerate_precision() -> str:
-    """The mixed precision that Accelerate trains in, where this process uses it; else an empty string."""
-    state = sys.modules.get("accelerate.state")
-    return str(state.AcceleratorState._shared_state.get("_mixed_precision", "")) if state is not None else ""

@@ -79,7 +79,7 @@ class TransformerEngine(Backend):
                 cast(Any, module).reset_fp8_meta_tensors()
 
     def amax_history(self, module: torch.nn.Module) -> list[float] | None:
-        """The rows of earlier steps; row 0 collects the step that is running. ``None`` where a history has no others."""
+        """The rows of earlier steps; row 0 collects the running one. ``None`` where a history has no other row."""
         history = getattr(getattr(module, "fp8_meta", {}).get("scaling_fwd"), "amax_history", None)
         if history is None or history.shape[0] < 2:
             return None

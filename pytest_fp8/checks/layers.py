@@ -15,8 +15,8 @@ QUESTION = "layers"
 SHOWN = 4
 """Names quoted in a message before it says how many more there are."""
 GAIN = (0.75, 1.33)
-"""A sound FP8 layer's output is its high-precision output times 1 to within a few per cent, whatever its SQNR; scales are
-off by two or more when they are wrong."""
+"""A sound FP8 layer's output is its high-precision output times 1 to within a few per cent, whatever its SQNR; a wrong
+scale is wrong by a factor."""
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
 """Backend -> how the module path of its layers begins."""
 

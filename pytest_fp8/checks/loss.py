@@ -46,7 +46,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
             expected="the same batch in each step of both arms",
             seen=f"checksums {evidence.bf16[other[0]].data:08x} (BF16) and {evidence.fp8[other[0]].data:08x} (FP8), "
             f"seed {other[0]}",
-            cause="batches that do not depend on seed and step alone: another seed, a shuffle, a worker's own generator",
+            cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator",
             next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
             numbers=numbers,
         )

@@ -53,8 +53,9 @@ def micro(recipe: str = "tensorwise", **more: Any) -> Case:
 
 
 ONE_B = Case("1b", "torchao", "tensorwise")
-CLOSE = Case("1b", "torchao", "tensorwise", tolerance=0.015)
-"""The gate at half its usual tolerance: a loss of 3 % lies *at* the usual one, where neither verdict is right."""
+CLOSE = Case("1b", "torchao", "rowwise_with_gw_hp", tolerance=0.015)
+"""The gate at half its usual tolerance: a loss of 3 % lies *at* the usual one, where neither verdict is right. Its
+recipe is the one whose stored processes agree best (0.02 %); those of tensorwise, 1.1 % apart, cannot hold 1.5 %."""
 TINY = Case("tiny", "torchao", "tensorwise", questions=("layers", "loss", "memory", "checkpoints"))
 
 
@@ -72,7 +73,6 @@ CATALOGUE: tuple[Control, ...] = (
         "layers",
         "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it",
         micro(),
-        leaves_traces=True,
     ),
     Control(
         "trainer-bf16",
@@ -83,7 +83,6 @@ CATALOGUE: tuple[Control, ...] = (
         "layers",
         "Accelerate trains in bf16: bf16=True of the Trainer wins over it",
         micro(),
-        leaves_traces=True,
         needs=("accelerate",),
     ),
     Control(
@@ -165,7 +164,7 @@ CATALOGUE: tuple[Control, ...] = (
         "one weight becomes NaN before step 40",
         "loss",
         "loss is not finite from step 40 on",
-        micro(loss_steps=45),
+        micro(loss_steps=42, loss_seeds=1),
     ),
     Control(
         "loss-drift",
@@ -175,7 +174,7 @@ CATALOGUE: tuple[Control, ...] = (
         "gradients under a share of their largest value are lost",
         "loss",
         "FP8 training ends at a higher loss than BF16",
-        micro(loss_steps=60),
+        micro(loss_steps=30),
     ),
     Control(
         "scale-off-by-two",
@@ -351,6 +350,6 @@ CATALOGUE: tuple[Control, ...] = (
         "one weight becomes NaN in one of four seeds",
         "loss",
         "seed 2",
-        micro(loss_seeds=4),
+        micro(loss_steps=14, loss_seeds=4),
     ),
 )

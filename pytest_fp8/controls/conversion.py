@@ -26,6 +26,7 @@ class NothingReadsTheEnvironment(Hooks):
         os.environ[MIXED_PRECISION] = "fp8"
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        del os.environ[MIXED_PRECISION]  # the arm has noted it; the process may become another arm
         return plan(engine.model)
 
 
@@ -46,6 +47,13 @@ class TrainerBf16Wins(Hooks):
             trainer: Any = Trainer(model=engine.model, args=arguments)
             engine.model = trainer.accelerator.prepare_model(engine.model)
         return meant
+
+    def warm(self, engine: Engine) -> None:
+        """Take back what Accelerate keeps for a whole process, which may become another arm."""
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.pop(MIXED_PRECISION, None)
 
 
 class StopsAtTheFirstOddLayer(Hooks):

@@ -1,4 +1,4 @@
-"""Breakages of what executes: converted layers that compute in high precision, in part or at times, or with a wrong scale."""
+"""Breakages of what executes: converted layers that multiply BF16, in part or at times, or with a wrong scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fp8_layers(engine: Engine) -> list[Any]:
 
 
 class ForwardOnly(Hooks):
-    """The forward product is the library's own; the backward pass multiplies BF16, as layers made for frozen weights."""
+    """The forward product is the library's own; the backward pass multiplies BF16, as in layers for frozen weights."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
         meant = convert()
@@ -33,7 +33,7 @@ class ForwardOnly(Hooks):
 
 def _forward_only(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     own = layer.forward
-    return lambda given: _HighPrecisionBackward.apply(given, layer.weight, own)
+    return lambda given: _HighPrecisionBackward.apply(given, layer.weight, own)  # type: ignore[no-untyped-call]
 
 
 class _HighPrecisionBackward(torch.autograd.Function):
@@ -89,7 +89,7 @@ def _bypassed(layers: list[Any]) -> Iterator[None]:
 
 
 def _plain(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda given: _PlainProduct.apply(given, layer.weight.t())
+    return lambda given: _PlainProduct.apply(given, layer.weight.t())  # type: ignore[no-untyped-call]
 
 
 class _PlainProduct(torch.autograd.Function):
@@ -102,8 +102,8 @@ class _PlainProduct(torch.autograd.Function):
 
 
 class EvalSwitchesOff(Hooks):
-    """FP8 in train mode alone, as Accelerate's wrapper does by default; an evaluation then leaves the model in eval mode
-    and training goes on."""
+    """FP8 in train mode alone, as Accelerate's wrapper does by default; an evaluation leaves the model in eval mode and
+    training goes on."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
         meant = convert()

@@ -1,4 +1,4 @@
-"""Runs controls: gives each its broken arm, asks the question that must find it, and keeps what today's checks would see.
+"""Runs controls: gives each its broken arm, asks the question that must find it, and keeps what others would see.
 
 Nothing of it lands in the session's own ledger, and no baseline is ever written.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from typing import Any
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
-from pytest_fp8.controls.catalogue import ANYWHERE, EMULATED, Control
+from pytest_fp8.cases import Case
+from pytest_fp8.controls.catalogue import ANYWHERE, Control
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.gate.baseline import Baseline, read_baseline, write_baseline
 from pytest_fp8.gate.verdicts import Decision
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.reporting.ledger import Ledger
+from pytest_fp8.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Outcome:
     verdict: str
     headline: str
     message: str
-    seen: Seen = field(default_factory=Seen)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def caught(self) -> bool:
@@ -69,6 +71,12 @@ class Bench(ArmPool):
 
     def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
         self._become([arm for arm in (reference, fp8) if self._held.get(_side(arm), ("",))[0] != arm.key])
+
+    def renew(self, *arms: Arm) -> None:
+        for arm in arms:
+            _, process = self._held.pop(_side(arm), ("", None))
+            if process is not None:
+                process.close()
 
     def close_all(self) -> None:
         for _, process in self._held.values():
@@ -103,33 +111,44 @@ class Laboratory:
         """Raises :class:`ArmError` where an arm fails, which catches nothing."""
         if control.runs == ANYWHERE:
             return _WITHOUT_ARMS[control.question](control)
-        return self._ask(control, self.pair(control, broken=True))
+        pair = self.pair(control)
+        try:
+            return _ask(control, pair)
+        finally:
+            if control.leaves_traces:
+                pair.fp8.pool.renew(pair.fp8)
 
-    def healthy(self, control: Control) -> Decision:
-        """The same question of the same case with nothing broken."""
-        decision: Decision = getattr(self.pair(control, broken=False), control.question)()
-        return decision
+    def run_and_look(self, control: Control) -> tuple[Outcome, Seen | None]:
+        """The same, and what today's checks would see of the broken arm; ``None`` where there is none."""
+        if control.runs == ANYWHERE:
+            return self.run(control), None
+        pair = self.pair(control)
+        try:
+            outcome = _ask(control, pair)
+            return outcome, _look(pair, outcome)
+        finally:
+            if control.leaves_traces:
+                pair.fp8.pool.renew(pair.fp8)
 
-    def pair(self, control: Control, broken: bool) -> Fp8Pair:
-        """The pair of a control, its decisions noted nowhere."""
+    def pair(self, control: Control) -> Fp8Pair:
+        """The pair of a control, broken as it says."""
         assert control.case is not None, f"control {control.id} has no arms"
-        workload, fingerprint = None, ""
+        own = None
         if control.workload:
             from pytest_fp8.controls.models import WORKLOADS
 
             own = WORKLOADS[control.workload]
-            workload, fingerprint = own.ship(control.id), own.fingerprint()
-        case = control.case
+        return self.pair_of(control.case, own, dict.fromkeys(control.breaks, control.id))
+
+    def pair_of(self, case: Case, own: Workload | None = None, broken: Mapping[str, str] | None = None) -> Fp8Pair:
+        """The pair of a case, its decisions noted nowhere. ``broken``: arm (``fp8``, ``bf16``) -> control."""
+        broken = broken or {}
+        workload = own.ship("a control") if own is not None else None
+        fingerprint = own.fingerprint() if own is not None else ""
         digest = case.digest(fingerprint)
         baseline = None if case.emulated else read_baseline(self._settings.baseline_dir, self._gpu, case.id, digest)
-        arms = PairArms(
-            case,
-            self._pool(control),
-            workload,
-            fingerprint,
-            control.id if broken and "fp8" in control.breaks else None,
-            control.id if broken and "bf16" in control.breaks else None,
-        )
+        pool = self._pool(case)
+        arms = PairArms(case, pool, workload, fingerprint, broken.get("fp8"), broken.get("bf16"))
         arms.start()
         return Fp8Pair(arms, self._settings, Ledger(), baseline, "", digest, self._gpu)
 
@@ -137,21 +156,11 @@ class Laboratory:
         if self._bench is not None:
             self._bench.close()
 
-    def _pool(self, control: Control) -> ArmPool:
-        if control.runs != EMULATED:
+    def _pool(self, case: Case) -> ArmPool:
+        if not case.emulated:
             return self._gpu_pool()
         self._bench = self._bench or Bench()
         return self._bench
-
-    def _ask(self, control: Control, pair: Fp8Pair) -> Outcome:
-        try:
-            decision: Decision = getattr(pair, control.question)(**_ARGUMENTS.get(control.id, {}))
-            return Outcome(
-                control, decision.verdict.value, decision.headline, decision.message, _look(pair, decision)
-            )
-        finally:
-            if control.leaves_traces:
-                pair.fp8.pool.renew(pair.fp8)
 
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -163,7 +172,12 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 """The form of the speed question that a control is about: against the floor, or against the baseline."""
 
 
-def _look(pair: Fp8Pair, decision: Decision) -> Seen:
+def _ask(control: Control, pair: Fp8Pair) -> Outcome:
+    decision: Decision = getattr(pair, control.question)(**_ARGUMENTS.get(control.id, {}))
+    return Outcome(control, decision.verdict.value, decision.headline, decision.message, decision.numbers)
+
+
+def _look(pair: Fp8Pair, outcome: Outcome) -> Seen:
     """What today's checks need: the modules, one run of each arm, the step time."""
     wanted = {"seed": 0, "steps": pair.case.horizon}
     fp8, bf16 = (arm.request("curve", **wanted)["losses"] for arm in (pair.fp8, pair.bf16))
@@ -172,7 +186,7 @@ def _look(pair: Fp8Pair, decision: Decision) -> Seen:
         kinds=tuple(pair.fp8.request("layers")["kinds"].values()),
         fp8_losses=tuple(fp8),
         bf16_losses=tuple(bf16),
-        fp8_ms=decision.numbers.get("fp8_ms"),
+        fp8_ms=outcome.numbers.get("fp8_ms"),
         stored_ms=min(stored) if stored else None,
     )
 

@@ -26,7 +26,10 @@ def build_with_router() -> torch.nn.Module:
 
         def forward(self, given: torch.Tensor) -> torch.Tensor:
             weight = 10 * self.router(given).softmax(-1).amax(-1, keepdim=True)
-            return weight * self.down_proj(torch.nn.functional.silu(self.gate_proj(given)) * self.up_proj(given))
+            mixed: torch.Tensor = weight * self.down_proj(
+                torch.nn.functional.silu(self.gate_proj(given)) * self.up_proj(given)
+            )
+            return mixed
 
     model: Any = models.build(MODEL, seed=0, device="cpu")
     for block in model.model.layers:

@@ -66,7 +66,8 @@ def fingerprint(batch: Any, start: int = 0) -> int:
     import torch
 
     if isinstance(batch, torch.Tensor):
-        return zlib.crc32(batch.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), start)
+        flat = batch.detach().cpu().contiguous().reshape(-1)
+        return zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), start)
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
     for part in parts:
         start = fingerprint(part, start)
