@@ -76,18 +76,21 @@ class PairArms:
         while True:
             for _ in range(self.case.seeds if seed == 0 else 1):
                 self._curves(seed, evidence, twin=not frozen_margin)
+                if self._settled(seed, evidence):
+                    return LossEvidence(**evidence)
                 seed += 1
             gaps = [tail_gap(evidence["fp8"][s].losses, evidence["bf16"][s].losses) for s in evidence["fp8"]]
             own = [tail_gap(evidence["twin"][s].losses, evidence["bf16"][s].losses) for s in evidence["twin"]]
-            if not all(math.isfinite(gap) for gap in gaps + own) or self._other_data(evidence):
-                break
             margin = loss_margin(frozen_margin or own)
             if decide_loss(gaps, margin).verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
                 break
         return LossEvidence(**evidence)
 
-    def _other_data(self, evidence: dict[str, dict[int, Curve]]) -> bool:
-        return any(evidence["fp8"][s].data != evidence["bf16"][s].data for s in evidence["fp8"])
+    def _settled(self, seed: int, evidence: dict[str, dict[int, Curve]]) -> bool:
+        """Whether no further seed can mend what this one shows: other data, or numbers that are not finite."""
+        curves = [evidence[arm][seed] for arm in evidence if seed in evidence[arm]]
+        finite = all(math.isfinite(x) for curve in curves for x in (*curve.losses, *curve.gradient_norms))
+        return not finite or len({curve.data for curve in curves}) > 1
 
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}

@@ -135,6 +135,8 @@ def _who_dropped_it(evidence: LayersEvidence) -> str:
     asked, used = evidence.switches.get("asked", ""), evidence.switches.get("accelerate", "")
     if asked == "fp8" and used and used != "fp8":
         return f"the environment asks for fp8 and Accelerate trains in {used}: {used}=True of the Trainer wins over it"
+    if used == "fp8":
+        return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
     if asked == "fp8":
         return "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
     return "FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes"

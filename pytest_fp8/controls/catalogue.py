@@ -174,7 +174,7 @@ CATALOGUE: tuple[Control, ...] = (
         "gradients under a share of their largest value are lost",
         "loss",
         "FP8 training ends at a higher loss than BF16",
-        micro(loss_steps=30),
+        micro(),
     ),
     Control(
         "scale-off-by-two",
