@@ -1,6 +1,6 @@
 """What the gate catches, beside what the checks that people have today catch; and how often it cries wolf.
 
-    python benchmarks/controls/run.py [--gpu h200] [--json FILE] [--healthy N] [-k WORD]
+    python benchmarks/controls/run.py [--gpu h200] [--json FILE] [--markdown FILE] [--healthy N] [-k WORD]
 
 Prints the catalogue of controls as a table. Without ``--gpu`` the rows that need one say so. ``--healthy N`` judges N
 groups of three fresh seeds per recipe, and 1000 random draws of three of these seeds. Exits with 1 where a
@@ -60,6 +60,8 @@ def main() -> int:
             f"{result['undecided']} undecided"
         )
     print(f"{time.monotonic() - start:.0f} s; on a GPU: {'yes' if on_gpu else why or 'not asked for (--gpu)'}")
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(rows) + "\n")
     if arguments.json:
         arguments.json.write_text(json.dumps({"controls": rows, "healthy": healthy}, indent=1) + "\n")
     missed = [row["id"] for row in rows if row["caught"] is False]
@@ -70,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", help="also run the controls that need this GPU")
     parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--markdown", type=Path, help="write the table there, for a README")
     parser.add_argument("--healthy", type=int, default=4, help="groups of three seeds per recipe (0: none)")
     parser.add_argument("--healthy-only", action="store_true", help="no controls")
     parser.add_argument("-k", default="", help="only controls whose id contains this")
@@ -163,6 +166,23 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(f"caught with the right cause: {sum(row['caught'] for row in ran)} of {len(ran)} that ran; ", end="")
     counts = {name: sum(row["today"].get(name.replace("\n", " ")) is True for row in ran) for name in CHECKS}
     print(", ".join(f"{name.replace(chr(10), ' ')}: {count}" for name, count in counts.items()))
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The same table for a README."""
+    names = [name.replace("\n", " ") for name in CHECKS]
+    lines = [
+        "| | control | pytest-fp8 | because | " + " | ".join(names) + " |",
+        "|---" * (4 + len(names)) + "|",
+    ]
+    for row in rows:
+        verdict = (
+            f"{row['verdict']}, {row['question']}" if row["caught"] else "missed" if row["verdict"] else "on a GPU"
+        )
+        because = row["cause"] if row["caught"] else f"asks {row['question']}"
+        today = [{True: "caught", False: "-", None: ""}[row["today"].get(name)] for name in names]
+        lines.append(f"| {row['number']} | {row['title']} | {verdict} | {because} | " + " | ".join(today) + " |")
+    return "\n".join(lines)
 
 
 def _ours(row: dict[str, Any]) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def any_layer_helper(seen: Seen) -> bool | None:
 def te_count(seen: Seen) -> bool | None:
     """``te_count > 0``, where ``te_count`` counts the modules that are the FP8 library's own.
 
-    Source: the seed script of this project's issue, which counts Transformer Engine's modules; torchao's are counted
+    Source: the seed script of this project, which counts Transformer Engine's modules; torchao's are counted
     here as well, or it would fail every healthy torchao arm.
     """
     count = sum(kind.startswith(("transformer_engine.", "torchao.")) for kind in seen.kinds)

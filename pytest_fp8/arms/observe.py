@@ -105,7 +105,7 @@ def output_agreement(module: torch.nn.Module, given: torch.Tensor, output: torch
     The gain is the least-squares factor between the two: 1 for sound scales, 2 for a scale that is off by two. SQNR is
     ``10 log10(|y|^2 / |y - q|^2)``; about 28 dB for e4m3 operands without outliers.
     """
-    weight = module._parameters["weight"]
+    weight = module._parameters.get("weight")
     if weight is None:
         return 1.0, float("inf")
     rows = given.detach().reshape(-1, given.shape[-1])[:AGREEMENT_ROWS].float()
