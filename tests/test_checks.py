@@ -291,3 +291,77 @@ def test_the_limit_of_logits_never_reaches_unrelated_weights():
     assert logit_limit(0.001) == 0.05
     assert logit_limit(0.1) == 0.2
     assert logit_limit(10) == 0.5
+
+
+# -- causes that the catalogue of controls asks for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ({"asked": "fp8", "accelerate": ""}, "nothing in this program reads it"),
+        ({"asked": "fp8", "accelerate": "bf16"}, "bf16=True of the Trainer wins over it"),
+        ({"asked": "fp8", "accelerate": "fp8"}, "prepare() was not given this model"),
+        ({}, "FP8 was asked for where nothing reads it"),
+    ],
+)
+def test_nothing_converted_names_who_dropped_it(switches, says):
+    verdict_of(check_layers(CASE, layers_evidence(live_fp8=[], switches=switches)), Verdict.FAIL, says)
+
+
+def test_another_librarys_layers_are_named_as_such():
+    kinds = dict.fromkeys(SIZES, "torchao.float8.float8_linear.Float8Linear")
+    decision = check_layers(CASE, layers_evidence(live_fp8=[], kinds=kinds))
+    verdict_of(decision, Verdict.FAIL, "another library's: torchao", "both libraries are installed")
+
+
+def test_eval_mode_is_the_cause_only_where_layers_are_in_it():
+    off = [(name, "fprop") for name in ("q", "up")]
+    verdict_of(check_layers(CASE, layers_evidence(bf16=off, in_eval=["q"])), Verdict.FAIL, "eval() switched FP8 off: 1")
+    assert "eval()" not in check_layers(CASE, layers_evidence(bf16=off)).message
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        (0.97, Verdict.PASS),
+        (1.02, Verdict.PASS),
+        (2.0, Verdict.FAIL),
+        (0.5, Verdict.FAIL),
+        (math.nan, Verdict.FAIL),
+    ],
+)
+def test_a_layer_whose_output_is_a_multiple_of_what_it_should_be(gain, verdict):
+    decision = check_layers(CASE, layers_evidence(agreement={"q": (1.0, 28.0), "up": (gain, 9.0)}))
+    verdict_of(decision, verdict, *(["up: ", "a wrong scale"] if verdict is Verdict.FAIL else []))
+    assert decision.numbers["lowest_sqnr_db"] == 9.0
+
+
+def test_an_amax_history_that_stands_still_is_named():
+    decision = check_layers(CASE, layers_evidence(frozen_history=["q", "up"]))
+    verdict_of(decision, Verdict.FAIL, "amax history of 2 layers does not change", "never updated")
+
+
+def test_recomputation_that_torch_ended_early_is_no_finding():
+    case = Case("1b", "torchao", "tensorwise", activation_checkpointing=True)
+    healthy = layers_evidence(case=case, recompute=True)
+    calls = healthy.calls
+    again = [
+        Product("recompute", *c.expected("fprop")[1:], FP8, "mm", "fp8_kernel_1x1") for c in calls if c.name == "q"
+    ]
+    evidence = replace(healthy, products=[*healthy.products, *again])
+    verdict_of(check_layers(case, evidence), Verdict.PASS)
+    broken = [replace(product, kind="bfloat16") for product in again]
+    decision = check_layers(case, replace(evidence, products=[*healthy.products, *broken]))
+    verdict_of(decision, Verdict.FAIL, "recompute of 1 of 2 layers", "outside the precision context")
+
+
+def test_different_data_is_named_before_its_consequences():
+    other = {s: replace(curve, data=1 + s) for s, curve in curves(0.5).items()}
+    verdict_of(check_loss(loss_evidence(other)), Verdict.FAIL, "trained on different data", "00000001 (FP8)")
+
+
+@pytest.mark.parametrize(("compiled", "says"), [(False, "was not compiled"), (True, "too small"), (None, "too small")])
+def test_slower_than_bf16_names_a_missing_compile(compiled, says):
+    decision = check_speedup(timing(120, fp8_compiled=compiled), floor=1.0, tolerance=0.03)
+    verdict_of(decision, Verdict.FAIL, "not faster than the best BF16", says)

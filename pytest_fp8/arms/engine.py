@@ -7,17 +7,25 @@ in place, so that parameter names stay as they are.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from pytest_fp8.arms.preparation import (
+    accelerate_precision,
+    checkpoint_activations,
+    compile_blocks,
+    prefer_fast_attention,
+)
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Conversion, linears
+from pytest_fp8.controls.breakages import hooks_of
 from pytest_fp8.workload import Workload, unship
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
@@ -37,18 +45,22 @@ class Engine:
         self._own: Workload | None = unship(spec.workload) if spec.workload else None
         self._require_device()
         self._require_recipe()
-        self._attention = prefer_fast_attention(self.device)
+        self.attention = prefer_fast_attention(self.device)
+        self.hooks = hooks_of(spec.control)
+        self.hooks.start(self)
+        self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         self.seconds: dict[str, float] = {}
         with self._timed("build"):
             self.model = self.fresh_model(seed=0)
             self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
-            self.conversion: Conversion = self.backend.convert(
-                self.model, self.case.recipe, self.case.full_options, self.case.emulated
-            )
-            self.precision = self.backend.precision(self.case.recipe, self.case.full_options)
+            self.conversion: Conversion = self.hooks.convert(self, self._convert)
+            self.switches["accelerate"] = accelerate_precision()
+            precision = self.backend.precision(self.case.recipe, self.case.full_options)
+            self.precision = self.hooks.precision(self, precision)
             if self.case.activation_checkpointing:
-                checkpoint_activations(self.model)
-            if self.case.compile:
+                checkpoint_activations(self.model, self.hooks.checkpointing(self))
+            self.compiled = self.case.compile and self.hooks.compiles
+            if self.compiled:
                 compile_blocks(self.model)
             self.loss_of = self._loss()
             self.optimizer = self._optimizer()
@@ -64,6 +76,7 @@ class Engine:
                 if explain_failure is not None:
                     explain_failure(self)
                 raise
+        self.hooks.warm(self)
 
     # -- what to train --------------------------------------------------------------------------------------------
 
@@ -79,6 +92,7 @@ class Engine:
 
     def training_batch(self, seed: int, step: int) -> Any:
         """The batch of one step of a loss curve; the same in every arm."""
+        seed, step = self.hooks.batch(seed, step)
         if self._own is None:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the zoo has its sizes"
@@ -133,7 +147,7 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> torch.Tensor:
-        return training.training_step(
+        loss = training.training_step(
             self.model,
             batch,
             loss_of=self.loss_of,
@@ -142,6 +156,8 @@ class Engine:
             phase=phase,
             on_gradients=on_gradients,
         )
+        self.hooks.stepped(self)
+        return loss
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
         """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``."""
@@ -149,17 +165,22 @@ class Engine:
             self.restart(seed, jitter)
         losses: list[torch.Tensor] = []
         norms: list[torch.Tensor] = []
+        fingerprint = 0
 
         def note_norm() -> None:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             norms.append(torch.nn.utils.get_total_norm(gradients).float())
 
         for step in range(first_step, first_step + steps):
-            losses.append(self.step(self.training_batch(seed, step), on_gradients=note_norm).float())
+            batch = self.training_batch(seed, step)
+            fingerprint = data.fingerprint(batch, fingerprint)
+            self.hooks.before_step(self, seed, step)
+            losses.append(self.step(batch, on_gradients=note_norm).float())
         return {
             "seed": seed,
             "losses": [float(x) for x in torch.stack(losses).cpu()],
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
+            "data": fingerprint,
         }
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
@@ -240,6 +261,9 @@ class Engine:
         if not usable:
             raise RuntimeError(f"recipe {self.case.recipe!r} cannot run here: {reason}")
 
+    def _convert(self) -> Conversion:
+        return self.backend.convert(self.model, self.case.recipe, self.case.full_options, self.case.emulated)
+
     def _loss(self) -> training.LossFunction:
         if self._own is None:
             return training.language_model_loss(self.case.compile)
@@ -267,51 +291,3 @@ class Engine:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
-
-
-def prefer_fast_attention(device: torch.device) -> ExitStack:
-    """Ask for cuDNN's attention first, then flash, for the life of the arm; held open by the value returned.
-
-    Left to torch, a process that has loaded Transformer Engine takes another kernel than one that has not, and the
-    comparison measures attention instead of FP8. The kernels that ran are read from the profile all the same.
-    """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    stack = ExitStack()
-    if device.type == "cuda":
-        order = [
-            SDPBackend.CUDNN_ATTENTION,
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ]
-        stack.enter_context(sdpa_kernel(order, set_priority=True))
-    return stack
-
-
-def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The members of the model's longest ModuleList: a decoder's layers. Empty where there is none."""
-    lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
-def compile_blocks(model: torch.nn.Module) -> None:
-    """``torch.compile`` each repeated block in place: as fast as the whole model here, warm in a third of the time.
-
-    A model with no repeated blocks is compiled whole. Reaching dynamo's recompilation limit is an error, since
-    dynamo would go on eagerly in silence.
-    """
-    config = torch._dynamo.config
-    config.recompile_limit = 64
-    if hasattr(config, "fail_on_recompile_limit_hit"):
-        config.fail_on_recompile_limit_hit = True
-    for block in repeated_blocks(model) or [model]:
-        block.compile()
-
-
-def checkpoint_activations(model: torch.nn.Module) -> None:
-    """Recompute each block's activations in the backward pass. Raises where the model offers no way to."""
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
-        raise RuntimeError("activation checkpointing needs a model with gradient_checkpointing_enable()")
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})

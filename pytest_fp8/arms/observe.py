@@ -6,7 +6,8 @@ GPU is read from a profile instead: ``profile.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
+from pytest_fp8.recipes import RECOMPUTE
 
 OPERANDS = {
     "mm": (0, 1),
@@ -23,6 +25,8 @@ OPERANDS = {
     "_scaled_mm": (0, 1),
     "_scaled_mm_v2": (0, 1),
 }
+AGREEMENT_ROWS = 256
+"""Rows of a layer's input on which its output is computed again: enough for a mean, cheap beside the layer itself."""
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 
 
@@ -35,15 +39,17 @@ def observe_forward(
     is_fp8_layer: Callable[[torch.nn.Module], bool],
     recipe_in_force: Callable[[torch.nn.Module], dict[str, Any]],
     forward: Callable[[], Any],
-) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
+) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
     """One eager forward pass with a hook on every original Linear.
 
-    Gives the calls in execution order, and per FP8 layer the recipe in force, read inside its forward pass. Compiled
+    Gives the calls in execution order, and per FP8 layer the recipe in force, read inside its forward pass, and how its
+    output agrees with the same product in high precision (:func:`output_agreement`). Compiled
     code is bypassed for this one pass, since hooks do not run inside it; what *executes* is read elsewhere, from the
     compiled step.
     """
     calls: list[LayerCall] = []
     recipes: dict[str, dict[str, Any]] = {}
+    agreement: dict[str, tuple[float, float]] = {}
     handles = []
 
     def hook(name: str) -> Callable[..., None]:
@@ -67,9 +73,17 @@ def observe_forward(
 
         return before
 
+    def after_hook(name: str) -> Callable[..., None]:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if is_fp8_layer(module) and args and isinstance(output, torch.Tensor):
+                agreement[name] = output_agreement(module, args[0], output)
+
+        return after
+
     modules = dict(model.named_modules())
     for name in originals:
         handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
+        handles.append(modules[name].register_forward_hook(after_hook(name)))
     try:
         # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward would
         # hold 40 GiB of activations.
@@ -81,7 +95,31 @@ def observe_forward(
     finally:
         for handle in handles:
             handle.remove()
-    return calls, recipes
+    return calls, recipes, agreement
+
+
+@torch.no_grad()
+def output_agreement(module: torch.nn.Module, given: torch.Tensor, output: torch.Tensor) -> tuple[float, float]:
+    """(gain, SQNR in dB) of a layer's output against ``x . W^T + b`` in float32 on the same input and weights.
+
+    The gain is the least-squares factor between the two: 1 for sound scales, 2 for a scale that is off by two. SQNR is
+    ``10 log10(|y|^2 / |y - q|^2)``; about 28 dB for e4m3 operands without outliers.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return 1.0, float("inf")
+    rows = given.detach().reshape(-1, given.shape[-1])[:AGREEMENT_ROWS].float()
+    bias = module._parameters.get("bias")
+    exact = rows @ weight.detach().float().t()
+    if bias is not None and bias.numel():
+        exact += bias.detach().float()
+    seen = output.detach().reshape(-1, output.shape[-1])[:AGREEMENT_ROWS].float()
+    power = float(exact.square().sum())
+    if power == 0:
+        return 1.0, float("inf")
+    noise = float((seen - exact).square().sum()) / power
+    gain = float((seen * exact).sum()) / power
+    return gain, -10 * math.log10(noise) if noise > 0 else float("inf")
 
 
 # -- on a CPU ---------------------------------------------------------------------------------------------------------
@@ -94,6 +132,7 @@ class ProductRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[Product] = []
         self.phase = ""
+        self._recomputing = 0
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
@@ -101,13 +140,33 @@ class ProductRecorder(TorchDispatchMode):
         yield
         self.phase = ""
 
+    @contextmanager
+    def watching(self, layers: Iterable[torch.nn.Module]) -> Iterator[None]:
+        """Tell recomputed products from those of the backward pass: a layer that is called during it is recomputed."""
+
+        def before(*_: Any) -> None:
+            self._recomputing += self.phase == "backward"
+
+        def after(*_: Any) -> None:
+            self._recomputing = max(0, self._recomputing - 1)
+
+        handles: list[Any] = []
+        for layer in layers:
+            handles.append(layer.register_forward_pre_hook(before))
+            # always_call: torch ends a recomputation by an exception once it has what it needs.
+            handles.append(layer.register_forward_hook(after, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = func._schema.name.removeprefix("aten::")
         if operator in OPERANDS and self.phase:
             left, right = (args[index] for index in OPERANDS[operator])
-            self.products.append(
-                product_of(self.phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
-            )
+            phase = RECOMPUTE if self._recomputing else self.phase
+            self.products.append(product_of(phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right)))
         return func(*args, **(kwargs or {}))
 
 

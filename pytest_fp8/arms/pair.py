@@ -31,10 +31,19 @@ PROBE_SEED = 7
 class PairArms:
     """The two live arms of a case, and the evidence that was gathered from them."""
 
-    def __init__(self, case: Case, pool: ArmPool, workload: str | None, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        case: Case,
+        pool: ArmPool,
+        workload: str | None,
+        fingerprint: str = "",
+        fp8_control: str | None = None,
+        reference_control: str | None = None,
+    ) -> None:
+        """``fp8_control``, ``reference_control``: the control that breaks the one arm or the other."""
         self.case, self.pool = case, pool
-        self.fp8 = make_arm(case, pool, workload, fingerprint, control=case.backend == "bf16")
-        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint)
+        self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
+        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         self._forget()
 
     @classmethod
@@ -80,15 +89,21 @@ class PairArms:
         while True:
             for _ in range(self.case.seeds if seed == 0 else 1):
                 self._curves(seed, evidence, twin=not frozen_margin)
+                if self._settled(seed, evidence):
+                    return LossEvidence(**evidence)
                 seed += 1
             gaps = [tail_gap(evidence["fp8"][s].losses, evidence["bf16"][s].losses) for s in evidence["fp8"]]
             own = [tail_gap(evidence["twin"][s].losses, evidence["bf16"][s].losses) for s in evidence["twin"]]
-            if not all(math.isfinite(gap) for gap in gaps + own):
-                break
             margin = loss_margin(frozen_margin or own)
             if decide_loss(gaps, margin).verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
                 break
         return LossEvidence(**evidence)
+
+    def _settled(self, seed: int, evidence: dict[str, dict[int, Curve]]) -> bool:
+        """Whether no further seed can mend what this one shows: other data, or numbers that are not finite."""
+        curves = [evidence[arm][seed] for arm in evidence if seed in evidence[arm]]
+        finite = all(math.isfinite(x) for curve in curves for x in (*curve.losses, *curve.gradient_norms))
+        return not finite or len({curve.data for curve in curves}) > 1
 
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}
@@ -122,6 +137,7 @@ class PairArms:
             fp8_attention=mine.attention,
             bf16_cudnn=self.bf16.facts.get("cudnn"),
             fp8_cudnn=self.fp8.facts.get("cudnn"),
+            fp8_compiled=self.fp8.facts.get("compiled"),
         )
 
     def add_processes(self, processes: int, blocks: int = BASELINE_BLOCKS) -> TimingEvidence:
@@ -266,12 +282,23 @@ class PairArms:
         return self.pool.cache[key]
 
 
-def make_arm(case: Case, pool: ArmPool, workload: str | None, fingerprint: str, control: bool = False) -> Arm:
-    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference. A ``control``
-    is a process of its own all the same: BF16 measured against BF16 must be two of them."""
+def make_arm(
+    case: Case,
+    pool: ArmPool,
+    workload: str | None,
+    fingerprint: str,
+    control: str | None = None,
+    own_process: bool = False,
+) -> Arm:
+    """The arm of a case. Arms with one digest are one process: six cases of a model share one reference.
+
+    BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
+    is never shared with a healthy one.
+    """
     on_cpu = case.emulated
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None)
-    return pool.arm(case.digest(fingerprint) + ("-control" if control else ""), spec)
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
+    key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
+    return pool.arm(key, spec)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

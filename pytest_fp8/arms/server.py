@@ -64,6 +64,7 @@ class ArmServer:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
             "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "compiled": engine.compiled,
             "seconds": engine.seconds,
         }
         if engine.device.type == "cuda":
@@ -87,10 +88,12 @@ class ArmServer:
             with engine.precision():
                 engine.loss_of(engine.model, batch)
 
-        calls, recipes = observe.observe_forward(
+        modules = dict(engine.model.named_modules())
+        calls, recipes, agreement = observe.observe_forward(
             engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force, forward
         )
         engine.park()
+        history = self._amax_histories()
         if engine.device.type == "cuda":
             seen = profile.profile_step(lambda phase: engine.step(batch, phase=phase))
             products: list[Product] = seen["products"]
@@ -98,15 +101,20 @@ class ArmServer:
             attention, milliseconds = seen["attention"], seen["milliseconds"]
         else:
             recorder = observe.ProductRecorder()
-            with recorder:
+            with recorder, recorder.watching(modules[name] for name in engine.originals):
                 engine.step(batch, phase=recorder.in_phase)
             products, families, attention, milliseconds = recorder.products, None, {}, {}
-        modules = dict(engine.model.named_modules())
+        live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
         return {
             "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
             "converted": engine.conversion.converted,
             "left": engine.conversion.left,
-            "live_fp8": [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])],
+            "live_fp8": live,
+            "kinds": {name: _kind(modules[name]) for name in engine.originals},
+            "in_eval": [name for name in live if not modules[name].training],
+            "agreement": agreement,
+            "frozen_history": self._unchanged(history),
+            "switches": engine.switches,
             "calls": [asdict(call) for call in calls],
             "recipes": recipes,
             "products": products_to_json(products),
@@ -114,6 +122,15 @@ class ArmServer:
             "attention": attention,
             "milliseconds": milliseconds,
         }
+
+    def _amax_histories(self) -> dict[str, list[float]]:
+        """The amax history of each layer that keeps one."""
+        read = {name: self.engine.backend.amax_history(m) for name, m in self.engine.model.named_modules()}
+        return {name: history for name, history in read.items() if history is not None}
+
+    def _unchanged(self, before: dict[str, list[float]]) -> list[str]:
+        now = self._amax_histories() if before else {}
+        return [name for name, history in before.items() if now.get(name) == history]
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -169,3 +186,7 @@ class ArmServer:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _kind(module: torch.nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

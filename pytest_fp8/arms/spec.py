@@ -19,10 +19,12 @@ class ArmSpec:
     workload: str | None = None
     threads: int | None = None
     """CPU threads; ``None`` leaves torch's own choice."""
+    control: str | None = None
+    """The id of the control that breaks this arm; ``None`` for every arm that is measured in earnest."""
 
     @property
     def name(self) -> str:
-        return f"{self.case.id} on {self.device}"
+        return f"{self.case.id} on {self.device}" + (f", control {self.control}" if self.control else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -30,6 +32,7 @@ class ArmSpec:
             "device": self.device,
             "workload": self.workload,
             "threads": self.threads,
+            "control": self.control,
         }
 
     @classmethod
@@ -37,4 +40,4 @@ class ArmSpec:
         case = dict(data["case"])
         for name in ("questions", "checkpoint_formats"):
             case[name] = tuple(case[name])
-        return cls(Case(**case), data["device"], data["workload"], data["threads"])
+        return cls(Case(**case), data["device"], data["workload"], data["threads"], data["control"])

@@ -26,21 +26,23 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
     state = dict(optimizer_state(engine)) if optimizer else {}
+    written = engine.hooks.stored(engine, weights)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if store == "safetensors":
         from safetensors.torch import save_file
 
-        tensors = {name: value.contiguous() for name, value in {**weights, **state}.items()}
+        tensors = {name: value.contiguous() for name, value in {**written, **state}.items()}
         save_file(tensors, path / WEIGHTS, metadata={"aliases": json.dumps(aliases)})
     else:
         import torch.distributed.checkpoint as dcp
 
-        named = {MODEL + name: value for name, value in weights.items()}
+        named = {MODEL + name: value for name, value in written.items()}
         dcp.save({**named, **state}, checkpoint_id=str(path), no_dist=True)
     engine.synchronize()
     return {
         "keys": sorted(weights),
+        "wrapped": sorted(name for name in written if plain_name(name) != name),
         "aliases": aliases,
         "scaling_state": scaling,
         "on_disk": dtypes_on_disk(path, store),
@@ -71,12 +73,15 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     if not report["loaded"]:
         return report
     with torch.no_grad():
-        for name, parameter in weights.items():
-            parameter.copy_(found[name])
+        if not engine.hooks.fill(engine, weights, stored):
+            for name, parameter in weights.items():
+                parameter.copy_(found[name])
     engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
-        _load_optimizer(engine, {n: v for n, v in stored.items() if n.startswith(OPTIMIZER)})
+        engine.optimizer.state.clear()
+        if engine.hooks.loads_optimizer():
+            _load_optimizer(engine, {n: v for n, v in stored.items() if n.startswith(OPTIMIZER)})
         report["optimizer_digests"] = digests(dict(optimizer_state(engine)))
     engine.park()
     return report
@@ -133,7 +138,6 @@ def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
 
 def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
     parameters = {plain_name(name): parameter for name, parameter in engine.model.named_parameters()}
-    engine.optimizer.state.clear()
     for key, value in stored.items():
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
         parameter = parameters.get(name)

@@ -52,7 +52,7 @@ def _import_ahead(name: str) -> None:
 
     A library that is not there is reported when the arm is built, not here.
     """
-    import torch._dynamo
+    import torch  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     from pytest_fp8.backends import backend

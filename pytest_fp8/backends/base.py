@@ -83,9 +83,25 @@ class Backend(ABC):
         """Forward and backward passes that a fresh model needs before its scales mean anything."""
         return 0
 
+    def amax_history(self, module: torch.nn.Module) -> list[float] | None:
+        """Past steps' largest magnitudes that this layer scales by, or ``None`` where nothing is kept between steps."""
+        return None
+
     def scaling_state(self, key: str) -> bool:
         """Whether a state-dict key holds scaling state of this backend, and no weight."""
         return False
+
+
+def plan(model: torch.nn.Module) -> Conversion:
+    """What a conversion of this model is meant to do: each Linear converted, or left with a reason."""
+    result = Conversion()
+    for name, module in linears(model).items():
+        reason = why_left(name, module)
+        if reason:
+            result.left[name] = reason
+        else:
+            result.converted.append(name)
+    return result
 
 
 def why_left(name: str, module: torch.nn.Linear) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, linears, why_left
+from pytest_fp8.backends.base import Backend, Conversion, plan
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +43,7 @@ class TorchAO(Backend):
 
         # replace() runs the config's own __post_init__ again, which the recipe's fields pass unchanged.
         config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
-        result = Conversion()
-        for name, module in linears(model).items():
-            reason = why_left(name, module)
-            if reason:
-                result.left[name] = reason
-            else:
-                result.converted.append(name)
+        result = plan(model)
         wanted = set(result.converted)
         convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
         return result

@@ -71,6 +71,13 @@ def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
                 "next_step": "compare the keys of both arms' state dicts",
             }
     changed = [key for key, digest in t.saved["digests"].items() if loaded["digests"].get(key) != digest]
+    if changed and t.saved.get("wrapped"):
+        return "the checkpoint was loaded into nothing", {
+            "expected": "bit-equal weights after loading",
+            "seen": f"{len(changed)} weights are not the stored ones; on disk: {_some(t.saved['wrapped'])}",
+            "cause": "keys carry a wrapper's prefix (_orig_mod., module.) and a load that is not strict drops them",
+            "next_step": "load with strict=True, and save the module inside the wrapper",
+        }
     if changed:
         return "weights changed on the way", {
             "expected": "bit-equal weights after loading",

@@ -14,6 +14,11 @@ from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
 QUESTION = "layers"
 SHOWN = 4
 """Names quoted in a message before it says how many more there are."""
+GAIN = (0.75, 1.33)
+"""A sound FP8 layer's output is its high-precision output times 1 to within a few per cent, whatever its SQNR; a wrong
+scale is wrong by a factor."""
+OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
+"""Backend -> how the module path of its layers begins."""
 
 
 COUNTED = {
@@ -41,6 +46,7 @@ def check_layers(
         or _recipe(case, evidence)
         or _execution(case, evidence, step)
         or _counts(counted(numbers), baseline_counts or {})
+        or _scaling(evidence)
         or _share(numbers["fp8_share"], baseline_share)
     )
     if found is not None:
@@ -69,6 +75,7 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
         "roles": evidence.roles(),
         "left": reasons,
         "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
+        "lowest_sqnr_db": min((sqnr for _, sqnr in evidence.agreement.values()), default=None),
     }
 
 
@@ -82,15 +89,8 @@ def _fail(headline: str, **lines: str) -> _Finding:
 def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
     names, converted, left = set(evidence.originals), set(evidence.converted), set(evidence.left)
     live = set(evidence.live_fp8)
-    if not live and not converted:
-        reasons = sorted(set(evidence.left.values()))
-        return _fail(
-            "no layer was converted to FP8",
-            expected=f"FP8 layers among the model's {len(names)} Linears",
-            seen="; ".join(reasons) or "no Linear at all",
-            cause="FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes",
-            next_step="make in_features and out_features multiples of 16, or check how FP8 is switched on",
-        )
+    if not live:
+        return _nothing_converted(case, evidence)
     if converted - live:
         return _fail(
             "layers that should have been converted are not FP8 layers",
@@ -105,7 +105,8 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
             "a layer that was to stay in high precision is an FP8 layer",
             expected=f"{name} left alone ({evidence.left[name]})",
             seen=f"FP8: {_some(live & left)}",
-            cause="the filter did not reach the converter",
+            cause="the filter did not reach the converter: what it names "
+            + ("was an adapter" if evidence.left[name].startswith("adapter") else "was converted with the rest"),
             next_step="pass the filter as module_filter_fn",
         )
     unaccounted = names - converted - left
@@ -120,6 +121,41 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
     return None
 
 
+def _nothing_converted(case: Case, evidence: LayersEvidence) -> _Finding:
+    own = OTHER_LIBRARIES.get(case.backend)
+    for library, path in OTHER_LIBRARIES.items():
+        foreign = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
+        if foreign:
+            return _fail(
+                f"the FP8 layers are another library's: {library}",
+                expected=f"layers of {case.backend}",
+                seen=f"{evidence.kinds[foreign[0]]}: {_some(foreign)}",
+                cause="both libraries are installed and nobody said which to use: Accelerate then takes torchao",
+                next_step="pass the library's own recipe object, e.g. kwargs_handlers=[TERecipeKwargs(...)]",
+            )
+    return _fail(
+        "no layer was converted to FP8",
+        expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
+        seen="; ".join(sorted(set(evidence.left.values())) if not evidence.converted else ["no FP8 layer"])
+        or "no Linear at all",
+        cause=_who_dropped_it(evidence),
+        next_step="convert the model itself, or check how FP8 is switched on"
+        if evidence.converted
+        else "make in_features and out_features multiples of 16, or check how FP8 is switched on",
+    )
+
+
+def _who_dropped_it(evidence: LayersEvidence) -> str:
+    asked, used = evidence.switches.get("asked", ""), evidence.switches.get("accelerate", "")
+    if asked == "fp8" and used and used != "fp8":
+        return f"the environment asks for fp8 and Accelerate trains in {used}: {used}=True of the Trainer wins over it"
+    if used == "fp8":
+        return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
+    if asked == "fp8":
+        return "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
+    return "FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes"
+
+
 def _recipe(case: Case, evidence: LayersEvidence) -> _Finding | None:
     asked = {"recipe": case.recipe, **case.full_options}
     for name, seen in evidence.recipes.items():
@@ -131,7 +167,7 @@ def _recipe(case: Case, evidence: LayersEvidence) -> _Finding | None:
                 "FP8 was off inside the forward pass",
                 expected=_words(asked),
                 seen=f"off, in {name}",
-                cause="the forward pass ran outside the backend's precision context, or eval() switched it off",
+                cause=_eval_cause(evidence) or "the forward pass ran outside the backend's precision context",
                 next_step="wrap the forward pass, not the training loop's other parts",
             )
         return _fail(
@@ -158,7 +194,8 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
     for role in (*ROLES, RECOMPUTE):
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
         mine = [a for a in step.attributions if a.role == role and a.layer in converted]
-        wrong = [a for a in mine if (a.kind == FP8) != wanted]
+        # A recomputation ends as soon as it has what the backward pass needs: its last product may be absent.
+        wrong = [a for a in mine if (a.kind == FP8) != wanted and not (role == RECOMPUTE and a.kind == "absent")]
         if not wrong:
             continue
         unknown = [a for a in wrong if a.kind == "unknown kernel"]
@@ -187,7 +224,7 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
             f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} layers",
             expected=f"{len(mine)} {role} products in FP8",
             seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
-            cause=_role_cause(role),
+            cause=_eval_cause(evidence) or _role_cause(role),
             next_step="read the layer's backward, and the recipe's roles",
         )
     return None
@@ -210,6 +247,35 @@ def _counts(now: Mapping[str, int], baseline: Mapping[str, int]) -> _Finding | N
                 next_step="compare the reasons for what was left, in the report",
             )
     return None
+
+
+def _scaling(evidence: LayersEvidence) -> _Finding | None:
+    off = {name: gain for name, (gain, _) in evidence.agreement.items() if not GAIN[0] < gain < GAIN[1]}
+    if off:
+        name = max(off, key=lambda layer: abs(off[layer] - 1))
+        return _fail(
+            f"{len(off)} FP8 layer(s) compute something else than the same layer in high precision",
+            expected=f"output = x . W^T within a factor of {GAIN[0]} to {GAIN[1]}",
+            seen=f"{name}: {off[name]:.2f} times it, SQNR {evidence.agreement[name][1]:.1f} dB"
+            + (f"; also {_some([n for n in off if n != name])}" if len(off) > 1 else ""),
+            cause="a wrong scale: what a tensor was multiplied by before the cast is not what divides the product",
+            next_step="compare the layer's scales with amax / 448 (e4m3) of its weight and input",
+        )
+    if evidence.frozen_history:
+        return _fail(
+            f"the amax history of {len(evidence.frozen_history)} layers does not change in a training step",
+            expected="a new entry in each layer's history after each step",
+            seen=f"unchanged: {_some(evidence.frozen_history)}",
+            cause="the amax history is never updated: scales stay as they were, while weights and activations move",
+            next_step="run forward and backward inside te.autocast, and never step around its exit",
+        )
+    return None
+
+
+def _eval_cause(evidence: LayersEvidence) -> str:
+    if not evidence.in_eval:
+        return ""
+    return f"eval() switched FP8 off: {len(evidence.in_eval)} layers are in eval mode while the model trains"
 
 
 def _share(share: float, baseline: Sequence[float]) -> _Finding | None:

@@ -16,7 +16,7 @@ for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B)."""
 
 
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Decision:
-    """Hard rules first (finite, close at step 1, not bit-equal), then the gap at the end of the horizon.
+    """Hard rules first (finite, same data, close at step 1, not bit-equal), then the gap at the end of the horizon.
 
     ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
     """
@@ -37,6 +37,19 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
             if bad is not None:
                 verdict = Verdict.INVALID if name == "BF16" else Verdict.FAIL
                 return _not_finite(verdict, name, seed, bad, curve, evidence.bf16[seed], numbers)
+    other = [s for s in seeds if evidence.fp8[s].data != evidence.bf16[s].data]
+    if other:
+        return Decision(
+            QUESTION,
+            Verdict.FAIL,
+            "the arms trained on different data",
+            expected="the same batch in each step of both arms",
+            seen=f"checksums {evidence.bf16[other[0]].data:08x} (BF16) and {evidence.fp8[other[0]].data:08x} (FP8), "
+            f"seed {other[0]}",
+            cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator",
+            next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
+            numbers=numbers,
+        )
     apart = [abs(evidence.fp8[s].losses[0] / evidence.bf16[s].losses[0] - 1) for s in seeds]
     if max(apart) > FIRST_STEP:
         worst = seeds[apart.index(max(apart))]

@@ -89,8 +89,12 @@ def check_speedup(
             "FP8 is not faster than the best BF16",
             expected=against,
             seen=seen,
-            cause="products too small for FP8 to pay, a recipe whose scaling costs more than it saves, or no compile",
-            next_step="try compile=True, a larger batch, or a cheaper recipe (tensorwise, delayed)",
+            cause="the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
+            if evidence.fp8_compiled is False
+            else "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves",
+            next_step="compile the model; torchao's FP8 is meant to be compiled"
+            if evidence.fp8_compiled is False
+            else "try a larger batch, or a cheaper recipe (tensorwise, delayed)",
             numbers=numbers,
         )
     return Decision(

@@ -63,11 +63,11 @@ class LayerCall:
     needs_wgrad: bool = True
     fp8: bool = False
 
-    def expected(self, role: Role) -> tuple[str, int, tuple[int, int]]:
-        """The extents of this layer's product in a role."""
+    def expected(self, role: Role, recomputed_in: str = "backward") -> tuple[str, int, tuple[int, int]]:
+        """The extents of this layer's product in a role. ``recomputed_in``: the phase that recomputed products bear."""
         m, k, n = self.rows, self.in_features, self.out_features
         if role in (FPROP, RECOMPUTE):
-            phase = "forward" if role == FPROP else "backward"
+            phase = "forward" if role == FPROP else recomputed_in
             return phase, k, (min(m, n), max(m, n))
         if role == DGRAD:
             return "backward", n, (min(m, k), max(m, k))
@@ -125,11 +125,12 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
 
     Within one set of extents the products run in the layers' order in the forward pass and in reverse order in the
     backward pass. Where dgrad and wgrad of a layer have equal extents, each library runs dgrad first; a pair of
-    unequal kinds is still marked as not sure.
+    unequal kinds is still marked as not sure. Recomputed products may bear a phase of their own, ``recompute``.
     """
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
     for product in products:
         ran[product.extents].append(product)
+    recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
 
     slots: dict[tuple[str, int, tuple[int, int]], list[tuple[LayerCall, Role]]] = defaultdict(list)
     for call in calls:
@@ -137,7 +138,7 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     for call in reversed(calls):
         for role in call.roles(recompute):
             if role != FPROP:
-                slots[call.expected(role)].append((call, role))
+                slots[call.expected(role, recomputed_in)].append((call, role))
 
     result = StepProducts()
     for extents, wanted in slots.items():

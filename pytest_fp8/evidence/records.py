@@ -38,6 +38,16 @@ class LayersEvidence:
     recompute: bool = False
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``rest``, and ``busy`` in all."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Name -> module and class of the live module."""
+    in_eval: Sequence[str] = ()
+    """Converted layers that are in eval mode although the model trains."""
+    agreement: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """FP8 layer -> (gain, SQNR in dB) of its output against the same product in high precision."""
+    frozen_history: Sequence[str] = ()
+    """FP8 layers whose amax history a training step left as it was."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Precision that was asked for from outside: ``asked`` by the environment, ``accelerate`` what Accelerate uses."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], recompute: bool = False) -> LayersEvidence:
@@ -53,6 +63,11 @@ class LayersEvidence:
             attention=data["attention"],
             recompute=recompute,
             milliseconds=data.get("milliseconds", {}),
+            kinds=data.get("kinds", {}),
+            in_eval=data.get("in_eval", ()),
+            agreement=data.get("agreement", {}),
+            frozen_history=data.get("frozen_history", ()),
+            switches=data.get("switches", {}),
         )
 
     def verified(self) -> list[Product]:
@@ -91,10 +106,12 @@ class Curve:
     seed: int
     losses: Sequence[float]
     gradient_norms: Sequence[float]
+    data: int = 0
+    """Checksum of the batches of all steps."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Curve:
-        return cls(data["seed"], data["losses"], data["gradient_norms"])
+        return cls(data["seed"], data["losses"], data["gradient_norms"], data.get("data", 0))
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,8 @@ class TimingEvidence:
     fp8_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
     bf16_cudnn: int | None = None
     fp8_cudnn: int | None = None
+    fp8_compiled: bool | None = None
+    """Whether the FP8 arm was compiled; ``None`` where it did not say."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,21 @@ class Shape:
 
 # The vocabulary of "tiny" is the 256 byte values, which is what every model here learns from.
 SHAPES: dict[str, Shape] = {
+    # The model of the emulated controls: a step takes 50 ms on one core. 96 tokens, since a token count equal to one of
+    # the sizes would leave open which product belongs to which role.
+    "micro": Shape(
+        hidden=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        intermediate=192,
+        vocab=256,
+        batch=4,
+        seq=24,
+        loss_steps=20,
+        loss_seeds=3,
+        learning_rate=1e-3,
+    ),
     "tiny": Shape(
         hidden=256,
         layers=4,

@@ -1,0 +1,47 @@
+"""Which hooks a control's arm gets. Imported in every arm, so the breakages themselves are imported only when asked."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from pytest_fp8.arms.hooks import Hooks
+
+_HOMES = {
+    "env-unread": ("conversion", "NothingReadsTheEnvironment"),
+    "trainer-bf16": ("conversion", "TrainerBf16Wins"),
+    "odd-layer-stops": ("conversion", "StopsAtTheFirstOddLayer"),
+    "forward-only": ("execution", "ForwardOnly"),
+    "wgrad-bf16": ("execution", "WgradInHighPrecision"),
+    "no-compile": ("training", "NotCompiled"),
+    "recompute-bf16": ("execution", "RecomputeInBf16"),
+    "recipe-dropped": ("conversion", "RecipeDropped"),
+    "eval-off": ("execution", "EvalSwitchesOff"),
+    "nan-step-40": ("training", "NanAtStep40"),
+    "loss-drift": ("training", "SmallGradientsLost"),
+    "scale-off-by-two": ("execution", "OneScaleOffByTwo"),
+    "amax-frozen": ("execution", "AmaxHistoryFrozen"),
+    "other-data": ("training", "OtherData"),
+    "fp8-off": ("execution", "Fp8Off"),
+    "fp8-slower": ("training", "ThreePerCentSlower"),
+    "both-slower": ("training", "TenPerCentSlower"),
+    "slow-attention": ("training", "SlowAttention"),
+    "stored-in-fp8": ("checkpoints", "StoredInFp8"),
+    "prefixed-keys": ("checkpoints", "LoadedIntoNothing"),
+    "optimizer-lost": ("checkpoints", "OptimizerNotLoaded"),
+    "memory-up": ("training", "MemoryUpByTwoThirds"),
+    "head-converted": ("conversion", "HeadConverted"),
+    "adapters-converted": ("conversion", "AdaptersConverted"),
+    "wrong-library": ("conversion", "OtherLibraryChosen"),
+    "nan-one-run-in-four": ("training", "NanInOneRun"),
+}
+ARMS = tuple(_HOMES)
+"""The controls that break an arm; the others break a baseline or a run."""
+
+
+def hooks_of(control: str | None) -> Hooks:
+    """The hooks of an arm; raises ``KeyError`` for a control that breaks no arm."""
+    if control is None:
+        return Hooks()
+    module, name = _HOMES[control]
+    hooks: Hooks = getattr(import_module(f"pytest_fp8.controls.{module}"), name)()
+    return hooks

@@ -1,0 +1,61 @@
+"""Models of controls that need one of their own: a layer of odd size, LoRA adapters. For an arm's process alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.workload import Workload
+from pytest_fp8.zoo import data, models, training
+from pytest_fp8.zoo.shapes import SHAPES
+
+if TYPE_CHECKING:
+    import torch
+
+MODEL = "micro"
+
+
+def build_with_router() -> torch.nn.Module:
+    """The micro model with a router of 10 outputs as the first child of each MLP, which it weighs."""
+    import torch
+
+    class RoutedMlp(torch.nn.Module):
+        def __init__(self, mlp: Any) -> None:
+            super().__init__()
+            self.router = torch.nn.Linear(SHAPES[MODEL].hidden, 10, bias=False)
+            self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            weight = 10 * self.router(given).softmax(-1).amax(-1, keepdim=True)
+            mixed: torch.Tensor = weight * self.down_proj(
+                torch.nn.functional.silu(self.gate_proj(given)) * self.up_proj(given)
+            )
+            return mixed
+
+    model: Any = models.build(MODEL, seed=0, device="cpu")
+    for block in model.model.layers:
+        block.mlp = RoutedMlp(block.mlp)
+    return model  # type: ignore[no-any-return]
+
+
+def build_with_adapters() -> torch.nn.Module:
+    """The micro model with frozen weights and LoRA adapters of rank 16 on its attention, by peft."""
+    from peft import LoraConfig, get_peft_model
+
+    model: Any = models.build(MODEL, seed=0, device="cpu")
+    adapters = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return get_peft_model(model, adapters)  # type: ignore[no-any-return]
+
+
+def text(step: int) -> dict[str, torch.Tensor]:
+    shape = SHAPES[MODEL]
+    return data.text_batch(shape.batch, shape.seq, 0, step)
+
+
+def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return training.language_model_loss(compiled=False)(model, batch)
+
+
+WORKLOADS = {
+    "router": Workload(build=build_with_router, batch=text, loss=loss, name="router"),
+    "adapters": Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters"),
+}

@@ -1,0 +1,72 @@
+"""Does the gate catch what it must? FP8 broken on purpose, one test per control; and healthy arms left alone.
+
+The emulated ones run on any machine, the others on a GPU: ``pytest suites/test_controls.py --fp8-gpu=h200``.
+"""
+
+import importlib.util
+
+import pytest
+
+from pytest_fp8 import Verdict
+from pytest_fp8.controls.catalogue import CATALOGUE, GPU, micro
+
+HEALTHY = [micro(recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+CHECKPOINTED = micro(activation_checkpointing=True)
+
+
+@pytest.fixture(scope="module")
+def laboratory(request):
+    from pytest_fp8.controls.laboratory import Laboratory
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.plugin import SESSION
+
+    session = request.config.stash[SESSION]
+    gpu = detect()[0]
+    made = Laboratory(session.settings, session.pool, gpu.key if gpu is not None else "none")
+    yield made
+    made.close()
+
+
+def require(request, control):
+    """Skip, or on a declared GPU fail, where this machine cannot run the control."""
+    from pytest_fp8.markers import why_not
+    from pytest_fp8.plugin import SESSION
+
+    if request.config.stash[SESSION].settings.update:
+        pytest.skip("an update of baselines measures healthy arms alone")
+    for package in control.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}: pip install {package}")
+    if control.runs != GPU:
+        return
+    session = request.config.stash[SESSION]
+    reason, failure = why_not(control.case, session.settings)
+    if failure:
+        pytest.fail(reason, pytrace=False)
+    if reason:
+        session.ledger.skipped(request.node.nodeid, reason)
+        pytest.skip(reason)
+    session.ledger.ran_on_gpu += 1
+
+
+@pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: f"{control.number:02d}-{control.id}")
+def test_control(request, laboratory, control):
+    require(request, control)
+    outcome = laboratory.run(control)
+    assert outcome.caught, (
+        f"control {control.id} expects {' or '.join(control.verdicts)} with {control.cause!r}\n{outcome.message}"
+    )
+
+
+@pytest.mark.fp8(cases=HEALTHY)
+def test_healthy_arms_are_left_alone(laboratory, fp8_case):
+    pair = laboratory.pair_of(fp8_case)
+    for decision in (pair.layers(), pair.loss(), pair.checkpoints()):
+        assert decision.verdict is Verdict.PASS, decision.message
+
+
+@pytest.mark.fp8(cases=[CHECKPOINTED])
+def test_healthy_recomputation_is_left_alone(laboratory, fp8_case):
+    decision = laboratory.pair_of(fp8_case).layers()
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["recompute"] == {"expected": 14, "fp8": 14}

@@ -1,0 +1,148 @@
+"""The catalogue of controls is whole, its arms are kept apart from healthy ones, and its GPU half does what it says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import H200, FakeProcess, install
+
+from pytest_fp8 import Case
+from pytest_fp8.arms.hooks import Hooks
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.cases import QUESTIONS
+from pytest_fp8.controls import breakages
+from pytest_fp8.controls.catalogue import ANYWHERE, CATALOGUE, GPU
+from pytest_fp8.controls.laboratory import Laboratory
+from pytest_fp8.gate.baseline import read_baseline
+from pytest_fp8.options import Settings
+
+ROOT = Path(__file__).parent.parent
+BY_ID = {control.id: control for control in CATALOGUE}
+
+
+def test_all_28_are_there_once_and_in_order():
+    assert [control.number for control in CATALOGUE] == list(range(1, 29))
+    assert len(BY_ID) == 28
+
+
+@pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: control.id)
+def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
+    assert re.fullmatch(r"[a-z0-9-]+", control.id)
+    assert control.title
+    assert control.source
+    assert control.broken
+    assert control.question in (*QUESTIONS, "baseline", "session")
+    assert control.cause or "PASS" in control.verdicts, "a control that must fail names its cause"
+    assert (control.case is None) == (control.runs == ANYWHERE)
+    assert set(control.breaks) <= {"fp8", "bf16"}
+    if control.case is not None:
+        assert control.case.asks(control.question), "its case can answer its question"
+
+
+def test_every_arm_control_has_hooks_and_no_hooks_are_left_over():
+    assert set(breakages.ARMS) == {control.id for control in CATALOGUE if control.case is not None}
+    for control in breakages.ARMS:
+        hooks = breakages.hooks_of(control)
+        changed = {name for name in vars(Hooks) if not name.startswith("__")} & {
+            name for base in type(hooks).__mro__ if base not in (Hooks, object) for name in vars(base)
+        }
+        assert changed, f"{control} breaks nothing"
+
+
+def test_an_arm_without_a_control_has_hooks_that_change_nothing():
+    assert type(breakages.hooks_of(None)) is Hooks
+
+
+def test_each_control_has_its_test_in_the_suite(pytester):
+    listed = pytester.runpytest_subprocess(str(ROOT / "suites/test_controls.py"), "--collect-only", "-q")
+    for control in CATALOGUE:
+        assert f"test_control[{control.number:02d}-{control.id}]" in listed.stdout.str()
+
+
+def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
+    install(monkeypatch, H200)
+    pool = ArmPool(H200)
+    case = Case("1b", "torchao", "tensorwise")
+    healthy, broken = PairArms(case, pool, None), PairArms(case, pool, None, "", "fp8-slower")
+    both = PairArms(case, pool, None, "", "both-slower", "both-slower")
+    assert len({healthy.fp8.key, broken.fp8.key, both.fp8.key}) == 3
+    assert healthy.bf16.key == broken.bf16.key != both.bf16.key
+    assert ArmSpec.from_json(broken.fp8.spec.to_json()) == broken.fp8.spec
+    assert "control fp8-slower" in broken.fp8.spec.name
+
+
+def test_the_gpu_controls_are_held_against_the_stored_baselines():
+    for name in ("fp8-slower", "both-slower", "memory-up"):
+        case = BY_ID[name].case
+        stored = read_baseline(ROOT / "baselines", "h200", case.id, case.digest())
+        assert stored is not None
+        assert stored.values({"memory-up": "memory_ratio"}.get(name, "speedup"))
+
+
+# -- the GPU half, on a GPU that is not there: arms answer by hand as a broken arm would ------------------------------
+
+BF16_MS = 120.0
+SPEEDUP = {"tensorwise": 1.114, "rowwise_with_gw_hp": 1.051}
+
+
+class BrokenProcess(FakeProcess):
+    """Answers as an H200's arm that the control of its spec breaks; timings as stored for 1B with torchao."""
+
+    def receive(self, timeout=0):
+        return {**super().receive(timeout), "compiled": self.spec.control != "no-compile"}
+
+    def blocks(self, count, steps, dropped):
+        slower = {"fp8-slower": 1.031, "both-slower": 1.1, "no-compile": 2.7}.get(self.spec.control, 1.0)
+        base = BF16_MS / SPEEDUP.get(self.spec.case.recipe, 1.0)
+        return [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
+
+    def layers(self):
+        found = super().layers()
+        control = self.spec.control
+        if control == "slow-attention":
+            found["attention"] = {"sdpa": ["fmha_cutlassF"]}
+        if control == "amax-frozen":
+            found["frozen_history"] = found["converted"]
+        if control == "wrong-library":
+            found["kinds"] = dict.fromkeys(found["converted"], "torchao.float8.float8_linear.Float8Linear")
+            found["live_fp8"] = []
+        return found
+
+    def memory(self):
+        peaks = super().memory()
+        if self.spec.control == "memory-up":
+            peaks = {**peaks, "peak_allocated": peaks["peak_allocated"] * 5 // 3}
+        return peaks
+
+
+@pytest.fixture
+def laboratory(monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
+    pool = ArmPool(H200)
+    yield Laboratory(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
+    pool.close()
+
+
+@pytest.mark.parametrize("control", [c for c in CATALOGUE if c.runs == GPU], ids=lambda control: control.id)
+def test_a_gpu_control_is_caught_where_its_arm_does_what_it_says(laboratory, control):
+    outcome = laboratory.run(control)
+    assert outcome.caught, outcome.message
+
+
+def test_a_healthy_arm_is_called_none_of_these(laboratory):
+    for control in CATALOGUE:
+        if control.runs == GPU and control.id != "both-slower":
+            outcome = laboratory.run(replace(control, breaks=()))
+            assert not outcome.caught, f"{control.id}: {outcome.message}"
+
+
+def test_the_laboratory_writes_nothing_and_notes_nothing(laboratory, monkeypatch):
+    monkeypatch.setattr("pytest_fp8.gate.baseline.write_atomically", lambda *_: pytest.fail("something was written"))
+    made = Laboratory(Settings(baseline_dir=ROOT / "baselines", update=True), laboratory._gpu_pool, "h200")
+    assert made.run(BY_ID["fp8-slower"]).caught, "held against the baseline, not stored as one"
