@@ -116,8 +116,7 @@ class Fp8Pair:
                 decision = self._judge_speed(evidence, bound, baseline)
                 if decision.verdict is not Verdict.INCONCLUSIVE:
                     break
-        flat = [[time for process in arm for time in process] for arm in (evidence.bf16, evidence.fp8)]
-        self._ledger.timed(self.case.id, *flat)
+        self._ledger.timed(self.case.id, self._arms.recording())
         ratios = [log_ratios(b, f) for b, f in zip(evidence.bf16, evidence.fp8, strict=True)]
         self._measured("speedup", "log ratio, BF16 over FP8 step time", "higher", self.case.tolerance, ratios)
         self._measured("bf16_ms", "ms per step", "lower", 0.08, [float(np.median(x)) for x in evidence.bf16])

@@ -235,7 +235,9 @@ class Session:
         from pytest_fp8.gate.baseline import write_atomically, write_baseline
 
         try:
-            write_atomically(folder / "report.json", json.dumps(self.ledger.to_json(), indent=1, default=str) + "\n")
+            first = next(iter(self.ledger.entries.values()))
+            report = {**self.ledger.to_json(), "provenance": self._measured(first).provenance}
+            write_atomically(folder / "report.json", json.dumps(report, indent=1, default=str) + "\n")
             self.written.append(str(folder / "report.json"))
             for entry in self.ledger.entries.values():
                 if entry.metrics:

@@ -2,9 +2,12 @@
 
     python benchmarks/gate/record.py --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out DIR
 
-Run it by hand, in a clone, on the GPU whose noise is wanted; twice on different days is better than once for long. The
-file is written anew after every process, so that an interrupt keeps all whole processes. A second recording of a case
-takes the next free name: ``<case>.2.json``.
+    python benchmarks/gate/record.py --from-report .fp8-report/report.json --out DIR
+
+The second takes the blocks that a run of the suite has kept in its report, for all its cases. Run it by hand, in a
+clone, on the GPU whose noise is wanted; twice on different days is better than once for long. The file is written anew
+after every process, so that an interrupt keeps all whole processes. A second recording of a case takes the next free
+name: ``<case>.2.json``.
 
 The format, schema 1:
 
@@ -38,6 +41,10 @@ SCHEMA = 1
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
+    if options.from_report is not None:
+        for path in from_report(options.from_report, options.out):
+            print(path.name)
+        return 0
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.gpu import detect
@@ -104,6 +111,27 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
     return path
 
 
+def from_report(report: Path, out: Path) -> list[Path]:
+    """The timed blocks of a run's report as recordings, one file per case. The GPU's state is known for the whole of a
+    case there, so that each of its processes carries all of it; the time to build is not known."""
+    from pytest_fp8.gate.baseline import write_atomically
+
+    data = json.loads(report.read_text())
+    written = []
+    for name, entry in data["entries"].items():
+        timing = dict(entry["timing"])
+        if not timing:
+            continue
+        shared = {key: timing.pop(key) for key in ("clocks_mhz", "throttles", "strangers")}
+        timing["processes"] = [{**process, **shared, "build_seconds": None} for process in timing["processes"]]
+        content = {"schema": SCHEMA, "case": name, "case_hash": entry["case_hash"], **timing}
+        content["provenance"] = data["provenance"]
+        path = free_name(out, name)
+        write_atomically(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        written.append(path)
+    return written
+
+
 def free_name(out: Path, name: str) -> Path:
     """``<out>/<name>.json``, or the first ``<name>.<n>.json`` that does not exist."""
     path, number = out / f"{name}.json", 2
@@ -122,7 +150,9 @@ def cases() -> dict[str, Any]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--case", required=True, choices=sorted(cases()), metavar="CASE")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--case", choices=sorted(cases()), metavar="CASE")
+    what.add_argument("--from-report", type=Path, metavar="FILE")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=24, help="ABBA blocks per process")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/gate/recordings")

@@ -61,7 +61,8 @@ def from_recording(data: dict, source: str) -> Measured:
             continue
         bf16, fp8 = (np.log(np.asarray(process[arm], dtype=float)) for arm in ("bf16", "fp8"))
         quads.append(np.column_stack([bf16[0::2], fp8[0::2], fp8[1::2], bf16[1::2]]))
-        builds.append(process["build_seconds"])
+        if process["build_seconds"] is not None:
+            builds.append(process["build_seconds"])
     if not quads:
         raise ValueError(f"{source}: no undisturbed process in it")
     together = np.concatenate(quads)
@@ -74,7 +75,7 @@ def from_recording(data: dict, source: str) -> Measured:
         dropped_steps=data["dropped_steps"],
         log_ratios=[(q[:, 0] + q[:, 3] - q[:, 1] - q[:, 2]) / 2 for q in quads],
         quads=quads,
-        build_seconds=float(np.median(builds)),
+        build_seconds=float(np.median(builds)) if builds else None,
     )
 
 

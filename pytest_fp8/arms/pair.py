@@ -138,6 +138,8 @@ class PairArms:
             bf16_cudnn=self.bf16.facts.get("cudnn"),
             fp8_cudnn=self.fp8.facts.get("cudnn"),
             fp8_compiled=self.fp8.facts.get("compiled"),
+            bf16_gpu=reference.milliseconds,
+            fp8_gpu=mine.milliseconds,
         )
 
     def add_processes(self, processes: int, blocks: int = BASELINE_BLOCKS) -> TimingEvidence:
@@ -188,6 +190,19 @@ class PairArms:
     def block_times(self) -> dict[str, list[list[float]]]:
         """Milliseconds per step so far, by arm (``bf16``, ``fp8``) and process, in the order taken."""
         return {arm: [list(process) for process in processes] for arm, processes in self._timing.items()}
+
+    def recording(self) -> dict[str, Any]:
+        """Every timed block with the GPU's state around it: plain data, which ``benchmarks/gate`` fits its noise to."""
+        states = self.seen_conditions
+        return {
+            "steps_per_block": self.steps_per_block(),
+            "dropped_steps": self.dropped_steps(),
+            "order": "turns" if self.pool.takes_turns(self.fp8) else "abba",
+            "processes": [{"bf16": list(b), "fp8": list(f)} for b, f in zip(*self._timing.values(), strict=True)],
+            "clocks_mhz": [state.clock for state in states],
+            "throttles": sorted({word for state in states for word in state.throttles}),
+            "strangers": len({pid for state in states for pid in state.strangers}),
+        }
 
     def steps_per_block(self) -> int:
         """Training steps in one block of either arm."""

@@ -76,12 +76,15 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         if not engine.hooks.fill(engine, weights, stored):
             for name, parameter in weights.items():
                 parameter.copy_(found[name])
+    # The copies go before anything is computed: at 8B they are 15 GiB.
+    found.clear()
+    stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
     engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
         engine.optimizer.state.clear()
         if engine.hooks.loads_optimizer():
-            _load_optimizer(engine, {n: v for n, v in stored.items() if n.startswith(OPTIMIZER)})
+            _load_optimizer(engine, stored)
         report["optimizer_digests"] = digests(dict(optimizer_state(engine)))
     engine.park()
     return report

@@ -11,8 +11,9 @@ from pytest_fp8.gate.verdicts import Decision, Verdict
 
 QUESTION = "checkpoints"
 SHOWN = 4
-LOGITS = (0.05, 0.5)
-"""Bounds of the limit on the logits' relative distance: at least 5 %, and never as far as unrelated weights (1.4)."""
+LOGITS = (0.05, 1.0)
+"""Bounds of the limit on the logits' relative distance: at least 5 %, and never as far as unrelated weights (1.4).
+Seen on an H200: 0.56 between the precisions of one and the same 8B weights, close to their random start."""
 
 
 def logit_limit(distance_at_start: float) -> float:
@@ -42,7 +43,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         if found is not None:
             headline, lines = found
             where = f"{transfer.direction} through {transfer.store}: "
-            return Decision(QUESTION, Verdict.FAIL, where + headline, numbers=numbers, **lines)
+            return Decision(QUESTION, Verdict.FAIL, where + headline, numbers={**numbers, "failed": True}, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved["keys"]) if transfers else 0
     return Decision(QUESTION, Verdict.PASS, f"{keys} weights bit-equal after {ways}", numbers=numbers)

@@ -14,6 +14,9 @@ from pytest_fp8.gate.decide import GATED_CASES, Process, Speedup, center, decide
 from pytest_fp8.gate.verdicts import Decision, Verdict
 
 QUESTION = "speedup"
+LAUNCH_BOUND = 1.15
+"""A step that takes this much longer than the GPU's own work in it waits for the host. Seen on an H200 at 1B: 1.04 in
+BF16, whose clocks fall under sustained load, and 1.25 in Transformer Engine while each step waited for the GPU once."""
 BAND = 0.08
 """How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %."""
 
@@ -89,12 +92,7 @@ def check_speedup(
             "FP8 is not faster than the best BF16",
             expected=against,
             seen=seen,
-            cause="the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
-            if evidence.fp8_compiled is False
-            else "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves",
-            next_step="compile the model; torchao's FP8 is meant to be compiled"
-            if evidence.fp8_compiled is False
-            else "try a larger batch, or a cheaper recipe (tensorwise, delayed)",
+            **_why_slow(evidence, numbers["fp8_ms"]),
             numbers=numbers,
         )
     return Decision(
@@ -106,6 +104,32 @@ def check_speedup(
         cause="a difference as small as the noise",
         next_step="run again on a quiet GPU; if it stays, the true value lies at the bound",
         numbers=numbers,
+    )
+
+
+def _why_slow(evidence: TimingEvidence, fp8_ms: float) -> dict[str, str]:
+    """Cause and next step, from what the GPU did in one profiled step of each arm."""
+    bf16, fp8 = evidence.bf16_gpu, evidence.fp8_gpu
+    account = where_it_went(bf16, fp8, fp8_ms)
+    if evidence.fp8_compiled is False:
+        cause = "the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
+        return {"cause": cause + account, "next_step": "compile the model; torchao's FP8 is meant to be compiled"}
+    if fp8 and fp8_ms > LAUNCH_BOUND * fp8["busy"]:
+        cause = f"launch-bound: the GPU works {fp8['busy']:.1f} ms of each {fp8_ms:.1f} ms step and waits for the host"
+        return {"cause": cause + account, "next_step": "a larger batch, CUDA graphs, or compile the model"}
+    cause = "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves"
+    return {"cause": cause + account, "next_step": "try a larger batch, or a cheaper recipe (tensorwise, delayed)"}
+
+
+def where_it_went(bf16: Mapping[str, float], fp8: Mapping[str, float], fp8_ms: float) -> str:
+    """The account of FP8 against BF16 in GPU milliseconds a step, or nothing where no step was profiled."""
+    if not bf16 or not fp8:
+        return ""
+    products = sum(fp8[kind] - bf16[kind] for kind in ("fp8 products", "other products"))
+    attention = fp8["attention"] - bf16["attention"]
+    return (
+        f" (against BF16: products {products:+.1f} ms, attention {attention:+.1f} ms, casts and all else "
+        f"{fp8['rest'] - bf16['rest']:+.1f} ms; the GPU idles {max(0.0, fp8_ms - fp8['busy']):.1f} ms)"
     )
 
 
@@ -122,6 +146,8 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Pro
         "baseline": math.exp(center(baseline)) if baseline else None,
         "change": change,
         "clocks_mhz": list(evidence.clocks),
+        "bf16_gpu_ms": dict(evidence.bf16_gpu),
+        "fp8_gpu_ms": dict(evidence.fp8_gpu),
     }
 
 

@@ -138,6 +138,9 @@ class TimingEvidence:
     fp8_cudnn: int | None = None
     fp8_compiled: bool | None = None
     """Whether the FP8 arm was compiled; ``None`` where it did not say."""
+    bf16_gpu: Mapping[str, float] = field(default_factory=dict)
+    fp8_gpu: Mapping[str, float] = field(default_factory=dict)
+    """GPU milliseconds of one profiled step by kind of kernel: :attr:`LayersEvidence.milliseconds`."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ class Entry:
     gpu: str = ""
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    step_ms: dict[str, list[float]] = field(default_factory=dict)
-    """``bf16`` and ``fp8``: milliseconds per step of every timed block."""
+    timing: dict[str, Any] = field(default_factory=dict)
+    """Every timed block: ``processes`` of ``bf16`` and ``fp8``, milliseconds per step, and how they were taken."""
     errors: list[str] = field(default_factory=list)
 
 
@@ -65,8 +65,8 @@ class Ledger:
     def measure(self, case: str, metric: str, measured: Mapping[str, Any]) -> None:
         self.entries.setdefault(case, Entry(case)).metrics[metric] = dict(measured)
 
-    def timed(self, case: str, bf16: list[float], fp8: list[float]) -> None:
-        self.entries.setdefault(case, Entry(case)).step_ms = {"bf16": bf16, "fp8": fp8}
+    def timed(self, case: str, recording: dict[str, Any]) -> None:
+        self.entries.setdefault(case, Entry(case)).timing = recording
 
     def error(self, case: str, headline: str) -> None:
         self.entries.setdefault(case, Entry(case)).errors.append(headline)
@@ -91,7 +91,7 @@ class Ledger:
             entry.case_hash, entry.gpu = fields["case_hash"], fields["gpu"]
             entry.decisions.update(fields["decisions"])
             entry.metrics.update(fields["metrics"])
-            entry.step_ms.update(fields["step_ms"])
+            entry.timing.update(fields["timing"])
             entry.errors.extend(fields["errors"])
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)

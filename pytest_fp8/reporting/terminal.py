@@ -73,7 +73,7 @@ def row(entry: Entry) -> list[str]:
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
-        _cell(decisions.get("checkpoints"), lambda n: "yes" if n else "", marked=True),
+        _cell(decisions.get("checkpoints"), lambda n: "" if n.get("failed") else "yes" if n else ""),
     ]
     if entry.errors:
         cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
