@@ -15,12 +15,14 @@ PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "triton", 
 def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
     """Date, commit, GPU, driver, libraries and the reason given. No host name, user name, path or environment."""
     history = _git(root, "rev-parse", "--short=12", "HEAD")
+    # A runner that gets the tree without its history, or on top of another commit, names it in the environment.
+    named = os.environ.get("PYTEST_FP8_COMMIT", "")
+    known = bool(history) and named in ("", history)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        # A runner that gets the tree without its history names the commit in the environment.
-        "commit": history or os.environ.get("PYTEST_FP8_COMMIT", ""),
+        "commit": named or history,
         # None: nobody here can tell, for there is no history to compare with.
-        "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if history else None,
+        "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if known else None,
         "gpu": gpu,
         "libraries": library_versions(),
         "reason": reason,
