@@ -162,6 +162,7 @@ class PairArms:
         if self.pool.takes_turns(self.fp8):
             first = self._run(self.bf16, blocks)
             fp8 += self._run(self.fp8, 2 * blocks)
+            self._look_around()
             second = self._run(self.bf16, blocks)
             bf16 += [time for pair in zip(first, second, strict=True) for time in pair]
             return
@@ -174,6 +175,7 @@ class PairArms:
         for block in range(blocks):
             fp8 += self._run(self.fp8, 2)
             bf16 += self._run(self.bf16, 2 if block < blocks - 1 else 1)
+            self._look_around()
         for arm in (self.fp8, self.bf16):
             arm.request("park")
 
@@ -183,9 +185,12 @@ class PairArms:
         times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped)
         if tight:
             arm.request("park")
+        return times
+
+    def _look_around(self) -> None:
+        """Note the GPU's state; once a block of both arms, for the question itself lets the GPU stand idle."""
         if self.pool.gpu is not None:
             self.seen_conditions.append(conditions(self.pool.gpu, self.pool.pids))
-        return times
 
     def block_times(self) -> dict[str, list[list[float]]]:
         """Milliseconds per step so far, by arm (``bf16``, ``fp8``) and process, in the order taken."""

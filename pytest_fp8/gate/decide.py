@@ -33,7 +33,7 @@ LOOKS: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (3, 6), (4, 6))
 the spread between processes. The first look can pass a case, and never fail one."""
 RUNS_TO_FAIL = 2
 """A finding needs this many processes, each of which shows it: one process may have been unlucky as a whole."""
-BASELINE_BLOCKS = 12
+BASELINE_BLOCKS = 8
 """ABBA blocks of each process of a baseline: it is measured once and held against often, so it may cost more."""
 SIGMA_RUN_FLOOR = 0.003
 """Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
