@@ -19,6 +19,8 @@ SUITE = """
 @pytest.fixture
 def suite(pytester, monkeypatch):
     install(monkeypatch, H200)
+    # The inner run is not distributed, whatever the outer one is.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makepyfile(SUITE)
     return pytester
 

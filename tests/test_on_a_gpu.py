@@ -8,6 +8,7 @@ import pytest
 from fakes import A100, B200, H100, H200, FakeProcess, install
 
 import pytest_fp8.pair
+from pytest_fp8.gate.decide import BASELINE_BLOCKS
 
 SUITE = """
     import pytest
@@ -72,7 +73,7 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert stored["schema"] == 1
     assert stored["provenance"]["reason"] == "first"
     assert len(stored["metrics"]["speedup"]["values"]) == 4, "raw values of four fresh processes"
-    assert len(stored["metrics"]["speedup"]["values"][0]) == 12, "one per block, not a mean"
+    assert len(stored["metrics"]["speedup"]["values"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
     second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])
