@@ -17,8 +17,10 @@ QUESTION = "speedup"
 LAUNCH_BOUND = 1.15
 """A step that takes this much longer than the GPU's own work in it waits for the host. Seen on an H200 at 1B: 1.04 in
 BF16, whose clocks fall under sustained load, and 1.25 in Transformer Engine while each step waited for the GPU once."""
-BAND = 0.08
-"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %."""
+BAND = 0.05
+"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %. Beyond that
+the power limit treats the arms differently: with a pause added to both arms' steps on an H200, BF16 took 7.3 % longer and
+FP8 9.6 %, which is no regression of FP8."""
 
 
 def check_speedup(
@@ -173,8 +175,8 @@ def disturbed(
     if bf16 != fp8:
         two_cudnn = evidence.bf16_cudnn != evidence.fp8_cudnn
         return "the arms ran different attention kernels", {
-            "expected": f"the same kernels in both arms; FP8 ran {_words(fp8)}",
-            "seen": f"the reference ran {_words(bf16)}",
+            "expected": f"the same kernels in both arms; FP8 ran {', '.join(fp8) or 'none'}",
+            "seen": f"the reference ran {', '.join(bf16) or 'none'}",
             "cause": f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
             if two_cudnn
             else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
@@ -192,12 +194,10 @@ def disturbed(
     return None
 
 
-def _attention(operators: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(sorted({kernel_family(k) for k in kernels})) for name, kernels in operators.items()}
-
-
-def _words(operators: Mapping[str, tuple[str, ...]]) -> str:
-    return "; ".join(f"{name}: {', '.join(kernels)}" for name, kernels in operators.items()) or "none"
+def _attention(operators: Mapping[str, Sequence[str]]) -> list[str]:
+    """Families of the kernels, whatever operator launched them: the same kernel is reached through
+    ``scaled_dot_product_attention`` in an eager arm and through cuDNN's own operator in a compiled one."""
+    return sorted({kernel_family(kernel) for kernels in operators.values() for kernel in kernels})
 
 
 def _change(result: Speedup) -> str:

@@ -123,6 +123,8 @@ class SlowAttention(Hooks):
     def start(self, engine: Engine) -> None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        # Compiled code is cached by the graph before attention is chosen: a healthy arm's would be taken. Seen on an H200.
+        torch._inductor.config.force_disable_caches = True
         # Flash is where grouped heads end up that the memory-efficient kernel does not take; never cuDNN.
         order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         engine.attention.enter_context(sdpa_kernel(order, set_priority=True))
