@@ -18,9 +18,9 @@ LAUNCH_BOUND = 1.15
 """A step that takes this much longer than the GPU's own work in it waits for the host. Seen on an H200 at 1B: 1.04 in
 BF16, whose clocks fall under sustained load, and 1.25 in Transformer Engine while each step waited for the GPU once."""
 BAND = 0.05
-"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %. Beyond that
-the power limit treats the arms differently: with a pause added to both arms' steps on an H200, BF16 took 7.3 % longer and
-FP8 9.6 %, which is no regression of FP8."""
+"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %. Beyond
+that the power limit treats the arms differently: with a pause added to both arms' steps on an H200, BF16 took 7.3 %
+longer and FP8 9.6 %, which is no regression of FP8."""
 
 
 def check_speedup(

@@ -123,7 +123,8 @@ class SlowAttention(Hooks):
     def start(self, engine: Engine) -> None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        # Compiled code is cached by the graph before attention is chosen: a healthy arm's would be taken. Seen on an H200.
+        # The cache of compiled code is asked before attention is chosen, so that a healthy arm's code may be taken: on
+        # an H200 this arm ran cuDNN's kernel with the cache on.
         torch._inductor.config.force_disable_caches = True
         # Flash is where grouped heads end up that the memory-efficient kernel does not take; never cuDNN.
         order = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
