@@ -25,7 +25,7 @@ TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")
 WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
 
 SLOWER = {
-    ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.90x on an H200",
+    ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
     ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200",
 }
 """Where FP8 is known not to beat BF16 on an H200: expected to fail, strictly, until it does."""
