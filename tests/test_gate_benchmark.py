@@ -16,7 +16,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate import rules, simulate
 from benchmarks.gate.__main__ import main
-from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, assumed_launch_bound, autocorrelation, draw, fit
+from benchmarks.gate.noise import (
+    CONDITIONS,
+    QUIET,
+    Condition,
+    _centred,
+    assumed_launch_bound,
+    autocorrelation,
+    draw,
+    fit,
+)
 from benchmarks.gate.reach import caught
 from benchmarks.gate.recordings import from_recording, load
 from benchmarks.gate.rules import TODAY, mann_whitney_p, ours, process_seconds, today
@@ -264,3 +273,17 @@ def test_noise_scales_with_its_case(noise):
     louder = replace(assumed_launch_bound(), sigma_block=0.01, sigma_run=0.0)
     x = draw(np.random.default_rng(10), louder, (300, 1, 24)).log_ratios
     assert x.std(axis=2).mean() == pytest.approx(0.01, rel=0.2)
+
+
+def test_two_modes_within_an_arm_do_not_pass_for_a_spread_between_processes():
+    rng = np.random.default_rng(3)
+
+    def process() -> np.ndarray:
+        # Turns of two blocks: the first of BF16's is slower than its second, the first of FP8's faster.
+        modes = np.array([0.0, -0.02, 0.02, 0.03])
+        return modes + rng.normal(0, 0.003, (8, 4))
+
+    for _ in range(50):
+        quads = _centred(process())
+        ratios = (quads[:, 0] + quads[:, 3] - quads[:, 1] - quads[:, 2]) / 2
+        assert np.median(ratios) == pytest.approx(0, abs=1e-12)

@@ -202,9 +202,16 @@ def _blocks(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int])
 
 
 def _centred(quads: Floats) -> Floats:
-    """Log times less the median of their arm in this process."""
+    """Log times less the median of their arm in this process, and a log ratio of median zero.
+
+    An arm's times can have two modes (the first block of a turn is slower than the second, where memory was given back
+    in between): its median then lies anywhere in the gap, and what the two arms' medians leave in the ratio would pass
+    for a spread between processes.
+    """
     middle = np.array([np.median(quads[:, [0, 3]]), np.median(quads[:, [1, 2]])])
-    return quads - middle[[0, 1, 1, 0]]
+    centred = quads - middle[[0, 1, 1, 0]]
+    left_over = np.median((centred[:, 0] + centred[:, 3] - centred[:, 1] - centred[:, 2]) / 2)
+    return centred - np.array([0.5, -0.5, -0.5, 0.5]) * left_over
 
 
 def _sigma_block(several: Sequence[Measured]) -> float:
