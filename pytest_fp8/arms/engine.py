@@ -20,6 +20,7 @@ from pytest_fp8.arms.preparation import (
     accelerate_precision,
     checkpoint_activations,
     compile_blocks,
+    multiply_bfloat16_through_float32,
     prefer_fast_attention,
 )
 from pytest_fp8.arms.spec import ArmSpec
@@ -46,6 +47,7 @@ class Engine:
         self._require_device()
         self._require_recipe()
         self.attention = prefer_fast_attention(self.device)
+        self._products = multiply_bfloat16_through_float32(self.device)
         self.hooks = hooks_of(spec.control)
         self.hooks.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}

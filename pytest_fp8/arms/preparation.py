@@ -65,3 +65,21 @@ def accelerate_precision() -> str:
     """The mixed precision that Accelerate trains in, where this process uses it; else an empty string."""
     state = sys.modules.get("accelerate.state")
     return str(state.AcceleratorState._shared_state.get("_mixed_precision", "")) if state is not None else ""
+
+
+def multiply_bfloat16_through_float32(device: torch.device) -> torch.library.Library | None:
+    """On a CPU without BF16 instructions, compute ``mm`` of BF16 in float32 and round once, for as long as the value is
+    held. torch's own path there takes 20 times as long in one of the three layouts: 171 ms for 512 x 768 x 256 on a
+    processor that ends at AVX2. The result is that of BF16 operands with a float32 accumulator, as on a GPU.
+    """
+    if device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        # addmm, for mm itself would come back here.
+        nothing = torch.zeros(1, dtype=torch.float32 if left.dtype == torch.bfloat16 else left.dtype)
+        return torch.addmm(nothing, left.to(nothing.dtype), right.to(nothing.dtype), beta=0).to(left.dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", mm, "CPU")
+    return library
