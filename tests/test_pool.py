@@ -99,6 +99,27 @@ def test_what_was_learned_of_a_reference_is_asked_once(world):
     pool.close()
 
 
+def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_another(world, monkeypatch):
+    # Seen on an H200: a case without the optimizer saved into the folder that a case with it went on to load from.
+    saved: list[str] = []
+    save = FakeProcess.save
+
+    def remember(self, folder, store, optimizer):
+        if not self.is_fp8:
+            saved.append(folder)
+        return save(self, folder, store, optimizer)
+
+    monkeypatch.setattr(FakeProcess, "save", remember)
+    pool = ArmPool(H200)
+    alone = Case("1b", "torchao", "rowwise", checkpoint_formats=("safetensors",), resume=False)
+    cases = [Case("1b", "torchao", "tensorwise"), alone, Case("1b", "transformer_engine", "delayed")]
+    for pair in [PairArms(case, pool, None) for case in cases]:
+        pair.start()
+        pair.checkpoints()
+    assert len(saved) == len(set(saved)) == 3, "safetensors and DCP once, safetensors alone once"
+    pool.close()
+
+
 def test_bf16_against_bf16_is_two_processes(world):
     pool = ArmPool(H200)
     null = PairArms(Case("1b", "bf16", "none"), pool, None)

@@ -238,7 +238,7 @@ class PairArms:
             forth = self._source(self.fp8, Path(name))
             transfers = [self._carry("fp8 -> bf16", store, forth, self.bf16, distance) for store in stores]
         what = f"checkpoint {self.case.resume} {stores}"
-        back = self._shared(what, lambda: self._source(self.bf16, self.pool.folder(self.bf16)))
+        back = self._shared(what, lambda: self._source(self.bf16, self.pool.folder(self.bf16, what)))
         transfers += [self._carry("bf16 -> fp8", store, back, self.fp8, distance) for store in stores]
         return transfers
 

@@ -79,7 +79,7 @@ class ArmPool:
         self._refused: set[str] = set()
         """Arms that failed when they were built ahead of their turn."""
         self._facts: dict[str, dict[str, Any]] = {}
-        self._folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
+        self._folders: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -88,11 +88,13 @@ class ArmPool:
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
 
-    def folder(self, arm: Arm) -> Path:
-        """A private folder for an arm's checkpoint, kept while the arm is wanted."""
-        if arm.key not in self._folders:
-            self._folders[arm.key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
-        return Path(self._folders[arm.key].name)
+    def folder(self, arm: Arm, what: str) -> Path:
+        """A private folder for one of an arm's checkpoints, kept while the arm is wanted. A reference shared by cases
+        that save different things has several, and none overwrites what another case still reads."""
+        key = (arm.key, what)
+        if key not in self._folders:
+            self._folders[key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
+        return Path(self._folders[key].name)
 
     def facts_of(self, arm: Arm) -> dict[str, Any]:
         return self._facts.get(arm.key, {})
@@ -124,10 +126,10 @@ class ArmPool:
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
-        for key in [key for key in self._folders if key not in keep]:
-            self._folders.pop(key).cleanup()
-            for cached in [c for c in self.cache if c[0] == key and c[1].startswith("checkpoint")]:
-                del self.cache[cached]
+        for gone in [key for key in self._folders if key[0] not in keep]:
+            # The cached evidence of a checkpoint names its files.
+            self._folders.pop(gone).cleanup()
+            self.cache.pop(gone, None)
         if fp8.key in self._turns:
             return
         missing = [arm for arm in pair if not self._is_alive(arm)]
