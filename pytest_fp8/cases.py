@@ -25,7 +25,18 @@ MEASUREMENT = 2
 """Raised when the way of measuring changes, so that no old number is compared with a new one."""
 
 QUESTIONS = ("layers", "loss", "speedup", "memory", "checkpoints")
-SHORT_BACKENDS = {"transformer_engine": "te"}
+SHORT_BACKENDS = {
+    "transformer_engine": "te",
+    "te_fused": "te.fused",
+    "accelerate_te": "accelerate.te",
+    "accelerate_torchao": "accelerate.torchao",
+    "trainer_te": "trainer.te",
+    "trainer_torchao": "trainer.torchao",
+    "unsloth_bf16": "unsloth.bf16",
+}
+EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "bf16")
+REFERENCES = {"unsloth": "unsloth_bf16"}
+"""The BF16 that a backend is measured against, where it is not the plain model, compiled: the fastest honest one."""
 CHIPS = ("hopper", "blackwell", "ada")
 
 
@@ -47,6 +58,12 @@ class Case:
     chip: str = "hopper"
     weights: str | None = None
     """A local folder of weights; ``None`` means random weights from a seed."""
+    lora: int = 0
+    """Rank of the LoRA adapters that alone are trained; 0 trains all weights."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the Linears that get adapters; empty means all of a block's."""
+    name: str = ""
+    """Tells a user's own models apart: ``own.vit``."""
     loss_steps: int | None = None
     loss_seeds: int | None = None
     questions: tuple[str, ...] = QUESTIONS
@@ -71,15 +88,21 @@ class Case:
         if self.model != OWN and self.model not in SHAPES:
             refuse(f"unknown model {self.model!r}", expected=", ".join([*SHAPES, OWN]), seen=self.model)
         if self.emulated:
-            if self.backend not in ("torchao", "bf16"):
+            if self.backend not in EMULATED_BACKENDS:
                 refuse(
                     f"{self.backend!r} cannot be emulated",
-                    expected="torchao, whose numerics run on any processor",
+                    expected="torchao, alone or through Accelerate, whose numerics run on any processor",
                     seen=self.backend,
                     next_step="run this case on a Hopper GPU, without emulated=True",
                 )
             object.__setattr__(self, "questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
             object.__setattr__(self, "compile", False)
+        if self.lora < 0 or (self.lora_targets and not self.lora):
+            refuse(
+                "lora of a case", expected="a rank from 1 with its targets, or 0 and no targets", seen=str(self.lora)
+            )
+        if self.name and self.model != OWN:
+            refuse("name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
         if self.chip not in CHIPS:
             refuse(f"unknown chip {self.chip!r}", expected=", ".join(CHIPS), seen=self.chip)
         unknown = [q for q in self.questions if q not in QUESTIONS]
@@ -91,7 +114,8 @@ class Case:
     @property
     def id(self) -> str:
         """Also the name of the baseline file; letters, digits, ``-``, ``_`` and ``.`` alone."""
-        parts = [self.model, SHORT_BACKENDS.get(self.backend, self.backend)]
+        model = f"{self.model}.{self.name}" if self.name else self.model
+        parts = [model, SHORT_BACKENDS.get(self.backend, self.backend)]
         if self.recipe != "none":
             parts.append(self.recipe)
         parts += [f"{name}.{value}" for name, value in sorted(self.options.items())]
@@ -100,6 +124,7 @@ class Case:
             (not self.compile and not self.emulated, "eager"),
             (self.activation_checkpointing, "ac"),
             (self.weights is not None, "weights"),
+            (self.lora > 0, ".".join([f"lora{self.lora}", *self.lora_targets])),
         ):
             if flag:
                 parts.append(word)
@@ -139,11 +164,15 @@ class Case:
 
     def reference(self) -> Case:
         """The BF16 case with the same weights, data and seeds."""
-        return replace(self, backend="bf16", recipe="none", options={})
+        return replace(self, backend=REFERENCES.get(self.backend, "bf16"), recipe="none", options={})
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number; ``workload`` is the fingerprint of a user's own functions."""
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
+        # What came later than the first baselines counts where it is used, so that those stay as they are.
+        for name in _LATER_FIELDS:
+            if not content[name]:
+                del content[name]
         content["options"] = self.full_options
         content["weights"] = self.weights is not None
         content["horizon"], content["seeds"] = self.horizon, self.seeds
@@ -155,6 +184,7 @@ class Case:
         return {**asdict(self), "options": dict(self.options)}
 
 
+_LATER_FIELDS = ("lora", "lora_targets", "name")
 _GATE_FIELDS = (
     "questions",
     "tolerance",

@@ -83,21 +83,23 @@ def fp8_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
 def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
     import torch
 
+    from pytest_fp8.arms.material import Material
     from pytest_fp8.backends import backend
-    from pytest_fp8.zoo import models
 
     device = "cpu" if case.emulated else "cuda"
-    if workload is None:
-        model = models.build(case.model, seed=0, device=device, weights=case.weights)
-    else:
-        torch.manual_seed(0)
-        model = workload.build().to(device=device, dtype=torch.bfloat16).train()
+    chosen = backend(case.backend)
+    if chosen.patches_others:
+        pytest.fail(
+            f"{case.backend} patches other libraries wherever it is imported, so its models live in arms of their own "
+            "alone; ask fp8_pair, or fp8_pair.fp8.call(function)",
+            pytrace=False,
+        )
+    model = Material(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
     if convert:
-        chosen = backend(case.backend)
         usable, reason = chosen.usable(case.recipe, case.emulated)
         if not usable:
             pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
-        chosen.convert(model, case.recipe, case.full_options, case.emulated)
+        model = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False).model
     yield model
     del model
     if device == "cuda":

@@ -30,12 +30,16 @@ class RecipeFacts:
 
 
 _FORMAT = {"fp8_format": "HYBRID"}
+_TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+_HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
+# Accelerate's own defaults: its algorithm is "most_recent" where Transformer Engine's is "max".
+_ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_recent", "margin": 0}
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
     RecipeFacts("torchao", "tensorwise"),
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
-    RecipeFacts("torchao", "rowwise_with_gw_hp", roles=(FPROP, DGRAD), minimum_capability=(9, 0)),
+    RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
     RecipeFacts(
         "transformer_engine",
         "delayed",
@@ -45,9 +49,41 @@ _RECIPES = [
     # Block scaling on Hopper needs cuBLAS's 128-wide block kernels; Blackwell offers MXFP8 instead.
     RecipeFacts("transformer_engine", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
     RecipeFacts("transformer_engine", "mxfp8", options={"fp8_format": "E4M3"}, minimum_capability=(10, 0)),
+    RecipeFacts(
+        "te_fused",
+        "delayed",
+        options={**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0},
+    ),
+    RecipeFacts("te_fused", "current", options=_FORMAT),
+    RecipeFacts("te_fused", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
+    # Accelerate and the Trainer above it: torchao's recipes by a config object, of Transformer Engine's only this one.
+    *(
+        RecipeFacts(
+            f"{road}_torchao",
+            recipe,
+            roles=_HIGH_PRECISION_WGRAD if recipe == "rowwise_with_gw_hp" else ROLES,
+            minimum_capability=(8, 9) if recipe == "tensorwise" else (9, 0),
+        )
+        for road, recipes in (("accelerate", _TORCHAO), ("trainer", ("tensorwise",)))
+        for recipe in recipes
+    ),
+    *(RecipeFacts(f"{road}_te", "delayed", options=_ACCELERATE) for road in ("accelerate", "trainer")),
+    # FP8 weights that stay frozen: the forward product is FP8, the backward runs on weights brought back to BF16.
+    RecipeFacts("unsloth", "rowwise", roles=(FPROP,), minimum_capability=(9, 0)),
+    RecipeFacts("unsloth_bf16", "none", roles=()),
 ]
 RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
 BACKENDS: tuple[str, ...] = tuple(dict.fromkeys(facts.backend for facts in _RECIPES))
+
+LIBRARIES = {
+    "te_fused": "transformer_engine",
+    "accelerate_te": "transformer_engine",
+    "trainer_te": "transformer_engine",
+    "accelerate_torchao": "torchao",
+    "trainer_torchao": "torchao",
+    "unsloth": "torchao",
+}
+"""Whose FP8 a backend runs, where its name is another."""
 
 _CHOICES = {"fp8_format": ("HYBRID", "E4M3"), "amax_compute_algo": ("max", "most_recent")}
 

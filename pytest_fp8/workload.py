@@ -31,19 +31,28 @@ class Workload:
     it is seeded per step too, so ``torch.randn`` inside gives every arm the same data. ``loss(model, batch)`` gives a
     scalar; without it the model is called with the batch and its result, or that result's ``.loss``, is the loss.
     ``optimizer(parameters)`` gives the optimizer; without it AdamW with ``learning_rate``.
+
+    A hand-written loop comes as ``step(model, batch, optimizer, precision)``: one whole training step with everything
+    in it (accumulation, clipping, evaluation now and then), which gives the step's loss. ``with precision():`` around
+    the forward pass is the FP8 arm's context (Transformer Engine's autocast) and nothing in the BF16 arm.
+    ``convert(model)`` switches FP8 on in your own way in the FP8 arm alone, in place of the backend's, and gives the
+    model or nothing; ``precision()`` likewise gives a context of your own.
     """
 
     build: Callable[[], Any]
     batch: Callable[[int], Any]
     loss: Callable[[Any, Any], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    step: Callable[[Any, Any, Any, Callable[[], Any]], Any] | None = None
+    convert: Callable[[Any], Any] | None = None
+    precision: Callable[[], Any] | None = None
     learning_rate: float = 1e-3
     name: str = "own"
 
     def fingerprint(self) -> str:
         """Hash of the functions' source text, for the case's hash: the same under every Python version."""
         texts = [self.name, repr(self.learning_rate)]
-        for function in (self.build, self.batch, self.loss, self.optimizer):
+        for function in (self.build, self.batch, self.loss, self.optimizer, self.step, self.convert, self.precision):
             try:
                 texts.append(inspect.getsource(function) if function is not None else "")
             except (OSError, TypeError):

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.arms.layout import Joined, split
+from pytest_fp8.arms.material import Material
+from pytest_fp8.arms.phases import follow
 from pytest_fp8.arms.preparation import (
     accelerate_precision,
     checkpoint_activations,
@@ -25,11 +28,11 @@ from pytest_fp8.arms.preparation import (
 )
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.base import Conversion, linears
+from pytest_fp8.backends.base import Conversion, Prepared, linears, observed_conversion
 from pytest_fp8.controls.breakages import hooks_of
+from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.workload import Workload, unship
-from pytest_fp8.zoo import data, models, training
-from pytest_fp8.zoo.shapes import SHAPES
+from pytest_fp8.zoo import data, training
 
 
 class Engine:
@@ -43,7 +46,8 @@ class Engine:
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)
-        self._own: Workload | None = unship(spec.workload) if spec.workload else None
+        own: Workload | None = unship(spec.workload) if spec.workload else None
+        self.material = Material(self.case, own, self.backend, self.device)
         self._require_device()
         self._require_recipe()
         self.attention = prefer_fast_attention(self.device)
@@ -55,17 +59,19 @@ class Engine:
         with self._timed("build"):
             self.model = self.fresh_model(seed=0)
             self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
+            self.compiled = self.case.compile and self.hooks.compiles
+            self._prepared: Prepared | None = None
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
             self.switches["accelerate"] = accelerate_precision()
-            precision = self.backend.precision(self.case.recipe, self.case.full_options)
-            self.precision = self.hooks.precision(self, precision)
+            self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:
                 checkpoint_activations(self.model, self.hooks.checkpointing(self))
-            self.compiled = self.case.compile and self.hooks.compiles
             if self.compiled:
                 compile_blocks(self.model)
-            self.loss_of = self._loss()
-            self.optimizer = self._optimizer()
+            prepared = self._prepared or Prepared(self.model, self.conversion)
+            self.loss_of = prepared.loss_of or self.material.loss()
+            self.backward = prepared.backward
+            self.optimizer = prepared.optimizer or self.material.optimizer(self.model)
         self._timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):
             if self.case.emulated and explain_failure is not None:
@@ -87,29 +93,14 @@ class Engine:
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
-        if self._own is None:
-            return models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
-        torch.manual_seed(seed)
-        model: torch.nn.Module = self._own.build()
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}")
-        return model.to(device=self.device, dtype=torch.bfloat16).train()
+        return self.material.fresh_model(seed)
 
     def training_batch(self, seed: int, step: int) -> Any:
         """The batch of one step of a loss curve; the same in every arm."""
-        seed, step = self.hooks.batch(seed, step)
-        if self._own is None:
-            tokens = self.case.tokens
-            assert tokens is not None, "a model of the zoo has its sizes"
-            return self._place(data.text_batch(*tokens, seed, step))
-        torch.manual_seed(1_000_003 * (seed + 1) + step)
-        return self._place(self._own.batch(step))
+        return self.material.training_batch(*self.hooks.batch(seed, step))
 
     def timing_batch(self, step: int) -> Any:
-        tokens = self.case.tokens
-        if self._own is not None or tokens is None:
-            return self.training_batch(seed=0, step=step)
-        return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
+        return self.material.timing_batch(step)
 
     def restart(self, seed: int, jitter: bool = False) -> None:
         """Back to step 0 with the weights of ``seed``: optimizer and scaling state forgotten, compiled code kept.
@@ -119,8 +110,8 @@ class Engine:
         """
         fresh = self.fresh_model(seed)
         with torch.no_grad():
-            live = dict(self.model.named_parameters())
-            for name, value in fresh.named_parameters():
+            live = dict(split(self.model.named_parameters(remove_duplicate=False), self.joined))
+            for name, value in fresh.named_parameters(remove_duplicate=False):
                 target = live.pop(name)
                 target.copy_(value)
                 if jitter:
@@ -141,11 +132,21 @@ class Engine:
         for index in range(self.backend.calibration_passes(self.case.recipe)):
             with self.precision():
                 loss = self.loss_of(self.model, self.training_batch(seed=0, step=2_000_000 + index))
-            loss.backward()
+            loss.backward() if self.backward is None else self.backward(loss)
             # Before the next forward pass, as in training: at 8B gradients are 15 GiB beside the activations.
             self.optimizer.zero_grad(set_to_none=True)
 
     # -- running --------------------------------------------------------------------------------------------------
+
+    @property
+    def hand_written(self) -> bool:
+        """Whether the training step is the user's own function."""
+        return self.material.own is not None and self.material.own.step is not None
+
+    @property
+    def joined(self) -> Joined:
+        """Parameters of the live model that hold several of the plain one's."""
+        return self.backend.joined(self.model)
 
     def step(
         self,
@@ -153,6 +154,12 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> torch.Tensor:
+        own = self.material.own
+        if own is not None and own.step is not None:
+            with follow(self.model, self.optimizer, phase, on_gradients):
+                loss: torch.Tensor = own.step(self.model, batch, self.optimizer, self.precision).detach()
+            self.hooks.stepped(self)
+            return loss
         loss = training.training_step(
             self.model,
             batch,
@@ -161,6 +168,7 @@ class Engine:
             precision=self.precision,
             phase=phase,
             on_gradients=on_gradients,
+            backward=self.backward,
         )
         self.hooks.stepped(self)
         return loss
@@ -227,9 +235,11 @@ class Engine:
             torch.cuda.reset_peak_memory_stats()
             yield
             self.synchronize()
+            # A hand-written step may enter a phase several times.
+            earlier = peaks.get(name, {"allocated": 0, "reserved": 0})
             peaks[name] = {
-                "allocated": torch.cuda.max_memory_allocated(),
-                "reserved": torch.cuda.max_memory_reserved(),
+                "allocated": max(earlier["allocated"], torch.cuda.max_memory_allocated()),
+                "reserved": max(earlier["reserved"], torch.cuda.max_memory_reserved()),
             }
 
         resident = torch.cuda.memory_allocated()
@@ -268,29 +278,22 @@ class Engine:
             raise RuntimeError(f"recipe {self.case.recipe!r} cannot run here: {reason}")
 
     def _convert(self) -> Conversion:
-        return self.backend.convert(self.model, self.case.recipe, self.case.full_options, self.case.emulated)
+        case = self.case
+        own = self.material.own
+        if own is not None and own.convert is not None and recipe_facts(case.backend, case.recipe).roles:
+            self.model = own.convert(self.model) or self.model
+            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer)
+        self._prepared = self.backend.prepare(self.model, self.material.optimizer, case, self.compiled)
+        self.model = self._prepared.model
+        if self._prepared.layers is not None:
+            self.originals = dict(self._prepared.layers)
+        return self._prepared.conversion
 
-    def _loss(self) -> training.LossFunction:
-        if self._own is None:
-            return training.language_model_loss(self.case.compile)
-        return self._own.loss or training.default_loss
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        if self._own is not None and self._own.optimizer is not None:
-            return self._own.optimizer(self.model.parameters())  # type: ignore[no-any-return]
-        rate = self._own.learning_rate if self._own is not None else SHAPES[self.case.model].learning_rate
-        return training.adamw(self.model.parameters(), rate)
-
-    def _place(self, batch: Any) -> Any:
-        """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""
-        if isinstance(batch, torch.Tensor):
-            dtype = torch.bfloat16 if batch.is_floating_point() else batch.dtype
-            return batch.to(self.device, dtype=dtype, non_blocking=True)
-        if isinstance(batch, dict):
-            return {name: self._place(value) for name, value in batch.items()}
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(self._place(value) for value in batch)
-        return batch
+    def _precision(self) -> Callable[[], Any]:
+        own, case = self.material.own, self.case
+        if own is not None and own.precision is not None and recipe_facts(case.backend, case.recipe).roles:
+            return own.precision
+        return self.backend.precision(case.recipe, case.full_options)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ def observe_forward(
     is_fp8_layer: Callable[[torch.nn.Module], bool],
     recipe_in_force: Callable[[torch.nn.Module], dict[str, Any]],
     forward: Callable[[], Any],
+    counts: Callable[[], bool] | None = None,
 ) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
     """One eager forward pass with a hook on every original Linear.
 
@@ -46,6 +47,9 @@ def observe_forward(
     output agrees with the same product in high precision (:func:`output_agreement`). Compiled
     code is bypassed for this one pass, since hooks do not run inside it; what *executes* is read elsewhere, from the
     compiled step.
+
+    ``counts``: given where ``forward`` is a whole hand-written step, backward included; says whether a call that comes
+    now belongs to a forward pass in training.
     """
     calls: list[LayerCall] = []
     recipes: dict[str, dict[str, Any]] = {}
@@ -54,6 +58,8 @@ def observe_forward(
 
     def hook(name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if counts is not None and not counts():
+                return
             tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
             fp8 = is_fp8_layer(module)
             if fp8:
@@ -75,6 +81,8 @@ def observe_forward(
 
     def after_hook(name: str) -> Callable[..., None]:
         def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if counts is not None and not counts():
+                return
             if is_fp8_layer(module) and args and isinstance(output, torch.Tensor):
                 agreement[name] = output_agreement(module, args[0], output)
 
@@ -85,12 +93,13 @@ def observe_forward(
         handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
         handles.append(modules[name].register_forward_hook(after_hook(name)))
     try:
-        # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward would
-        # hold 40 GiB of activations.
-        with (
-            torch.compiler.set_stance("force_eager"),
-            torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if counts is None:
+                # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward
+                # would hold 40 GiB of activations.
+                nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
+                stack.enter_context(nothing)
             forward()
     finally:
         for handle in handles:

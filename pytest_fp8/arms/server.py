@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT
-from pytest_fp8.evidence.products import Product, products_to_json
+from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
 from pytest_fp8.gate.provenance import library_versions
 from pytest_fp8.workload import ship, unship
 
@@ -84,14 +85,8 @@ class ArmServer:
         engine = self.engine
         batch = engine.timing_batch(0)
 
-        def forward() -> None:
-            with engine.precision():
-                engine.loss_of(engine.model, batch)
-
         modules = dict(engine.model.named_modules())
-        calls, recipes, agreement = observe.observe_forward(
-            engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force, forward
-        )
+        calls, recipes, agreement = self._observed(batch)
         engine.park()
         history = self._amax_histories()
         if engine.device.type == "cuda":
@@ -122,6 +117,27 @@ class ArmServer:
             "attention": attention,
             "milliseconds": milliseconds,
         }
+
+    def _observed(self, batch: Any) -> tuple[list[LayerCall], dict[str, Any], dict[str, tuple[float, float]]]:
+        """One eager forward pass, or one eager step of a hand-written loop, with a hook on each Linear."""
+        engine = self.engine
+        asked = (engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force)
+        if not engine.hand_written:
+
+            def forward() -> None:
+                with engine.precision():
+                    engine.loss_of(engine.model, batch)
+
+            return observe.observe_forward(*asked, forward)
+        inside: list[str] = []
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            inside.append(name)
+            yield
+            inside.pop()
+
+        return observe.observe_forward(*asked, lambda: engine.step(batch, phase=phase), lambda: inside == ["forward"])
 
     def _amax_histories(self) -> dict[str, list[float]]:
         """The amax history of each layer that keeps one."""

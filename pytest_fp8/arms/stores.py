@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pytest_fp8.arms.layout import join, split
+
 if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
 
@@ -109,6 +111,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     aliases: dict[str, str] = {}
     scaling: list[str] = []
     owner: dict[tuple[int, torch.Size], str] = {}
+    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
     for key, value in engine.model.state_dict().items():
         name = plain_name(key)
         if engine.backend.scaling_state(key):
@@ -123,30 +126,37 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             aliases[name] = owner[identity]
             continue
         owner[identity] = name
-        weights[name] = value
+        weights.update(split([(name, value)], joined))
     return weights, aliases, scaling
 
 
 def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
     """The optimizer's tensors by parameter name: ``optimizer/<parameter>/<entry>``, in parameter order."""
     names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
+    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
     entries: list[tuple[str, torch.Tensor]] = []
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
             for entry, value in engine.optimizer.state.get(parameter, {}).items():
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-                entries.append((f"{OPTIMIZER}{names[id(parameter)]}/{entry}", tensor))
+                parts = split([(names[id(parameter)], tensor)], joined)
+                entries += [(f"{OPTIMIZER}{name}/{entry}", part) for name, part in parts]
     return entries
 
 
 def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
     parameters = {plain_name(name): parameter for name, parameter in engine.model.named_parameters()}
+    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
+    by_entry: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in stored.items():
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
-        parameter = parameters.get(name)
-        if parameter is None:
-            raise KeyError(f"the stored optimizer knows a parameter {name!r} that this model does not have")
-        engine.optimizer.state[parameter][entry] = value.to(parameter.device)
+        by_entry.setdefault(entry, {})[name] = value
+    for entry, values in by_entry.items():
+        for name, value in join(values, joined).items():
+            parameter = parameters.get(name)
+            if parameter is None:
+                raise KeyError(f"the stored optimizer knows a parameter {name!r} that this model does not have")
+            engine.optimizer.state[parameter][entry] = value.to(parameter.device)
 
 
 def _read(folder: Path, store: str, device: torch.device) -> dict[str, torch.Tensor]:

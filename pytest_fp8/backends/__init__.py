@@ -15,6 +15,22 @@ def backend(name: str) -> Backend:
         from pytest_fp8.backends.transformer_engine import TransformerEngine
 
         return TransformerEngine()
+    if name == "te_fused":
+        from pytest_fp8.backends.te_fused import FusedTransformerEngine
+
+        return FusedTransformerEngine()
+    if name in ("accelerate_te", "accelerate_torchao"):
+        from pytest_fp8.backends.accelerate import AccelerateTorchAO, AccelerateTransformerEngine
+
+        return AccelerateTransformerEngine() if name.endswith("te") else AccelerateTorchAO()
+    if name in ("trainer_te", "trainer_torchao"):
+        from pytest_fp8.backends.trainer import TrainerTorchAO, TrainerTransformerEngine
+
+        return TrainerTransformerEngine() if name.endswith("te") else TrainerTorchAO()
+    if name in ("unsloth", "unsloth_bf16"):
+        from pytest_fp8.backends.unsloth import Unsloth, UnslothBf16
+
+        return Unsloth() if name == "unsloth" else UnslothBf16()
     if name == "bf16":
         from pytest_fp8.backends.bf16 import Bf16
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_fp8.cases import Case
 
 ALIGNMENT = 16
 """FP8 tensor-core products take operands whose inner sizes are multiples of 16 (cuBLASLt, ``torch._scaled_mm``)."""
@@ -26,6 +28,22 @@ class Conversion:
     left: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Prepared:
+    """A model as its backend hands it back, ready to be trained."""
+
+    model: torch.nn.Module
+    conversion: Conversion
+    optimizer: Any = None
+    """The optimizer, where the backend wants to have it together with the model."""
+    loss_of: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
+    """The forward pass up to the loss, where the backend has its own."""
+    backward: Callable[[torch.Tensor], None] | None = None
+    """What is called in place of ``loss.backward()``."""
+    layers: Mapping[str, tuple[int, int]] | None = None
+    """Name -> (in_features, out_features) of the Linears to account for, where they are not the plain model's."""
+
+
 class Backend(ABC):
     """A way of switching FP8 on. Methods that need the library import it inside."""
 
@@ -35,6 +53,9 @@ class Backend(ABC):
     minimum_version: str = ""
     token_multiple: int = ALIGNMENT
     """Tokens in a batch must be a multiple of this, for the weight gradient's inner size is the token count."""
+
+    patches_others: bool = False
+    """Whether importing the library changes others (transformers, peft, torch): then never outside its own arm."""
 
     def available(self) -> tuple[bool, str]:
         """Whether the library is installed and recent enough, judged without importing it; and the reason."""
@@ -56,6 +77,24 @@ class Backend(ABC):
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         """The library's own word, asked inside the arm, on whether this recipe can run here."""
         return True, ""
+
+    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module | None:
+        """The model itself, where the backend brings its own; ``None`` where it takes any."""
+        return None
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        case: Case,
+        compiled: bool,
+    ) -> Prepared:
+        """Switch FP8 on in ``model`` as users of this backend do. ``compiled``: blocks will be compiled afterwards."""
+        return Prepared(model, self.convert(model, case.recipe, case.full_options, case.emulated))
+
+    def joined(self, model: torch.nn.Module) -> Mapping[str, Sequence[tuple[str, slice]]]:
+        """Parameters that hold several of the plain model's: name -> [(plain name, its rows)], in order."""
+        return {}
 
     @abstractmethod
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
@@ -104,14 +143,34 @@ def plan(model: torch.nn.Module) -> Conversion:
     return result
 
 
+def observed_conversion(
+    model: torch.nn.Module, originals: Mapping[str, tuple[int, int]], is_fp8: Callable[[torch.nn.Module], bool]
+) -> Conversion:
+    """What somebody else's conversion did, read off the live model: FP8 layers, and for the others the reason there
+    would have been, or that the conversion left them."""
+    result = Conversion()
+    modules = dict(model.named_modules())
+    for name, sizes in originals.items():
+        if is_fp8(modules[name]):
+            result.converted.append(name)
+        else:
+            result.left[name] = reason_to_leave(name, *sizes) or "filter: the conversion left it"
+    return result
+
+
 def why_left(name: str, module: torch.nn.Linear) -> str:
     """The reason to leave a Linear in high precision, or an empty string to convert it."""
+    return reason_to_leave(name, module.in_features, module.out_features)
+
+
+def reason_to_leave(name: str, in_features: int, out_features: int) -> str:
+    """The same, from name and sizes."""
     last = name.rsplit(".", 1)[-1]
     if last in HEADS:
         return "head: output projections stay in high precision"
     if any(part.startswith("lora_") for part in name.split(".")):
         return "adapter: LoRA matrices stay in high precision"
-    for side, size in (("in_features", module.in_features), ("out_features", module.out_features)):
+    for side, size in (("in_features", in_features), ("out_features", out_features)):
         if size % ALIGNMENT:
             return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
     return ""

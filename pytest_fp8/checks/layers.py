@@ -9,7 +9,7 @@ from pytest_fp8.cases import Case
 from pytest_fp8.evidence.products import FP8, Attribution, StepProducts
 from pytest_fp8.evidence.records import LayersEvidence
 from pytest_fp8.gate.verdicts import Decision, Verdict
-from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
+from pytest_fp8.recipes import LIBRARIES, RECOMPUTE, ROLES, recipe_facts
 
 QUESTION = "layers"
 SHOWN = 4
@@ -122,7 +122,7 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
 
 
 def _nothing_converted(case: Case, evidence: LayersEvidence) -> _Finding:
-    own = OTHER_LIBRARIES.get(case.backend)
+    own = OTHER_LIBRARIES.get(LIBRARIES.get(case.backend, case.backend))
     for library, path in OTHER_LIBRARIES.items():
         foreign = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
         if foreign:

@@ -129,7 +129,9 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     """
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
     for product in products:
-        ran[product.extents].append(product)
+        # A hand-written step may evaluate in between, which is no training.
+        if product.phase != "evaluation":
+            ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
 
     slots: dict[tuple[str, int, tuple[int, int]], list[tuple[LayerCall, Role]]] = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,16 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
 
     torch.manual_seed(seed)
     if weights is not None:
-        if not (Path(weights) / "config.json").is_file():
+        config = Path(weights) / "config.json"
+        if not config.is_file():
             raise FileNotFoundError(f"no config.json in the weights folder {weights!r}")
+        # Plain causal attention is the whole truth for Llama; others have windows and sinks that live in the mask.
+        plain = json.loads(config.read_text()).get("model_type") == "llama"
         model = AutoModelForCausalLM.from_pretrained(
-            weights, dtype=torch.bfloat16, local_files_only=True, attn_implementation=causal_attention()
+            weights,
+            dtype=torch.bfloat16,
+            local_files_only=True,
+            attn_implementation=causal_attention() if plain else "sdpa",
         )
         model.config.use_cache = False
         return model.to(device).train()  # type: ignore[no-any-return]

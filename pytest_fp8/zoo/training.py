@@ -56,15 +56,17 @@ def training_step(
     precision: Callable[[], AbstractContextManager[Any]],
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
+    backward: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Forward, backward, optimizer step; gives the loss, detached, still on its device.
 
     ``precision`` opens the context that the backend wants around the forward pass (Transformer Engine's autocast).
+    ``backward`` stands in place of ``loss.backward()``, where a library wants to be asked.
     """
     with phase("forward"), precision():
         loss = loss_of(model, batch)
     with phase("backward"):
-        loss.backward()
+        loss.backward() if backward is None else backward(loss)
     if on_gradients is not None:
         on_gradients()
     with phase("optimizer"):

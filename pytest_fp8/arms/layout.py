@@ -1,0 +1,33 @@
+"""The plain model's names for a live model's tensors, where one parameter holds several of the plain model's.
+
+A fused layer keeps q, k and v as rows of one weight. Under plain names it is three views of it: saved, loaded and
+compared like any other weights, split and joined without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Joined = Mapping[str, Sequence[tuple[str, slice]]]
+"""Live parameter's name -> the plain names of its parts, with the rows each takes, in order."""
+
+
+def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[str, Any]]:
+    """(plain name, tensor) for each (live name, tensor): parts of a joined one are views of it."""
+    for name, tensor in tensors:
+        for part, rows in joined.get(name, ((name, None),)):
+            # A scalar, such as an optimizer's step count, is each part's own.
+            yield part, tensor if rows is None or not tensor.dim() else tensor[rows]
+
+
+def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:
+    """The live names' tensors again, from plain names. Raises ``KeyError`` where a part is missing."""
+    found = dict(parts)
+    whole: dict[str, torch.Tensor] = {}
+    for name, pieces in joined.items():
+        taken = [found.pop(part) for part, _ in pieces]
+        whole[name] = torch.cat(taken) if taken[0].dim() else taken[0]
+    return {**found, **whole}

@@ -1,0 +1,76 @@
+"""What an arm trains: model, batches, loss and optimizer, from the zoo or from the user's own workload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pytest_fp8.backends.base import Backend
+from pytest_fp8.cases import Case
+from pytest_fp8.workload import Workload
+from pytest_fp8.zoo import adapters, data, models, training
+from pytest_fp8.zoo.shapes import SHAPES
+
+
+class Material:
+    """The same in both arms of a pair, but for the model's own type where a backend brings it along."""
+
+    def __init__(self, case: Case, own: Workload | None, backend: Backend, device: torch.device) -> None:
+        self.case, self.own, self.device = case, own, device
+        self._backend = backend
+
+    def fresh_model(self, seed: int) -> torch.nn.Module:
+        """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
+        if self.own is None:
+            brought = self._backend.build(self.case, seed, str(self.device))
+            if brought is not None:
+                return brought
+            model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
+        else:
+            torch.manual_seed(seed)
+            model = self.own.build()
+            if not isinstance(model, torch.nn.Module):
+                raise TypeError(f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}")
+            model = model.to(device=self.device, dtype=torch.bfloat16).train()
+        if self.case.lora:
+            torch.manual_seed(seed + 1)
+            model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
+        return model
+
+    def training_batch(self, seed: int, step: int) -> Any:
+        """The batch of one step of a loss curve; the same in every arm."""
+        if self.own is None:
+            tokens = self.case.tokens
+            assert tokens is not None, "a model of the zoo has its sizes"
+            return self._place(data.text_batch(*tokens, seed, step))
+        torch.manual_seed(1_000_003 * (seed + 1) + step)
+        return self._place(self.own.batch(step))
+
+    def timing_batch(self, step: int) -> Any:
+        tokens = self.case.tokens
+        if self.own is not None or tokens is None:
+            return self.training_batch(seed=0, step=step)
+        return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
+
+    def loss(self) -> training.LossFunction:
+        if self.own is None:
+            return training.language_model_loss(self.case.compile)
+        return self.own.loss or training.default_loss
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        if self.own is not None and self.own.optimizer is not None:
+            return self.own.optimizer(model.parameters())  # type: ignore[no-any-return]
+        rate = self.own.learning_rate if self.own is not None else SHAPES[self.case.model].learning_rate
+        return training.adamw(model.parameters(), adapters.LEARNING_RATE if self.case.lora else rate)
+
+    def _place(self, batch: Any) -> Any:
+        """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""
+        if isinstance(batch, torch.Tensor):
+            dtype = torch.bfloat16 if batch.is_floating_point() else batch.dtype
+            return batch.to(self.device, dtype=dtype, non_blocking=True)
+        if isinstance(batch, dict):
+            return {name: self._place(value) for name, value in batch.items()}
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(self._place(value) for value in batch)
+        return batch
