@@ -36,12 +36,13 @@ _COLUMNS = (
     "memory",
     "switch\nback",
 )
-WIDTH = 126
-"""The narrowest the table is drawn: terminals wrap better than rich does, and logs have no width."""
+WIDTH = 400
+"""What the table may take at most; it is as wide as its longest row, and never folded: terminals wrap better than rich
+does, and logs have no width."""
 TESTS_SHOWN = 3
 
 
-def summary(ledger: Ledger, width: int, color: bool) -> str:
+def summary(ledger: Ledger, color: bool) -> str:
     """The table of cases, drawn by rich; empty where no case was asked anything."""
     if not ledger.entries:
         return ""
@@ -51,12 +52,14 @@ def summary(ledger: Ledger, width: int, color: bool) -> str:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("case", no_wrap=True)
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
+    for column in _COLUMNS[:-1]:
+        table.add_column(column, no_wrap=True)
+    # Also the place of an arm's error, which is a sentence.
+    table.add_column(_COLUMNS[-1], overflow="fold", max_width=60)
     for entry in ledger.entries.values():
         table.add_row(entry.case, *row(entry))
     text = io.StringIO()
-    console = Console(file=text, width=max(WIDTH, width), force_terminal=color, no_color=not color, highlight=False)
+    console = Console(file=text, width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
@@ -127,7 +130,7 @@ def _short(path: str, root: Path) -> str:
 def write_summary(reporter: Any, session: Any) -> None:
     """Everything pytest-fp8 says at the end of a run."""
     ledger = session.ledger
-    table = summary(ledger, reporter._tw.fullwidth, reporter._tw.hasmarkup)
+    table = summary(ledger, reporter._tw.hasmarkup)
     missing = did_not_run(ledger) if session.settings.declared else []
     notes = findings(ledger)
     if not (table or missing or notes or session.has_something_to_say()):
