@@ -41,7 +41,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         import torch.distributed.checkpoint as dcp
 
         named = {MODEL + name: value for name, value in written.items()}
-        dcp.save({**named, **state}, checkpoint_id=str(path), no_dist=True)
+        # The folder is read once and removed: nothing is gained by waiting until a disk has it.
+        writer = dcp.FileSystemWriter(str(path), thread_count=WRITERS, sync_files=False)
+        dcp.save({**named, **state}, storage_writer=writer, no_dist=True)
     engine.synchronize()
     return {
         "keys": sorted(weights),
