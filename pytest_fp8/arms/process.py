@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class ArmProcess:
         self._asked = operation
         line = json.dumps({"operation": operation, "arguments": arguments}) + "\n"
         try:
-            _write_all(self._requests, line.encode())
+            write_all(self._requests, line.encode())
         except (BrokenPipeError, OSError) as error:
             self._raise_dead(error)
 
@@ -218,12 +219,6 @@ def _point_at_cudnn(environment: dict[str, str], home: str) -> None:
     # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
     paths = [str(Path(home) / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _signal_name(number: int) -> str:
