@@ -142,6 +142,15 @@ def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):
     result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.8*x +-*FAIL*none*"])
 
 
+def test_a_checkpoint_that_arrives_changed_is_no_yes_in_the_table(suite, monkeypatch):
+    install(monkeypatch, H200)
+    real = FakeProcess.load
+    monkeypatch.setattr(FakeProcess, "load", lambda *args, **more: {**real(*args, **more), "digests": {"w": 2}})
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_checkpoints and rowwise")
+    result.assert_outcomes(failed=1, deselected=11)
+    result.stdout.re_match_lines([r" *tiny-torchao-rowwise( +-)+ +FAIL$"])
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [({"strangers": (4242,)}, "another process used the GPU"), ({"attention": "fmha"}, "different attention kernels")],
