@@ -49,7 +49,8 @@ class PairArms:
     def _forget(self) -> None:
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self.seen_conditions: list[Conditions] = []
-        """The GPU's clocks and neighbours after each turn of an arm, in the order taken."""
+        """The GPU's clocks and neighbours, in the order taken: once per ABBA block; where the arms take turns, after
+        each of the three."""
         self._layers: LayersEvidence | None = None
         self._ahead: list[Arm] = []
 
@@ -152,9 +153,11 @@ class PairArms:
         bf16, fp8 = self._timing["bf16"][process], self._timing["fp8"][process]
         if self.pool.takes_turns(self.fp8):
             first = self._run(self.bf16, blocks)
+            self._look_around()
             fp8 += self._run(self.fp8, 2 * blocks)
             self._look_around()
             second = self._run(self.bf16, blocks)
+            self._look_around()
             bf16 += [time for pair in zip(first, second, strict=True) for time in pair]
             return
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
@@ -171,15 +174,15 @@ class PairArms:
             arm.request("park")
 
     def _run(self, arm: Arm, count: int) -> list[float]:
-        steps, dropped = self.steps_per_block(), self.dropped_steps()
-        tight = self.pool.tight(self.fp8, self.bf16)
-        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped)
+        # The steps first: choosing them may build the reference, whose memory then counts.
+        steps, tight = self.steps_per_block(), self._tight()
+        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped_steps(tight))
         if tight:
             arm.request("park")
         return times
 
     def _look_around(self) -> None:
-        """Note the GPU's state; once a block of both arms, for the question itself lets the GPU stand idle."""
+        """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
         if self.pool.gpu is not None:
             self.seen_conditions.append(conditions(self.pool.gpu, self.pool.pids))
 
@@ -189,12 +192,12 @@ class PairArms:
 
     def recording(self) -> dict[str, Any]:
         """Every timed block with the GPU's state around it: plain data, which ``benchmarks/gate`` fits its noise to."""
-        states = self.seen_conditions
+        states, times = self.seen_conditions, self.block_times()
         return {
             "steps_per_block": self.steps_per_block(),
             "dropped_steps": self.dropped_steps(),
             "order": "turns" if self.pool.takes_turns(self.fp8) else "abba",
-            "processes": [{"bf16": list(b), "fp8": list(f)} for b, f in zip(*self._timing.values(), strict=True)],
+            "processes": [{"bf16": b, "fp8": f} for b, f in zip(times["bf16"], times["fp8"], strict=True)],
             "clocks_mhz": [state.clock for state in states],
             "throttles": sorted({word for state in states for word in state.throttles}),
             "strangers": len({pid for state in states for pid in state.strangers}),
@@ -205,8 +208,11 @@ class PairArms:
         return int(self.shared("block steps", self._choose_steps))
 
     def dropped_steps(self) -> int:
-        """Steps that are run and not counted when an arm's turn begins; memory that was given back grows anew."""
-        return 2 if self.pool.tight(self.fp8, self.bf16) else 1
+        """Steps that are run and not counted when an arm's turn begins."""
+        return dropped_steps(self._tight())
+
+    def _tight(self) -> bool:
+        return self.pool.tight(self.fp8, self.bf16)
 
     def _choose_steps(self) -> int:
         one: list[float] = self.bf16.request("blocks", count=1, steps=3, dropped=1)
@@ -231,6 +237,11 @@ class PairArms:
         if key not in self.pool.cache:
             self.pool.cache[key] = ask()
         return self.pool.cache[key]
+
+
+def dropped_steps(tight: bool) -> int:
+    """One more where arms give their memory back between turns, for it grows anew."""
+    return 2 if tight else 1
 
 
 def make_arm(
