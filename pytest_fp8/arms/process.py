@@ -60,7 +60,7 @@ class ArmProcess:
         finally:
             for descriptor in (requests_read, answers_write, handle):
                 os.close(descriptor)
-        self.name, self.backend = "an arm", backend
+        self.name = "an arm"
         self._buffer = b""
         self._asked = ""
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
@@ -68,10 +68,12 @@ class ArmProcess:
 
     def _variables(self, environment: ArmEnvironment | None) -> dict[str, str]:
         if environment is None:
-            return arm_environment()
-        from pytest_fp8.arms.environment import instrument
+            variables = arm_environment()
+        else:
+            from pytest_fp8.arms.environment import instrument
 
-        return other_environment(environment, self._held.enter_context(instrument()))
+            variables = other_environment(environment, self._held.enter_context(instrument()))
+        return {"HF_HUB_DISABLE_TELEMETRY": "1", **variables}
 
     @property
     def pid(self) -> int:
@@ -195,7 +197,6 @@ def arm_environment() -> dict[str, str]:
     import importlib.util
 
     environment = dict(os.environ)
-    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     spec = None
     with contextlib.suppress(ModuleNotFoundError, ValueError):
@@ -208,7 +209,6 @@ def arm_environment() -> dict[str, str]:
 def other_environment(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
     """The same for an arm of another interpreter or checkout: its own cuDNN, its own import path."""
     environment = {**os.environ, **chosen.variables(instrument)}
-    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if chosen.cudnn:
         _point_at_cudnn(environment, chosen.cudnn)
     return environment
