@@ -5,37 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import A100, B200, H100, H200, FakeProcess, install
+from fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 
 import pytest_fp8.pair
 from pytest_fp8.gate.decide import BASELINE_BLOCKS
 
-SUITE = """
-    import pytest
-    from pytest_fp8 import Case
-
-    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
-
-    @pytest.mark.fp8(cases=CASES, question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=CASES, question="loss")
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup(floor=None)
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_faster(fp8_pair):
-        fp8_pair.assert_speedup(against_baseline=False)
-
-    @pytest.mark.fp8(cases=CASES, question="memory")
-    def test_memory(fp8_pair):
-        fp8_pair.assert_memory()
-
+CHECKPOINTS = """
     @pytest.mark.fp8(cases=CASES, question="checkpoints")
     def test_checkpoints(fp8_pair):
         fp8_pair.assert_checkpoints()
@@ -45,7 +20,7 @@ UPDATE = ("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first")
 
 @pytest.fixture
 def suite(pytester):
-    pytester.makepyfile(SUITE)
+    pytester.makepyfile(SUITE + CHECKPOINTS)
     return pytester
 
 
