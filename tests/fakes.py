@@ -35,6 +35,33 @@ B200 = Gpu("NVIDIA B200", (10, 0), 190_000_000_000, "580.159.04", 1000.0)
 
 SIZES = {"layers.0.q_proj": (256, 256), "layers.0.up_proj": (256, 768), "lm_head": (256, 1024)}
 ROWS = 512
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_pair):
+        fp8_pair.assert_loss()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup(floor=None)
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_speedup(against_baseline=False)
+
+    @pytest.mark.fp8(cases=CASES, question="memory")
+    def test_memory(fp8_pair):
+        fp8_pair.assert_memory()
+"""
+"""A user's test file: two cases, and what is asked of each."""
 
 
 @dataclass

@@ -5,37 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import A100, B200, H100, H200, FakeProcess, install
+from fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 
 import pytest_fp8.pair
 from pytest_fp8.gate.decide import BASELINE_BLOCKS
 
-SUITE = """
-    import pytest
-    from pytest_fp8 import Case
-
-    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
-
-    @pytest.mark.fp8(cases=CASES, question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=CASES, question="loss")
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup(floor=None)
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_faster(fp8_pair):
-        fp8_pair.assert_speedup(against_baseline=False)
-
-    @pytest.mark.fp8(cases=CASES, question="memory")
-    def test_memory(fp8_pair):
-        fp8_pair.assert_memory()
-
+CHECKPOINTS = """
     @pytest.mark.fp8(cases=CASES, question="checkpoints")
     def test_checkpoints(fp8_pair):
         fp8_pair.assert_checkpoints()
@@ -45,7 +20,7 @@ UPDATE = ("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first")
 
 @pytest.fixture
 def suite(pytester):
-    pytester.makepyfile(SUITE)
+    pytester.makepyfile(SUITE + CHECKPOINTS)
     return pytester
 
 
@@ -140,6 +115,15 @@ def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):
     result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
     result.assert_outcomes(failed=1, deselected=11)
     result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.8*x +-*FAIL*none*"])
+
+
+def test_a_checkpoint_that_arrives_changed_is_no_yes_in_the_table(suite, monkeypatch):
+    install(monkeypatch, H200)
+    real = FakeProcess.load
+    monkeypatch.setattr(FakeProcess, "load", lambda *args, **more: {**real(*args, **more), "digests": {"w": 2}})
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_checkpoints and rowwise")
+    result.assert_outcomes(failed=1, deselected=11)
+    result.stdout.re_match_lines([r" *tiny-torchao-rowwise( +-)+ +FAIL$"])
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,19 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     assert pool.takes_turns(pair.fp8)
     timing = pair.timing(0)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
+    assert len(pair.seen_conditions) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
     pool.close()
     assert not alive
+
+
+def test_the_gpu_is_looked_at_once_per_abba_block(world):
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "1b", "tensorwise")
+    pair.start()
+    timing = pair.timing(0)
+    assert len(timing.fp8[0]) == 2 * len(pair.seen_conditions) == 12
+    pool.close()
 
 
 def test_what_was_learned_of_a_reference_is_asked_once(world):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_fp8.gate import decide, statistics
 from pytest_fp8.gate.baseline import Baseline
-from pytest_fp8.gate.revision import MAD_TO_SIGMA, SIGMA_RUN, compare_metric, revise, revised
+from pytest_fp8.gate.revision import compare_metric, revise, revised
 
 SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
 BETWEEN, WITHIN = 0.003, 0.004
@@ -33,11 +32,6 @@ def rate(words, change=0.0, processes=2, repeats=800, between=BETWEEN):
 
 def metric(value, tolerance, unit="share", direction="higher"):
     return {"unit": unit, "direction": direction, "tolerance": tolerance, "values": [value]}
-
-
-def test_constants_are_those_of_the_gate():
-    assert SIGMA_RUN == decide.SIGMA_RUN_FLOOR
-    assert statistics.MAD_TO_SIGMA == MAD_TO_SIGMA
 
 
 @pytest.mark.parametrize(("processes", "between"), [(2, 0.003), (4, 0.003), (4, 0.006)])

@@ -41,3 +41,5 @@ def test_robust_sigma_estimates_the_standard_deviation_and_ignores_an_outlier():
     assert robust_sigma([*values[:99], 1e9]) < 3
     assert robust_sigma([1.0]) == 0.0
     assert math.isclose(sample_sd([1.0, 3.0]), math.sqrt(2))
+    assert sample_sd([1.0]) == 0.0
+    assert math.isnan(sample_sd([1.0, math.nan]))

@@ -5,37 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import H200, install
+from fakes import H200, SUITE, install
 
 from pytest_fp8.options import CI_VARIABLES, ci_variable
 from pytest_fp8.reporting.ledger import Ledger
 
-SUITE = """
-    import pytest
-    from pytest_fp8 import Case
-
-    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
-
-    @pytest.mark.fp8(cases=CASES, question="layers")
-    def test_layers(fp8_pair):
-        fp8_pair.assert_layers()
-
-    @pytest.mark.fp8(cases=CASES, question="loss")
-    def test_loss(fp8_pair):
-        fp8_pair.assert_loss()
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup(floor=None)
-
-    @pytest.mark.fp8(cases=CASES, question="speedup")
-    def test_faster(fp8_pair):
-        fp8_pair.assert_speedup(against_baseline=False)
-
-    @pytest.mark.fp8(cases=CASES, question="memory")
-    def test_memory(fp8_pair):
-        fp8_pair.assert_memory()
-"""
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
 
 

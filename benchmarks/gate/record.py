@@ -20,8 +20,9 @@ The format, schema 1:
 ``processes``
     One entry per fresh pair of processes: ``bf16`` and ``fp8``, milliseconds per step of every block in the order
     taken. Two entries of each make one ABBA block: ``bf16[2i], fp8[2i], fp8[2i + 1], bf16[2i + 1]``. Beside them
-    ``clocks_mhz`` (SM clock after each turn), ``throttles`` (reasons seen), ``strangers`` (how many other processes
-    used the GPU), ``build_seconds`` (wall clock until both arms were warm).
+    ``clocks_mhz`` (SM clock after each ABBA block; where the arms take turns, after each of the three), ``throttles``
+    (reasons seen), ``strangers`` (how many other processes used the GPU), ``build_seconds`` (wall clock until both
+    arms were warm).
 ``provenance``
     Date, commit, GPU, driver, libraries, reason. No host name, no user name, no path.
 """

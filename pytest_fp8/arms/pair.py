@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import math
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pytest_fp8.arms.checkpoints import carry_both_ways
 from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cases import Case
-from pytest_fp8.checks.checkpoints import logit_limit
 from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
 from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
 from pytest_fp8.gate.verdicts import Verdict
@@ -23,9 +17,6 @@ from pytest_fp8.gpu import Conditions, conditions
 
 BLOCK_MS = 250.0
 """A block lasts at least this long: a pause of the host or a dip of the clocks is then a small part of it."""
-CHECKPOINT_STEPS = 4
-"""Training steps before a checkpoint is written, and after it was loaded."""
-PROBE_SEED = 7
 
 
 class PairArms:
@@ -58,7 +49,8 @@ class PairArms:
     def _forget(self) -> None:
         self._timing: dict[str, list[list[float]]] = {"bf16": [], "fp8": []}
         self.seen_conditions: list[Conditions] = []
-        """The GPU's clocks and neighbours after each turn of an arm, in the order taken."""
+        """The GPU's clocks and neighbours, in the order taken: once per ABBA block; where the arms take turns, after
+        each of the three."""
         self._layers: LayersEvidence | None = None
         self._ahead: list[Arm] = []
 
@@ -75,7 +67,7 @@ class PairArms:
         return self._layers
 
     def reference_layers(self) -> LayersEvidence:
-        return self._shared("layers", lambda: self._layers_of(self.bf16))  # type: ignore[no-any-return]
+        return self.shared("layers", lambda: self._layers_of(self.bf16))  # type: ignore[no-any-return]
 
     def _layers_of(self, arm: Arm) -> LayersEvidence:
         return LayersEvidence.from_json(arm.request("layers"), recompute=self.case.activation_checkpointing)
@@ -112,9 +104,9 @@ class PairArms:
         def reference(jitter: bool) -> Curve:
             return Curve.from_json(self.bf16.request("curve", jitter=jitter, **wanted))
 
-        into["bf16"][seed] = self._shared(f"curve {seed}", lambda: reference(jitter=False))
+        into["bf16"][seed] = self.shared(f"curve {seed}", lambda: reference(jitter=False))
         if twin:
-            into["twin"][seed] = self._shared(f"twin {seed}", lambda: reference(jitter=True))
+            into["twin"][seed] = self.shared(f"twin {seed}", lambda: reference(jitter=True))
 
     # -- speed ----------------------------------------------------------------------------------------------------
 
@@ -161,9 +153,11 @@ class PairArms:
         bf16, fp8 = self._timing["bf16"][process], self._timing["fp8"][process]
         if self.pool.takes_turns(self.fp8):
             first = self._run(self.bf16, blocks)
+            self._look_around()
             fp8 += self._run(self.fp8, 2 * blocks)
             self._look_around()
             second = self._run(self.bf16, blocks)
+            self._look_around()
             bf16 += [time for pair in zip(first, second, strict=True) for time in pair]
             return
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
@@ -180,15 +174,15 @@ class PairArms:
             arm.request("park")
 
     def _run(self, arm: Arm, count: int) -> list[float]:
-        steps, dropped = self.steps_per_block(), self.dropped_steps()
-        tight = self.pool.tight(self.fp8, self.bf16)
-        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped)
+        # The steps first: choosing them may build the reference, whose memory then counts.
+        steps, tight = self.steps_per_block(), self._tight()
+        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped_steps(tight))
         if tight:
             arm.request("park")
         return times
 
     def _look_around(self) -> None:
-        """Note the GPU's state; once a block of both arms, for the question itself lets the GPU stand idle."""
+        """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
         if self.pool.gpu is not None:
             self.seen_conditions.append(conditions(self.pool.gpu, self.pool.pids))
 
@@ -198,12 +192,12 @@ class PairArms:
 
     def recording(self) -> dict[str, Any]:
         """Every timed block with the GPU's state around it: plain data, which ``benchmarks/gate`` fits its noise to."""
-        states = self.seen_conditions
+        states, times = self.seen_conditions, self.block_times()
         return {
             "steps_per_block": self.steps_per_block(),
             "dropped_steps": self.dropped_steps(),
             "order": "turns" if self.pool.takes_turns(self.fp8) else "abba",
-            "processes": [{"bf16": list(b), "fp8": list(f)} for b, f in zip(*self._timing.values(), strict=True)],
+            "processes": [{"bf16": b, "fp8": f} for b, f in zip(times["bf16"], times["fp8"], strict=True)],
             "clocks_mhz": [state.clock for state in states],
             "throttles": sorted({word for state in states for word in state.throttles}),
             "strangers": len({pid for state in states for pid in state.strangers}),
@@ -211,11 +205,14 @@ class PairArms:
 
     def steps_per_block(self) -> int:
         """Training steps in one block of either arm."""
-        return int(self._shared("block steps", self._choose_steps))
+        return int(self.shared("block steps", self._choose_steps))
 
     def dropped_steps(self) -> int:
-        """Steps that are run and not counted when an arm's turn begins; memory that was given back grows anew."""
-        return 2 if self.pool.tight(self.fp8, self.bf16) else 1
+        """Steps that are run and not counted when an arm's turn begins."""
+        return dropped_steps(self._tight())
+
+    def _tight(self) -> bool:
+        return self.pool.tight(self.fp8, self.bf16)
 
     def _choose_steps(self) -> int:
         one: list[float] = self.bf16.request("blocks", count=1, steps=3, dropped=1)
@@ -226,80 +223,25 @@ class PairArms:
 
     def memory(self) -> MemoryEvidence:
         fp8 = self.fp8.request("memory")
-        return MemoryEvidence(bf16=self._shared("memory", lambda: self.bf16.request("memory")), fp8=fp8)
+        return MemoryEvidence(bf16=self.shared("memory", lambda: self.bf16.request("memory")), fp8=fp8)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[Transfer]:
-        """Both directions through every store of the case. The files are gone afterwards."""
-        distance = self._distance_at_start()
-        stores = self.case.checkpoint_formats
-        with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
-            forth = self._source(self.fp8, Path(name))
-            transfers = [self._carry("fp8 -> bf16", store, forth, self.bf16, distance) for store in stores]
-        what = f"checkpoint {self.case.resume} {stores}"
-        back = self._shared(what, lambda: self._source(self.bf16, self.pool.folder(self.bf16, what)))
-        transfers += [self._carry("bf16 -> fp8", store, back, self.fp8, distance) for store in stores]
-        return transfers
+        """Both directions through every store of the case."""
+        return carry_both_ways(self)
 
-    def _distance_at_start(self) -> float:
-        """How far the two precisions' logits lie apart on one and the same weights."""
-
-        def logits_of(arm: Arm) -> NDArray[np.float32]:
-            arm.request("restart", seed=PROBE_SEED)
-            return self._logits(arm)
-
-        return relative_distance(logits_of(self.fp8), self._shared("logits at start", lambda: logits_of(self.bf16)))
-
-    def _source(self, arm: Arm, folder: Path) -> dict[str, Any]:
-        arm.request("curve", seed=PROBE_SEED, steps=CHECKPOINT_STEPS)
-        saved = {
-            store: arm.request("save", folder=str(folder / store), store=store, optimizer=self._with_optimizer(store))
-            for store in self.case.checkpoint_formats
-        }
-        logits = self._logits(arm)
-        losses: list[float] = []
-        if self.case.resume:
-            losses = self._resumed(arm)
-        return {"folder": folder, "saved": saved, "logits": logits, "losses": losses}
-
-    def _carry(self, direction: str, store: str, source: dict[str, Any], target: Arm, distance: float) -> Transfer:
-        optimizer = self._with_optimizer(store)
-        loaded = target.request("load", folder=str(source["folder"] / store), store=store, optimizer=optimizer)
-        apart, resumed = math.nan, []
-        if loaded["loaded"]:
-            apart = relative_distance(self._logits(target), source["logits"])
-            if optimizer:
-                resumed = self._resumed(target)
-        return Transfer(
-            direction=direction,
-            store=store,
-            saved=source["saved"][store],
-            loaded=loaded,
-            logit_distance=apart,
-            logit_limit=logit_limit(distance),
-            with_optimizer=optimizer,
-            source_losses=source["losses"],
-            resumed_losses=resumed,
-        )
-
-    def _with_optimizer(self, store: str) -> bool:
-        """Weights travel alone through safetensors, as they are published; the training state through DCP."""
-        return self.case.resume and store == "dcp"
-
-    def _resumed(self, arm: Arm) -> list[float]:
-        curve = arm.request("resume", seed=PROBE_SEED, first_step=CHECKPOINT_STEPS, steps=CHECKPOINT_STEPS)
-        return list(curve["losses"])
-
-    def _logits(self, arm: Arm) -> NDArray[np.float32]:
-        return np.frombuffer(base64.b64decode(arm.request("logits", seed=PROBE_SEED)), dtype=np.float32)
-
-    def _shared(self, what: str, ask: Any) -> Any:
+    def shared(self, what: str, ask: Any) -> Any:
         """Evidence about the reference, asked once for all the cases that share it."""
         key = (self.bf16.key, what)
         if key not in self.pool.cache:
             self.pool.cache[key] = ask()
         return self.pool.cache[key]
+
+
+def dropped_steps(tight: bool) -> int:
+    """One more where arms give their memory back between turns, for it grows anew."""
+    return 2 if tight else 1
 
 
 def make_arm(
@@ -319,10 +261,3 @@ def make_arm(
     spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
     return pool.arm(key, spec)
-
-
-def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """||a - b|| / ||b||; infinite where the sizes differ."""
-    if a.shape != b.shape:
-        return math.inf
-    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RESIDENT_BYTES = 6
 CONTEXT_BYTES = int(1.5 * 2**30)
 MOST_SPARES = 2
+"""One for BF16 and one for FP8, which is what a fresh pair takes; each holds its imported libraries while it waits."""
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 

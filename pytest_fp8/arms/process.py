@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ArmProcess:
         finally:
             for descriptor in (requests_read, answers_write, handle):
                 os.close(descriptor)
-        self.name, self.backend = "an arm", backend
+        self.name = "an arm"
         self._buffer = b""
         self._asked = ""
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
@@ -67,10 +68,12 @@ class ArmProcess:
 
     def _variables(self, environment: ArmEnvironment | None) -> dict[str, str]:
         if environment is None:
-            return arm_environment()
-        from pytest_fp8.arms.environment import instrument
+            variables = arm_environment()
+        else:
+            from pytest_fp8.arms.environment import instrument
 
-        return other_environment(environment, self._held.enter_context(instrument()))
+            variables = other_environment(environment, self._held.enter_context(instrument()))
+        return {"HF_HUB_DISABLE_TELEMETRY": "1", **variables}
 
     @property
     def pid(self) -> int:
@@ -100,7 +103,7 @@ class ArmProcess:
         self._asked = operation
         line = json.dumps({"operation": operation, "arguments": arguments}) + "\n"
         try:
-            _write_all(self._requests, line.encode())
+            write_all(self._requests, line.encode())
         except (BrokenPipeError, OSError) as error:
             self._raise_dead(error)
 
@@ -194,7 +197,6 @@ def arm_environment() -> dict[str, str]:
     import importlib.util
 
     environment = dict(os.environ)
-    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     spec = None
     with contextlib.suppress(ModuleNotFoundError, ValueError):
@@ -207,7 +209,6 @@ def arm_environment() -> dict[str, str]:
 def other_environment(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
     """The same for an arm of another interpreter or checkout: its own cuDNN, its own import path."""
     environment = {**os.environ, **chosen.variables(instrument)}
-    environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if chosen.cudnn:
         _point_at_cudnn(environment, chosen.cudnn)
     return environment
@@ -218,12 +219,6 @@ def _point_at_cudnn(environment: dict[str, str], home: str) -> None:
     # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
     paths = [str(Path(home) / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _signal_name(number: int) -> str:

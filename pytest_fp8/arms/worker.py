@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_fp8.descriptors import write_all
+
 
 def main(arguments: list[str]) -> int:
     requests, answers, parent = (int(value) for value in arguments[:3])
@@ -69,9 +71,7 @@ def _lines(descriptor: int) -> Iterator[dict[str, Any]]:
 
 def _send(descriptor: int, answer: dict[str, Any]) -> None:
     # The answer is JSON with NaN and infinities, which Python's json reads back: a loss may be either.
-    view = memoryview((json.dumps(answer) + "\n").encode())
-    while view:
-        view = view[os.write(descriptor, view) :]
+    write_all(descriptor, (json.dumps(answer) + "\n").encode())
 
 
 def _describe(error: Exception) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         if found is not None:
             headline, lines = found
             where = f"{transfer.direction} through {transfer.store}: "
-            return Decision(QUESTION, Verdict.FAIL, where + headline, numbers={**numbers, "failed": True}, **lines)
+            return Decision(QUESTION, Verdict.FAIL, where + headline, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved["keys"]) if transfers else 0
     return Decision(QUESTION, Verdict.PASS, f"{keys} weights bit-equal after {ways}", numbers=numbers)

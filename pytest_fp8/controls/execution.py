@@ -16,22 +16,28 @@ from pytest_fp8.controls.conversion import torchao_config
 if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
 
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
 
 def fp8_layers(engine: Engine) -> list[Any]:
     return [module for module in engine.model.modules() if engine.backend.is_fp8_layer(module)]
+
+
+def with_forward(engine: Engine, meant: Conversion, forward_of: Callable[[Any], Forward]) -> Conversion:
+    """Give each FP8 layer the forward made for it, after the conversion that was ``meant``, which is handed on."""
+    for layer in fp8_layers(engine):
+        layer.forward = forward_of(layer)
+    return meant
 
 
 class ForwardOnly(Hooks):
     """The forward product is the library's own; the backward pass multiplies BF16, as in layers for frozen weights."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
-        for layer in fp8_layers(engine):
-            layer.forward = _forward_only(layer)
-        return meant
+        return with_forward(engine, convert(), _forward_only)
 
 
-def _forward_only(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _forward_only(layer: Any) -> Forward:
     own = layer.forward
     return lambda given: _HighPrecisionBackward.apply(given, layer.weight, own)  # type: ignore[no-untyped-call]
 
@@ -53,14 +59,11 @@ class WgradInHighPrecision(Hooks):
     """The layer says ``rowwise`` and multiplies as ``rowwise_with_gw_hp`` does: the weight gradient in BF16."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
-        config = torchao_config(engine, "rowwise_with_gw_hp")
-        for layer in fp8_layers(engine):
-            layer.forward = _with_config(layer, config)
-        return meant
+        meant, config = convert(), torchao_config(engine, "rowwise_with_gw_hp")
+        return with_forward(engine, meant, lambda layer: _with_config(layer, config))
 
 
-def _with_config(layer: Any, config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _with_config(layer: Any, config: Any) -> Forward:
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
     return lambda given: matmul_with_hp_or_float8_args.apply(given, layer.weight.t(), layer.linear_mm_config, config)
@@ -88,7 +91,7 @@ def _bypassed(layers: list[Any]) -> Iterator[None]:
             del layer.forward
 
 
-def _plain(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _plain(layer: Any) -> Forward:
     return lambda given: _PlainProduct.apply(given, layer.weight.t())  # type: ignore[no-untyped-call]
 
 
@@ -106,16 +109,13 @@ class EvalSwitchesOff(Hooks):
     training goes on."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
-        for layer in fp8_layers(engine):
-            layer.forward = _while_training(layer)
-        return meant
+        return with_forward(engine, convert(), _while_training)
 
     def warm(self, engine: Engine) -> None:
         engine.model.eval()
 
 
-def _while_training(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _while_training(layer: Any) -> Forward:
     own = layer.forward
     return lambda given: own(given) if layer.training else F.linear(given, layer.weight, layer.bias)
 
@@ -124,13 +124,10 @@ class Fp8Off(Hooks):
     """The layers are FP8 layers by name and multiply BF16."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
-        for layer in fp8_layers(engine):
-            layer.forward = _linear(layer)
-        return meant
+        return with_forward(engine, convert(), _linear)
 
 
-def _linear(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _linear(layer: Any) -> Forward:
     return lambda given: F.linear(given, layer.weight, layer.bias)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import BaselineError
 
 SCHEMA = 1
@@ -167,7 +168,7 @@ def write_atomically(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=LEFTOVER, dir=path.parent)
         try:
-            _write_all(handle, text.encode())
+            write_all(handle, text.encode())
             os.fsync(handle)
             os.fchmod(handle, 0o644)
         finally:
@@ -185,12 +186,6 @@ def write_atomically(path: Path, text: str) -> None:
             next_step=f"df -h {path.parent}, then run the update again",
         ) from error
     _flush_folder(path)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def _flush_folder(path: Path) -> None:

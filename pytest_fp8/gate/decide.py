@@ -10,6 +10,7 @@ from statistics import fmean, median
 import numpy as np
 
 from pytest_fp8.gate.statistics import (
+    SIGMA_RUN_FLOOR,
     median_variance,
     normal_quantile,
     pooled_variance,
@@ -35,9 +36,6 @@ RUNS_TO_FAIL = 2
 """A finding needs this many processes, each of which shows it: one process may have been unlucky as a whole."""
 BASELINE_BLOCKS = 8
 """ABBA blocks of each process of a baseline: it is measured once and held against often, so it may cost more."""
-SIGMA_RUN_FLOOR = 0.003
-"""Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
-the handful of processes of one baseline cannot show that it is."""
 SIGMA_BLOCK = 0.01
 """Spread between the blocks of one process, where nobody says: the noisier of the cases measured on an H200."""
 PRIOR_PROCESSES = 4

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 from pytest_fp8.gate.baseline import Baseline
+from pytest_fp8.gate.statistics import MAD_TO_SIGMA, SIGMA_RUN_FLOOR, normal_quantile, pooled_variance, sample_sd
 
-SIGMA_RUN = 0.003
-"""Spread of the log ratio between fresh processes, never taken smaller: ``decide.SIGMA_RUN_FLOOR``."""
 CONFIDENCE = 0.99
 """Two-sided: how often a speedup that did not change is left alone."""
 EXACT = 1e-9
-MAD_TO_SIGMA = 1.4826
 DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap")
 """Metrics that set the scene: they move with the host or the library, which says nothing good or bad about FP8."""
 TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"))
@@ -94,12 +92,12 @@ def speed_of(values: Sequence[Sequence[float]], between: float | None = None) ->
     """The speedup in ``values``, log ratios per block and process.
 
     SE^2 = (pi/2) sigma_w^2 / (R n) + sigma_run^2 / R, as in DESIGN; ``between`` is sigma_run, by default that of these
-    processes and never below :data:`SIGMA_RUN`.
+    processes and never below :data:`~pytest_fp8.gate.statistics.SIGMA_RUN_FLOOR`.
     """
     estimates = [median(blocks) for blocks in values]
     within = fmean(_robust_sigma(blocks) for blocks in values)
     runs, blocks = len(values), min(len(x) for x in values)
-    spread = max(SIGMA_RUN, _sd(estimates)) if between is None else between
+    spread = max(SIGMA_RUN_FLOOR, sample_sd(estimates)) if between is None else between
     error = math.sqrt(math.pi / 2 * within**2 / (runs * blocks) + spread**2 / runs)
     return Speed(fmean(estimates), error, runs)
 
@@ -168,7 +166,7 @@ def level(name: str, metric: Mapping[str, Any]) -> float:
 
 def _compare_speed(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     before, after = ([median(blocks) for blocks in metric["values"]] for metric in (old, new))
-    between = max(SIGMA_RUN, _pooled_sd(before, after))
+    between = max(SIGMA_RUN_FLOOR, math.sqrt(pooled_variance([before, after])))
     first, second = speed_of(old["values"], between), speed_of(new["values"], between)
     difference = second.theta - first.theta
     half = _quantile() * math.hypot(first.error, second.error)
@@ -225,18 +223,11 @@ def _origins(provenance: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _quantile() -> float:
-    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-
-def _sd(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
-
-
-def _pooled_sd(*groups: Sequence[float]) -> float:
-    freedom = sum(len(group) - 1 for group in groups)
-    return math.sqrt(sum(_sd(group) ** 2 * (len(group) - 1) for group in groups) / freedom) if freedom else 0.0
+    return normal_quantile((1 + CONFIDENCE) / 2)
 
 
 def _robust_sigma(values: Sequence[float]) -> float:
+    """1.4826 x the median absolute deviation, uncorrected for few values. The corrected
+    :func:`~pytest_fp8.gate.statistics.robust_sigma` would widen every interval here, and change verdicts."""
     middle = median(values)
     return MAD_TO_SIGMA * median(abs(value - middle) for value in values)

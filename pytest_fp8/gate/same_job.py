@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from pytest_fp8.gate.revision import speed_of
+from pytest_fp8.gate.statistics import normal_quantile
 from pytest_fp8.gate.verdicts import Verdict
 
 PAIRS = (2, 4, 6)
@@ -67,4 +67,4 @@ def own_change(fp8: SameJob, bf16: SameJob, looks: int = len(PAIRS)) -> tuple[fl
 
 def quantile(looks: int) -> float:
     """One-sided, ALPHA shared out over the looks."""
-    return NormalDist().inv_cdf(1 - ALPHA / looks)
+    return normal_quantile(1 - ALPHA / looks)

@@ -1,4 +1,7 @@
-"""The few statistics that the decisions need, from numpy and the standard library."""
+"""The few statistics that the decisions need, and the constants that they share.
+
+Loads no numpy: the command line, which must answer at once, needs some of them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist, fmean, median
 
-import numpy as np
-
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for normal data: 1 / NormalDist().inv_cdf(0.75)."""
-
-
+SIGMA_RUN_FLOOR = 0.003
+"""Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
+the handful of processes of one baseline cannot show that it is."""
 _FEW_VALUES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 """Small-sample corrections of the median absolute deviation, by the number of values."""
 
@@ -53,7 +55,7 @@ def pooled_variance(groups: Sequence[Sequence[float]]) -> float:
 
 def sample_sd(values: Sequence[float]) -> float:
     """Standard deviation with n - 1; 0 for fewer than two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return math.sqrt(pooled_variance([values]))
 
 
 def student_cdf(t: float, df: int) -> float:

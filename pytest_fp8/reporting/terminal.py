@@ -69,6 +69,8 @@ def row(entry: Entry) -> list[str]:
     decisions = entry.decisions
     layers, loss, memory = (decisions.get(question) for question in ("layers", "loss", "memory"))
     speed = decisions.get("speedup") or decisions.get("faster")
+    checkpoints = decisions.get("checkpoints")
+    carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
     cells = [
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
@@ -76,7 +78,7 @@ def row(entry: Entry) -> list[str]:
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
-        _cell(decisions.get("checkpoints"), lambda n: "" if n.get("failed") else "yes" if n else ""),
+        _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
     if entry.errors:
         cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"

@@ -1,0 +1,81 @@
+"""Where a step's time goes on the GPU, and what that says of an FP8 arm that is slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fp8.arms.profile import TraceEvent, kernel_times
+from pytest_fp8.checks.speedup import LAUNCH_BOUND, check_speedup
+from pytest_fp8.evidence.records import TimingEvidence
+
+MS = 1_000_000
+
+
+def kernel(start, end):
+    """A kernel that ran from one millisecond to another."""
+    return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "busy"),
+    [
+        ([], 0),
+        ([kernel(3, 5)], 2),
+        ([kernel(3, 5), kernel(10, 11)], 3),
+        ([kernel(3, 5), kernel(4, 7)], 4),
+        ([kernel(3, 9), kernel(4, 5), kernel(8, 10)], 7),
+        ([kernel(10, 11), kernel(3, 9), kernel(4, 5)], 7),
+    ],
+    ids=["none", "one", "a pause", "two streams", "one within another", "as they come"],
+)
+def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
+    assert kernel_times({}, kernels)["busy"] == busy
+
+
+def test_what_no_product_or_attention_took_is_the_rest_overlapping_or_not():
+    spent = {"fp8 products": 4 * MS, "other products": MS, "attention": 2 * MS}
+    kernels = [kernel(0, 5), kernel(4, 6), kernel(20, 23)]
+    assert kernel_times(spent, kernels) == {
+        "fp8 products": 4,
+        "other products": 1,
+        "attention": 2,
+        "rest": 3,
+        "busy": 9,
+    }
+
+
+STEP = 120.0
+BF16 = {"fp8 products": 0.0, "other products": 80.0, "attention": 10.0, "rest": 8.0, "busy": 98.0}
+
+
+def slow(busy, **more):
+    """An FP8 arm at ``STEP`` ms, of which the GPU works ``busy``, against BF16 at 100 ms."""
+    fp8 = {"fp8 products": 45.0, "other products": 5.0, "attention": 10.5, "rest": busy - 60.5, "busy": busy}
+    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2, bf16_gpu=BF16, fp8_gpu=fp8, **more)
+    return check_speedup(evidence, floor=1.0, tolerance=0.02).message
+
+
+def test_a_gpu_that_waits_for_the_host_makes_the_step_launch_bound():
+    said = slow(STEP / LAUNCH_BOUND - 0.5)
+    assert "launch-bound: the GPU works 103.8 ms of each 120.0 ms step and waits for the host" in said
+    assert "CUDA graphs" in said
+    assert "products -30.0 ms, attention +0.5 ms, casts and all else +35.3 ms; the GPU idles 16.2 ms" in said
+
+
+def test_a_gpu_that_works_all_the_time_is_not_launch_bound():
+    said = slow(STEP / LAUNCH_BOUND + 0.5)
+    assert "launch-bound" not in said
+    assert "products too small for FP8 to pay" in said
+
+
+def test_a_model_that_was_not_compiled_is_the_likelier_cause():
+    said = slow(60.5, fp8_compiled=False)
+    assert "the FP8 arm was not compiled" in said
+    assert "launch-bound" not in said
+
+
+def test_without_a_profile_nothing_is_said_of_the_gpu():
+    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2)
+    said = check_speedup(evidence, floor=1.0, tolerance=0.02).message
+    assert "launch-bound" not in said
+    assert "the GPU idles" not in said
