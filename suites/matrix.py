@@ -40,7 +40,16 @@ def at_scale(model: str, backend: str, recipe: str) -> Case:
 ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
 EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 
-HOPPER = TINY + ONE_B + EIGHT_B
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+UNSLOTH = [
+    # Adapters alone travel, and their optimizer with them: a frozen base in FP8 is no checkpoint.
+    Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION),
+    Case("1b", "unsloth", "rowwise", lora=16),
+    Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj")),
+]
+"""Unsloth's ``load_in_fp8`` against its own 16-bit LoRA: the settings that its users are told to take."""
+
+HOPPER = TINY + ONE_B + EIGHT_B + UNSLOTH
 ALL = EMULATED + HOPPER
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))

@@ -66,7 +66,7 @@ class Engine:
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:
                 checkpoint_activations(self.model, self.hooks.checkpointing(self))
-            if self.compiled:
+            if self.compiled and not self.backend.compiles_itself:
                 compile_blocks(self.model)
             prepared = self._prepared or Prepared(self.model, self.conversion)
             self.loss_of = prepared.loss_of or self.material.loss()
@@ -108,10 +108,13 @@ class Engine:
         ``jitter`` moves each weight by at most about one unit in its last BF16 place: the same training to a person,
         another one to rounding. It shows how far two honest BF16 runs drift apart.
         """
-        fresh = self.fresh_model(seed)
+        drawn = self.backend.drawn(self.model, seed)
+        fresh = self.fresh_model(seed) if drawn is None else None
         with torch.no_grad():
             live = dict(split(self.model.named_parameters(remove_duplicate=False), self.joined))
-            for name, value in fresh.named_parameters(remove_duplicate=False):
+            if drawn is not None:
+                live = {name: live[name] for name in drawn}
+            for name, value in fresh.named_parameters(remove_duplicate=False) if fresh else (drawn or {}).items():
                 target = live.pop(name)
                 target.copy_(value)
                 if jitter:
@@ -120,7 +123,7 @@ class Engine:
             if live:
                 raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
             buffers = dict(self.model.named_buffers())
-            for name, content in fresh.named_buffers():
+            for name, content in fresh.named_buffers() if fresh else ():
                 if name in buffers:
                     buffers[name].copy_(content)
         self.optimizer.state.clear()

@@ -128,7 +128,8 @@ class ArmServer:
                 with engine.precision():
                     engine.loss_of(engine.model, batch)
 
-            return observe.observe_forward(*asked, forward)
+            watching = engine.backend.watching if engine.backend.compiles_itself else None
+            return observe.observe_forward(*asked, forward, watching=watching)
         inside: list[str] = []
 
         @contextmanager

@@ -2,7 +2,8 @@
 
 Weights keep plain names: prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``) are
 taken off, scaling state that a backend keeps beside its weights is named and left out on purpose, tensors that are one
-storage under two names are stored once. Nothing else is ever dropped: a key without a home is reported.
+storage under two names are stored once. A backend on a frozen base stores its adapters alone, and their number is
+reported beside that of the rest. Nothing else is ever dropped: a key without a home is reported.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "aliases": aliases,
         "scaling_state": scaling,
+        "frozen": sum(not engine.backend.saved(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
         "optimizer_digests": digests(state),
@@ -109,7 +111,7 @@ def plain_name(key: str) -> str:
 
 
 def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str], list[str]]:
-    """(weights by plain name, each storage once; second names of shared storages; scaling-state keys left out)."""
+    """(weights to store by plain name, each storage once; second names of shared storages; scaling-state keys)."""
     weights: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     scaling: list[str] = []
@@ -117,6 +119,8 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     joined = {plain_name(name): parts for name, parts in engine.joined.items()}
     for key, value in engine.model.state_dict().items():
         name = plain_name(key)
+        if not engine.backend.saved(key):
+            continue
         if engine.backend.scaling_state(key):
             scaling.append(name)
             continue

@@ -20,6 +20,10 @@ HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
 """Names of output projections, which every FP8 recipe in use leaves in high precision."""
 
 
+Seen = Callable[["torch.nn.Module", int, "tuple[torch.Tensor, torch.Tensor] | None"], None]
+"""Takes a layer, the rows it was given, and of an FP8 layer some of its input with the product's output on it."""
+
+
 @dataclass
 class Conversion:
     """What a conversion did: names of the Linears it converted, and for each it left, the reason."""
@@ -55,7 +59,10 @@ class Backend(ABC):
     """Tokens in a batch must be a multiple of this, for the weight gradient's inner size is the token count."""
 
     patches_others: bool = False
-    """Whether importing the library changes others (transformers, peft, torch): then never outside its own arm."""
+    """Whether importing the library changes others (transformers, peft, torch): then never outside its own arm,
+    and there before those others, so that it finds them as it wants them."""
+    compiles_itself: bool = False
+    """Whether the library brings kernels and compiled pieces of its own: nothing is compiled on top of them."""
 
     def available(self) -> tuple[bool, str]:
         """Whether the library is installed and recent enough, judged without importing it; and the reason."""
@@ -121,6 +128,20 @@ class Backend(ABC):
     def calibration_passes(self, recipe: str) -> int:
         """Forward and backward passes that a fresh model needs before its scales mean anything."""
         return 0
+
+    def drawn(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor] | None:
+        """What a restart with ``seed`` puts into the live ``model``, by parameter name: all that depends on the seed,
+        where building the model again would take too long. ``None``: build it again, and copy everything."""
+        return None
+
+    def saved(self, key: str) -> bool:
+        """Whether a state-dict key belongs into a checkpoint: what users of this backend save."""
+        return True
+
+    def watching(self, model: torch.nn.Module, seen: Seen) -> AbstractContextManager[Any]:
+        """Tell ``seen`` of each product that the library's own functions compute from a layer's weight without calling
+        the layer, where no hook of the layer runs."""
+        return nullcontext()
 
     def amax_history(self, module: torch.nn.Module) -> list[float] | None:
         """Past steps' largest magnitudes that this layer scales by, or ``None`` where nothing is kept between steps."""

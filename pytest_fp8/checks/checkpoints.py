@@ -34,6 +34,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
                 "resumed": list(t.resumed_losses),
                 "source": list(t.source_losses),
                 "scaling_state": len(t.saved.get("scaling_state", [])),
+                "frozen": t.saved.get("frozen", 0),
             }
             for t in transfers
         ]
@@ -46,7 +47,9 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             return Decision(QUESTION, Verdict.FAIL, where + headline, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved["keys"]) if transfers else 0
-    return Decision(QUESTION, Verdict.PASS, f"{keys} weights bit-equal after {ways}", numbers=numbers)
+    frozen = transfers[0].saved.get("frozen", 0) if transfers else 0
+    what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
+    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}", numbers=numbers)
 
 
 def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
