@@ -104,9 +104,13 @@ def fuse(model: nn.Module) -> None:
         for part in fused[type(module)].parts:
             piece = getattr(module, part)
             if type(piece) is not nn.Linear:
-                raise NothingToFuse(f"{name}.{part} is a {type(piece).__name__}, not a plain Linear")
+                raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
     for name, module in found:
         replace(model, name, fused[type(module)](module))
+
+
+def _kind(module: object) -> str:
+    return f"{type(module).__name__} of {type(module).__module__.partition('.')[0]}"
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
