@@ -49,7 +49,22 @@ UNSLOTH = [
 ]
 """Unsloth's ``load_in_fp8`` against its own 16-bit LoRA: the settings that its users are told to take."""
 
-HOPPER = TINY + ONE_B + EIGHT_B + UNSLOTH
+# A decoder in Transformer Engine's own layers. At 182m the same recipes without joined projections stand beside it,
+# which tells what joining them adds; the other sizes are those that people reported speedups of.
+TE_FUSED = [
+    Case("tiny", "te_fused", "current", questions=("layers", "loss", "memory", "checkpoints")),
+    Case("182m", "te_fused", "delayed"),
+    Case("182m", "te_fused", "current", **WEIGHTS_ALONE),
+]
+BESIDE = {
+    "182m": [("transformer_engine", "delayed"), ("transformer_engine", "current"), ("torchao", "tensorwise")],
+    "350m": [("transformer_engine", "delayed"), ("torchao", "tensorwise")],
+    "454m": [("transformer_engine", "delayed"), ("torchao", "tensorwise")],
+    "3b": [("torchao", "tensorwise"), ("transformer_engine", "current")],
+}
+DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
+
+HOPPER = TINY + ONE_B + EIGHT_B + DENSE + UNSLOTH
 ALL = EMULATED + HOPPER
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))

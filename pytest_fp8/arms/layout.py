@@ -19,8 +19,11 @@ def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[
     """(plain name, tensor) for each (live name, tensor): parts of a joined one are views of it."""
     for name, tensor in tensors:
         for part, rows in joined.get(name, ((name, None),)):
-            # A scalar, such as an optimizer's step count, is each part's own.
-            yield part, tensor if rows is None or not tensor.dim() else tensor[rows]
+            if rows is None:
+                yield part, tensor
+            else:
+                # A scalar, such as an optimizer's step count, is each part's own: safetensors stores no memory twice.
+                yield part, tensor[rows] if tensor.dim() else tensor.clone()
 
 
 def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:

@@ -150,6 +150,18 @@ class MemoryEvidence:
     bf16: Mapping[str, Any]
     fp8: Mapping[str, Any]
 
+    def activations(self) -> dict[str, int]:
+        """What the forward pass holds at its peak on top of what is resident: saved activations, logits, and whatever
+        FP8 copies a library keeps for the backward pass. By arm; empty where a step of the user's own has no such
+        phase in one of them."""
+        arms = {"bf16": self.bf16, "fp8": self.fp8}
+        held = {
+            name: arm["phases"]["forward"]["allocated"] - arm["resident"]
+            for name, arm in arms.items()
+            if "forward" in arm["phases"]
+        }
+        return held if len(held) == len(arms) and held["bf16"] > 0 else {}
+
 
 @dataclass(frozen=True)
 class Transfer:
