@@ -46,8 +46,9 @@ class FusedAttention(nn.Module):
 
         shape = hidden_states.shape[:-1]
         heads = [rows // self.head_dim for rows in self.rows]
-        every = self.qkv_proj(hidden_states).view(*shape, sum(heads), self.head_dim).transpose(1, 2)
-        query, key, value = every.split(heads, dim=1)
+        # Split while tokens come first, so that the three gradients are put together in the order the product wants.
+        parts = self.qkv_proj(hidden_states).view(*shape, sum(heads), self.head_dim).split(heads, dim=-2)
+        query, key, value = [part.transpose(1, 2) for part in parts]
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
