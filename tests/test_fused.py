@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import pytest
+import te_stand_in
 import torch
+from te_stand_in import Linear, RMSNorm
 from torch import nn
 
 from pytest_fp8 import Case
@@ -28,86 +27,12 @@ SMALL = replace(SHAPES["micro"], tied=True)
 HEAD = "lm_head.weight"
 
 
-class BaseModule(nn.Module):
-    """The library's layers keep scaling state in the state dict."""
-
-    def get_extra_state(self):
-        return torch.ones(3, dtype=torch.uint8)
-
-    def set_extra_state(self, state): ...
-
-
-class Linear(BaseModule, nn.Linear):
-    def __init__(self, in_features, out_features, bias=True, params_dtype=None, device="cuda"):
-        super().__init__(in_features, out_features, bias, device=device, dtype=params_dtype)
-        if not bias:
-            # The library's layer has an empty tensor here, which is no parameter.
-            del self._parameters["bias"]
-            self.bias = torch.Tensor()
-
-    def forward(self, inp):
-        return nn.functional.linear(inp, self.weight, self.bias if self.bias.numel() else None)
-
-
-class RMSNorm(nn.Module):
-    get_extra_state, set_extra_state = BaseModule.get_extra_state, BaseModule.set_extra_state
-
-    def __init__(self, normalized_shape, *, eps=1e-5, device=None, dtype=None):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(normalized_shape, device=device, dtype=dtype))
-
-    def forward(self, inp):
-        wide = inp.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(inp.dtype)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def library():
-    """Enough of ``transformer_engine`` to be converted to, and to train in BF16."""
-    state = SimpleNamespace(recipe=None)
-
-    class Manager:
-        is_fp8_enabled = staticmethod(lambda: state.recipe is not None)
-        get_fp8_recipe = staticmethod(lambda: state.recipe)
-
-    @contextlib.contextmanager
-    def autocast(enabled, recipe):
-        state.recipe, before = recipe if enabled else None, state.recipe
-        yield
-        state.recipe = before
-
-    def recipe(name):
-        def start(self, **options):
-            self.__dict__.update(options)
-
-        return type(name, (), {"__init__": start})
-
-    recipes = {name: recipe(name) for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling")}
-    formats = SimpleNamespace(HYBRID=SimpleNamespace(name="HYBRID"))
-    usable = {name: lambda return_reason: (True, "") for name in ("is_fp8_available", "is_mxfp8_available")}
-    contents = {
-        "transformer_engine.common.recipe": {**recipes, "MXFP8BlockScaling": None, "Format": formats},
-        "transformer_engine.pytorch": {"Linear": Linear, "RMSNorm": RMSNorm, "autocast": autocast, **usable}
-        | {"is_fp8_block_scaling_available": usable["is_fp8_available"]},
-        "transformer_engine.pytorch.module.base": {"TransformerEngineBaseModule": BaseModule},
-        "transformer_engine.pytorch.quantization": {"FP8GlobalStateManager": Manager},
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for path, names in contents.items():
-            parts = path.split(".")
-            for depth in range(1, len(parts) + 1):
-                name = ".".join(parts[:depth])
-                if name not in sys.modules or not getattr(sys.modules[name], "stands_in", False):
-                    made = ModuleType(name)
-                    made.stands_in = True
-                    patch.setitem(sys.modules, name, made)
-                    if depth > 1:
-                        setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], made)
-            vars(sys.modules[path]).update(names)
+    with te_stand_in.installed(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHAPES, "small", SMALL)
         yield
+    # An engine freezes what is alive when it has warmed up.
     gc.unfreeze()
 
 
