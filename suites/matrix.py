@@ -16,6 +16,7 @@ RECIPES = [
 RESUMED = ("tensorwise", "delayed")
 
 EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO]
+EMULATED.append(Case("tiny", "torchao", "tensorwise", lora=8, emulated=True))
 """torchao's numerics on any processor; three seeds, so that two cores are done in minutes."""
 
 # Tiny is launch-bound: its step time says nothing about FP8, so it answers for everything but speed.
@@ -64,8 +65,21 @@ BESIDE = {
 }
 DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
 
+# What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
+# two Linears of a block's seven, at one rank, tell their fixed part from the frozen base.
+LORA = [
+    *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
+    *(Case("1b", "transformer_engine", "delayed", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
+    *(
+        Case("1b", backend, recipe, lora=16, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE)
+        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
+    ),
+    *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
+    Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
+]
+
 HOPPER = TINY + ONE_B + EIGHT_B + DENSE + UNSLOTH
-ALL = EMULATED + HOPPER
+ALL = EMULATED + HOPPER + LORA
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""
