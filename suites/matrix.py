@@ -15,8 +15,10 @@ RECIPES = [
 ]
 RESUMED = ("tensorwise", "delayed")
 
-EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO]
-EMULATED.append(Case("tiny", "torchao", "tensorwise", lora=8, emulated=True))
+EMULATED = [
+    *(Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO),
+    Case("tiny", "torchao", "tensorwise", lora=8, emulated=True),
+]
 """torchao's numerics on any processor; three seeds, so that two cores are done in minutes."""
 
 # Tiny is launch-bound: its step time says nothing about FP8, so it answers for everything but speed.
