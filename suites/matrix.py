@@ -80,8 +80,8 @@ LORA = [
     Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
 ]
 
-HOPPER = TINY + ONE_B + EIGHT_B + DENSE + UNSLOTH + LORA
-ALL = EMULATED + HOPPER
+HOPPER = TINY + ONE_B + EIGHT_B + DENSE + UNSLOTH
+ALL = EMULATED + HOPPER + LORA
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""
