@@ -40,8 +40,33 @@ def at_scale(model: str, backend: str, recipe: str) -> Case:
 ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
 EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 
+# Accelerate converts a tied head into a weight that nothing trains and no checkpoint carries: 1B is asked for neither
+# here; suites/test_defects.py asks.
+UNTIED = ("layers", "speedup", "memory")
+MOST = {"amax_compute_algo": "max"}
+PLAIN_WEIGHTS = {"fp8_all_gather": False}
+ACCELERATE = [
+    Case("tiny", "accelerate_torchao", "tensorwise", emulated=True),
+    Case("tiny", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
+    *(
+        Case("tiny", b, r, options, questions=("layers", "loss", "memory", "checkpoints"))
+        for b, r, options in (
+            ("accelerate_te", "delayed", MOST),
+            ("trainer_te", "delayed", MOST),
+            ("trainer_torchao", "tensorwise", PLAIN_WEIGHTS),
+        )
+    ),
+    Case("1b", "accelerate_te", "delayed", MOST, questions=UNTIED),
+    Case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=UNTIED),
+    Case("1b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
+    Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED),
+    Case("1b", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, **WEIGHTS_ALONE),
+    Case("8b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
+]
+"""FP8 as users of Accelerate and of the Trainer switch it on, with what keeps them from their known defects."""
+
 HOPPER = TINY + ONE_B + EIGHT_B
-ALL = EMULATED + HOPPER
+ALL = EMULATED + HOPPER + ACCELERATE
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""

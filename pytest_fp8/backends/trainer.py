@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 
     from pytest_fp8.cases import Case
 
+ALL_GATHER = "enable_fsdp_float8_all_gather"
+"""torchao's name of the option ``fp8_all_gather``: weights are wrapped for FSDP2, which makes them new parameters that
+an optimizer made before does not know. Accelerate's default, with or without FSDP."""
 PREFIX = "ACCELERATE_"
 OPTIONS = {
     "fp8_format": "FP8_FORMAT",
     "amax_history_len": "FP8_AMAX_HISTORY_LEN",
     "amax_compute_algo": "FP8_AMAX_COMPUTE_ALGO",
     "margin": "FP8_MARGIN",
+    "fp8_all_gather": "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
 }
 """Recipe option -> the variable that Accelerate reads it from, without its prefix."""
 
@@ -87,6 +91,10 @@ class TrainerTorchAO(AccelerateTorchAO):
                 handler = made.accelerator.ao_recipe_handler
                 handler.config = replace(handler.config, emulate=True)
             return _with_loss(made, case, prepare_torchao(made.accelerator, model, made.create_optimizer()))
+
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        config: Any = getattr(module, "config", None)
+        return {**super().recipe_in_force(module), "fp8_all_gather": getattr(config, ALL_GATHER, False)}
 
 
 @contextmanager
