@@ -1,7 +1,7 @@
 """Asks Accelerate and the Trainer which mixed precision they resolve to; trains nothing and needs no GPU.
 
-:func:`resolve` starts the program below in a process of its own, with ``accelerate launch`` where a config file is given
-or a launch is asked for. By hand: ``accelerate launch --config_file fp8.yaml -m pytest_fp8.resolve``.
+:func:`resolve` starts the program below in a process of its own, with ``accelerate launch`` where a launch or a config
+file is asked for. By hand: ``accelerate launch --config_file fp8.yaml -m pytest_fp8.resolve``.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def tied():
 
 
 def main():
-    import accelerate.accelerator  # noqa: F401
+    from accelerate import Accelerator
 
     if importlib.util.find_spec("transformer_engine") is None:
         stand_in()
@@ -45,6 +45,7 @@ def main():
     from accelerate.utils.dataclasses import FP8BackendType
     from accelerate.utils.transformer_engine import convert_model
 
+    Accelerator(cpu=True)  # convert_model asks for the process's state
     row = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 10), nn.Linear(32, 32))
     head = tied()
     with torch.no_grad():

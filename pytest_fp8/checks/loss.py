@@ -62,7 +62,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
             expected=f"all {len(evidence.bf16[seeds[0]].trained)} weights that BF16 trains",
             seen=f"never stepped: {', '.join(lost[:SHOWN])}"
             + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""),
-            cause="the optimizer was made before the conversion, which put new parameters in place of the ones it knows",
+            cause="the optimizer was made before the conversion, which put new parameters in place of its own",
             next_step="make the optimizer after the conversion; in the Trainer with torchao set "
             "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
             numbers=numbers,

@@ -381,7 +381,7 @@ CATALOGUE: tuple[Control, ...] = (
         "the head's weight is copied in the conversion",
         "checkpoints",
         "the model was untied",
-        micro(model="own"),
+        micro(model="own", resume=False),
         workload="tied",
     ),
     Control(
