@@ -124,3 +124,56 @@ def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
     assert "h to stay one with e" in decision.message
     assert "untied" in decision.message
     assert check_checkpoints([transfer(digests={"e": 1, "h": 2})]).verdict is Verdict.PASS
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A transformer_engine whose te.Linear is an nn.Linear: Accelerate's and our own Python around it are real."""
+    import sys
+    import types
+
+    package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
+
+    class Linear(torch.nn.Linear):
+        def __init__(self, inputs, outputs, bias=True, params_dtype=None):
+            super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
+
+    module.Linear, module.LayerNorm, package.pytorch = Linear, torch.nn.LayerNorm, module
+    monkeypatch.setitem(sys.modules, "transformer_engine", package)
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", module)
+    return module
+
+
+def test_live_layers_are_stepped_around_by_one_class(stand_in):
+    from pytest_fp8.backends.accelerate import step_around
+
+    model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
+    step_around(model)
+    assert type(model[0]) is type(model[2])
+    assert isinstance(model[0], stand_in.Linear)
+    assert type(model[0]) is not stand_in.Linear
+    assert type(model[1]) is torch.nn.Linear
+    assert model(torch.ones(2, 16)).shape == (2, 16)
+
+
+def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    from pytest_fp8.arms.layout import trained
+    from pytest_fp8.arms.preparation import forget_accelerate
+    from pytest_fp8.backends.accelerate import prepare_te
+
+    monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+    forget_accelerate()
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = blocks(10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    # Accelerate's own conversion and hand-over of parameters, without the autocast that needs the real library.
+    monkeypatch.setattr(accelerator, "prepare", accelerator._prepare_te)
+    prepared = prepare_te(accelerator, model, optimizer, compiled=False)
+    live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
+    assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
+    assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
+    assert prepared.conversion.untied == {"lm_head.weight": "embed.weight"}
+    assert "lm_head.weight" not in trained(model, prepared.optimizer, {})
+    forget_accelerate()
