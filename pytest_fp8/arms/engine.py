@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms.layout import Joined, split
+from pytest_fp8.arms.layout import Joined, split, trained
 from pytest_fp8.arms.material import Material
 from pytest_fp8.arms.phases import follow
 from pytest_fp8.arms.preparation import (
@@ -198,6 +198,7 @@ class Engine:
             "losses": [float(x) for x in torch.stack(losses).cpu()],
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
             "data": fingerprint,
+            "trained": trained(self.model, self.optimizer, self.joined),
         }
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
@@ -256,7 +257,8 @@ class Engine:
 
     def park(self) -> None:
         """Give memory that is only cached back to the device, so that the pair's other arm can use it."""
-        self.optimizer.zero_grad(set_to_none=True)
+        # The model's and not the optimizer's alone, which may not know every parameter that gets a gradient.
+        self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

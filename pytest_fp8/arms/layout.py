@@ -26,6 +26,13 @@ def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[
                 yield part, tensor[rows] if tensor.dim() else tensor.clone()
 
 
+def trained(model: torch.nn.Module, optimizer: Any, joined: Joined) -> list[str]:
+    """Plain names of the parameters that the optimizer steps, second names of tied ones included."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = model.named_parameters(remove_duplicate=False)
+    return sorted(part for name, value in live if id(value) in stepped for part, _ in joined.get(name, ((name, None),)))
+
+
 def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:
     """The live names' tensors again, from plain names. Raises ``KeyError`` where a part is missing."""
     found = dict(parts)

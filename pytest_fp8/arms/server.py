@@ -12,6 +12,7 @@ import torch
 
 from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.preparation import forget_accelerate
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
@@ -30,6 +31,7 @@ class ArmServer:
     """An engine with the operations that the protocol knows: every public method but ``answer``."""
 
     def __init__(self, spec: ArmSpec) -> None:
+        forget_accelerate()  # this process may have been another arm, whose precision is none of this one's
         self.engine = Engine(spec, explain_failure=self._check_token_count)
         self.engine.park()
 
@@ -109,7 +111,7 @@ class ArmServer:
             "in_eval": [name for name in live if not modules[name].training],
             "agreement": agreement,
             "frozen_history": self._unchanged(history),
-            "switches": engine.switches,
+            "switches": {**engine.switches, **engine.backend.switches},
             "calls": [asdict(call) for call in calls],
             "recipes": recipes,
             "products": products_to_json(products),

@@ -28,6 +28,16 @@ OPTIMIZER = "optimizer/"
 MODEL = "model/"
 
 
+class UnreadableWeightError(TypeError):
+    """A weight inside a wrapper that neither store can write."""
+
+    fp8_cause = (
+        "torchao wrapped the weight for gathering in FP8 under FSDP2 (enable_fsdp_float8_all_gather), which Accelerate "
+        "asks for by default, FSDP or not; save_model() and safetensors fail on it too"
+    )
+    fp8_next = "set ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, or pass AORecipeKwargs(config=...)"
+
+
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
@@ -50,6 +60,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "aliases": aliases,
+        "untied": engine.conversion.untied,
         "scaling_state": scaling,
         "frozen": sum(not engine.backend.saved(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
@@ -75,6 +86,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "unexpected": unexpected,
         "wrong_shape": shapes,
         "rebuilt_scaling_state": scaling,
+        "untied": engine.conversion.untied,
         "loaded": not (missing or unexpected or shapes),
     }
     if not report["loaded"]:
@@ -128,6 +140,8 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys become the one name {name!r} when wrapper prefixes are taken off")
+        if hasattr(value, "__tensor_flatten__") and not value.data_ptr():
+            raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         identity = (value.data_ptr(), value.shape)
         if value.numel() and identity in owner:
             aliases[name] = owner[identity]
