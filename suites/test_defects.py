@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import matrix
+import roads
 from pytest_fp8 import Case
 from pytest_fp8.checks.precision import check_precision
 from pytest_fp8.errors import ArmError, CheckFailed
@@ -110,7 +110,7 @@ def test_the_recipe_asked_for_is_in_force(fp8_pair):
     fp8_pair.assert_layers()
 
 
-@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", matrix.MOST)])
+@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", roads.MOST)])
 class TestTiedHead:
     @known("accelerate", "convert_model unties the head, which the optimizer does not get", CheckFailed)
     def test_the_head_is_trained(self, fp8_pair):

@@ -2,10 +2,10 @@
 
 import pytest
 
-import matrix
+import roads
 from pytest_fp8 import Case
 
-pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=matrix.ATTENTION)])
+pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=roads.ATTENTION)])
 
 
 def load(**arguments):
