@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.loop import first_output, muted
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
@@ -23,7 +23,10 @@ class TokenCountError(ValueError):
     """The batch's token count breaks the FP8 products."""
 
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
-    fp8_next = "pad the batch, or choose batch x sequence length as a multiple of 16"
+    fp8_next = (
+        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
+        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] behind it"
+    )
 
 
 class ArmServer:
@@ -106,7 +109,7 @@ class ArmServer:
             "left": engine.conversion.left,
             "live_fp8": live,
             "kinds": {name: _kind(modules[name]) for name in engine.originals},
-            "in_eval": [name for name in live if not modules[name].training],
+            "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
             "agreement": agreement,
             "frozen_history": self._unchanged(history),
             "switches": engine.switches,
@@ -122,22 +125,15 @@ class ArmServer:
         """One eager forward pass, or one eager step of a hand-written loop, with a hook on each Linear."""
         engine = self.engine
         asked = (engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force)
-        if not engine.hand_written:
+        if engine.own_step is None:
 
             def forward() -> None:
                 with engine.precision():
                     engine.loss_of(engine.model, batch)
 
             return observe.observe_forward(*asked, forward)
-        inside: list[str] = []
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            inside.append(name)
-            yield
-            inside.pop()
-
-        return observe.observe_forward(*asked, lambda: engine.step(batch, phase=phase), lambda: inside == ["forward"])
+        part = observe.Part()
+        return observe.observe_forward(*asked, lambda: engine.step(batch, phase=part.inside), part)
 
     def _amax_histories(self) -> dict[str, list[float]]:
         """The amax history of each layer that keeps one."""
@@ -162,7 +158,10 @@ class ArmServer:
         batch = engine.training_batch(seed, step=1_000_000)
         # Eagerly: compiling a forward pass without gradients for one batch would take longer than all else here.
         with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
-            if isinstance(batch, dict) and "input_ids" in batch:
+            if engine.own_step is not None:
+                with torch.enable_grad():
+                    output = first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
+            elif isinstance(batch, dict) and "input_ids" in batch:
                 output = engine.model(input_ids=batch["input_ids"]).logits
             else:
                 output = engine.loss_of(engine.model, batch)
@@ -186,6 +185,9 @@ class ArmServer:
             return
 
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if engine.own_step is not None and not torch.is_grad_enabled():
+                # Evaluation has no weight gradient.
+                return
             rows = args[0].numel() // max(1, args[0].shape[-1])
             if rows % multiple:
                 names = {id(m): name for name, m in engine.model.named_modules()}
@@ -197,8 +199,14 @@ class ArmServer:
         modules = dict(engine.model.named_modules())
         handles = [modules[name].register_forward_pre_hook(hook) for name in engine.conversion.converted]
         try:
-            with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
-                engine.loss_of(engine.model, engine.timing_batch(0))
+            with torch.compiler.set_stance("force_eager"):
+                batch = engine.timing_batch(0)
+                if engine.own_step is not None:
+                    with muted(engine.optimizer):
+                        engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
+                    return
+                with torch.no_grad(), engine.precision():
+                    engine.loss_of(engine.model, batch)
         finally:
             for handle in handles:
                 handle.remove()

@@ -115,8 +115,8 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
             "Linears that were neither converted nor left with a reason",
             expected="a reason for each layer that stays in high precision",
             seen=_some(unaccounted),
-            cause="a converter that stopped at the first layer it could not take",
-            next_step="give the layer a reason to stay, or convert it",
+            cause="a converter that stopped at the first layer it could not take, or a filter that nobody wrote down",
+            next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
         )
     return None
 
