@@ -346,3 +346,34 @@ def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
 
     with pytest.raises(LookupError, match="must keep the names"):
         serve(step=loop(), convert=convert)
+
+
+def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
+    import torch
+
+    from pytest_fp8.arms.observe import Part
+    from pytest_fp8.arms.phases import follow
+
+    traced, parts = [], []
+
+    def count(graph, _):
+        traced.append(graph)
+        return graph.forward
+
+    class Noted(Part):
+        def inside(self, name):
+            parts.append(name)
+            return super().inside(name)
+
+    model = torch.nn.Linear(32, 32)
+    model.compile(backend=count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        with follow(model, optimizer, Noted().inside):
+            model(batch(0)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(batch(0))
+    assert len(traced) == 2, "once with gradients and once without"
+    assert parts.count("evaluation") == 4
+    assert parts.count("backward") == 4

@@ -24,8 +24,9 @@ OPERANDS = {
     "addmm": (1, 2),
     "bmm": (0, 1),
     "baddbmm": (1, 2),
-    # One product per expert; the rows of all of them are the left operand's.
+    # One product per expert; the rows of all of them are the left operand's. Where torch has none, transformers does.
     "_grouped_mm": (0, 1),
+    "transformers::grouped_mm_fallback": (0, 1),
     "_scaled_mm": (0, 1),
     "_scaled_mm_v2": (0, 1),
 }

@@ -13,7 +13,7 @@ from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.loop import first_output, muted
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
 from pytest_fp8.gate.provenance import library_versions
 from pytest_fp8.workload import ship, unship
@@ -111,6 +111,7 @@ class ArmServer:
             "kinds": {name: _kind(modules[name]) for name in engine.originals},
             "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
             "agreement": agreement,
+            "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
             "switches": engine.switches,
             "calls": [asdict(call) for call in calls],
@@ -179,37 +180,48 @@ class ArmServer:
         return ship(unship(function)(self.engine.model), "the function's result")
 
     def _check_token_count(self, engine: Engine) -> None:
-        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes."""
+        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes.
+
+        Where FP8 is emulated, layers go on being watched in training: a CPU multiplies sizes that no FP8 kernel takes,
+        and a router sends other rows in each step.
+        """
         multiple = engine.backend.token_multiple
         if multiple == 1 or not engine.conversion.converted:
             return
+        modules = dict(engine.model.named_modules())
+        names = {id(modules[name]): name for name in engine.conversion.converted}
 
-        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if engine.own_step is not None and not torch.is_grad_enabled():
-                # Evaluation has no weight gradient.
-                return
+        def look(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             rows = args[0].numel() // max(1, args[0].shape[-1])
             if rows % multiple:
-                names = {id(m): name for name, m in engine.model.named_modules()}
                 raise TokenCountError(
-                    f"layer {names.get(id(module))!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
+                    f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
                     f"FP8 needs a multiple of {ALIGNMENT}"
                 )
 
-        modules = dict(engine.model.named_modules())
-        handles = [modules[name].register_forward_pre_hook(hook) for name in engine.conversion.converted]
+        def look_in_training(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            # Evaluation has no weight gradient.
+            if torch.is_grad_enabled():
+                look(module, args)
+
+        def watch(hook: Callable[..., None]) -> list[Any]:
+            return [modules[name].register_forward_pre_hook(hook) for name in names.values()]
+
+        handles = watch(look if engine.own_step is None else look_in_training)
         try:
             with torch.compiler.set_stance("force_eager"):
                 batch = engine.timing_batch(0)
                 if engine.own_step is not None:
                     with muted(engine.optimizer):
                         engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
-                    return
-                with torch.no_grad(), engine.precision():
-                    engine.loss_of(engine.model, batch)
+                else:
+                    with torch.no_grad(), engine.precision():
+                        engine.loss_of(engine.model, batch)
         finally:
             for handle in handles:
                 handle.remove()
+        if engine.case.emulated:
+            watch(look_in_training)
 
 
 def _kind(module: torch.nn.Module) -> str:

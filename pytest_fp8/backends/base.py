@@ -215,6 +215,21 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
+def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:
+    """Weights of several products in one parameter, by name with their shape: experts, as transformers keeps them.
+
+    No Linear holds them, so no conversion of Linears reaches them. torch's own modules (Conv1d) are not meant.
+    """
+    return {
+        f"{owner}.{name}" if owner else name: list(parameter.shape)
+        for owner, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.nn.")
+        for name, parameter in module.named_parameters(recurse=False)
+        # A position embedding is [1, positions, width].
+        if parameter.dim() == 3 and min(parameter.shape) > 1
+    }
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     release = version.split("+", maxsplit=1)[0]
     return tuple(int(part) for part in release.split(".") if part.isdigit())

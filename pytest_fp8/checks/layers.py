@@ -56,7 +56,7 @@ def check_layers(
         QUESTION,
         Verdict.PASS,
         f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
-        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs",
+        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs" + _beside(evidence),
         numbers=numbers,
     )
 
@@ -74,9 +74,17 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
         "fp8_share": step.fp8_share(),
         "roles": evidence.roles(),
         "left": reasons,
+        "stacked": list(evidence.stacked),
         "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
         "lowest_sqnr_db": min((sqnr for _, sqnr in evidence.agreement.values()), default=None),
     }
+
+
+def _beside(evidence: LayersEvidence) -> str:
+    """What a PASS must not hide: weights that are no Linear's, such as a mixture's experts in one parameter."""
+    if not evidence.stacked:
+        return ""
+    return f"; not in FP8, since no Linear holds them: {_some(evidence.stacked)}"
 
 
 _Finding = tuple[Verdict, dict[str, str]]
