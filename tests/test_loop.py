@@ -175,7 +175,7 @@ def test_a_recomputation_outside_fp8_is_found():
         return model
 
     decision = judge(serve(build=build_broken, step=loop()))
-    assert decision.verdict is Verdict.FAIL
+    assert decision.verdict is Verdict.FAIL, decision.message
     assert "recompute of 2 of" in decision.headline
 
 
@@ -365,7 +365,7 @@ def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_s
             parts.append(name)
             return super().inside(name)
 
-    model = torch.nn.Linear(32, 32)
+    model = build()
     model.compile(backend=count)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):

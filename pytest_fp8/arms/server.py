@@ -90,17 +90,26 @@ class ArmServer:
 
         modules = dict(engine.model.named_modules())
         calls, recipes, agreement = self._observed(batch)
+        # Drawn again, the batch leaves torch's generators where the observed pass found them.
+        batch = engine.timing_batch(0)
         engine.park()
         history = self._amax_histories()
+        bypassed: set[str] = set()
+
+        def note_bypassed() -> None:
+            called = {call.name for call in calls}
+            uncalled = [name for name in engine.conversion.converted if name not in called]
+            bypassed.update(n for n in uncalled if any(p.grad is not None for p in modules[n].parameters()))
+
         if engine.device.type == "cuda":
-            seen = profile.profile_step(lambda phase: engine.step(batch, phase=phase))
+            seen = profile.profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
             products: list[Product] = seen["products"]
             families = profile.learn_families(products)
             attention, milliseconds = seen["attention"], seen["milliseconds"]
         else:
             recorder = observe.ProductRecorder()
             with recorder, recorder.watching(modules[name] for name in engine.originals):
-                engine.step(batch, phase=recorder.in_phase)
+                engine.step(batch, recorder.in_phase, note_bypassed)
             products, families, attention, milliseconds = recorder.products, None, {}, {}
         live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
         return {
@@ -111,6 +120,7 @@ class ArmServer:
             "kinds": {name: _kind(modules[name]) for name in engine.originals},
             "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
             "agreement": agreement,
+            "bypassed": sorted(bypassed),
             "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
             "switches": engine.switches,
@@ -134,7 +144,9 @@ class ArmServer:
 
             return observe.observe_forward(*asked, forward)
         part = observe.Part()
-        return observe.observe_forward(*asked, lambda: engine.step(batch, phase=part.inside), part)
+        # The weights stay as they are for the measured step, in which a router must send the rows the same way.
+        with muted(engine.optimizer):
+            return observe.observe_forward(*asked, lambda: engine.step(batch, phase=part.inside), part)
 
     def _amax_histories(self) -> dict[str, list[float]]:
         """The amax history of each layer that keeps one."""

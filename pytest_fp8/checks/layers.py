@@ -199,6 +199,14 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
             cause="the model keeps references to the unconverted modules",
             next_step="convert before anything takes references to layers, such as wrappers",
         )
+    if evidence.bypassed:
+        return _fail(
+            f"{len(evidence.bypassed)} converted layer(s) are trained and never called",
+            expected="the model's forward pass to go through each FP8 layer",
+            seen=f"gradients without a call: {_some(evidence.bypassed)}",
+            cause="their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper",
+            next_step="call the layer itself, so that its FP8 forward runs",
+        )
     for role in (*ROLES, RECOMPUTE):
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
         mine = [a for a in step.attributions if a.role == role and a.layer in converted]
