@@ -37,6 +37,8 @@ SHORT_BACKENDS = {
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "bf16")
 REFERENCES = {"unsloth": "unsloth_bf16"}
 """The BF16 that a backend is measured against, where it is not the plain model, compiled: the fastest honest one."""
+ADAPTERS_ALONE = ("unsloth", "unsloth_bf16")
+"""Backends that train adapters on a frozen base and nothing else, with a model and kernels that they bring along."""
 CHIPS = ("hopper", "blackwell", "ada")
 
 
@@ -101,6 +103,8 @@ class Case:
             refuse(
                 "lora of a case", expected="a rank from 1 with its targets, or 0 and no targets", seen=str(self.lora)
             )
+        if self.backend in ADAPTERS_ALONE:
+            self._require_adapters()
         if self.name and self.model != OWN:
             refuse("name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
         if self.chip not in CHIPS:
@@ -110,6 +114,25 @@ class Case:
             refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
+
+    def _require_adapters(self) -> None:
+        if not self.lora:
+            refuse(
+                f"{self.backend!r} trains LoRA adapters alone",
+                expected="lora= a rank from 1",
+                seen="lora=0, which trains all weights",
+                cause="Unsloth itself: `load_in_fp8` is not compatible with full finetuning",
+                next_step="lora=16, or backend='torchao' to train all weights in FP8",
+            )
+        if self.model == OWN or self.activation_checkpointing or not self.compile:
+            refuse(
+                f"{self.backend!r} builds and compiles its model itself",
+                expected="a model of the suite, compile=True and activation_checkpointing=False",
+                seen=f"model={self.model!r}, compile={self.compile}, "
+                f"activation_checkpointing={self.activation_checkpointing}",
+                cause="its kernels take the place of the model's forward pass, and nothing goes on top of them",
+                next_step="leave these out of the case",
+            )
 
     @property
     def id(self) -> str:

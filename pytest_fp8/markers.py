@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ def _library(case: Case) -> tuple[str, str]:
     from pytest_fp8.backends import backend
 
     usable, reason = backend(case.backend).available()
+    if usable and case.lora and importlib.util.find_spec("peft") is None:
+        return "adapters need peft: pip install 'pytest-fp8[lora]'", reason
     return ("" if usable else reason), reason
 
 

@@ -134,6 +134,9 @@ class Fp8Pair:
         self._measured(
             "memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]]
         )
+        if "activation_ratio" in decision.numbers:
+            what = "FP8 over BF16 bytes that the forward pass adds"
+            self._measured("activation_ratio", what, "lower", 0.02, [decision.numbers["activation_ratio"]])
         return self._note(decision)
 
     def checkpoints(self) -> Decision:

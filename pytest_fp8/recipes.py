@@ -57,11 +57,13 @@ _RECIPES = [
     RecipeFacts("te_fused", "current", options=_FORMAT),
     RecipeFacts("te_fused", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
     # Accelerate and the Trainer above it: torchao's recipes by a config object, of Transformer Engine's only this one.
+    # The Trainer has no config object: Accelerate makes one, which wraps weights for FSDP2 where nobody says otherwise.
     *(
         RecipeFacts(
             f"{road}_torchao",
             recipe,
             roles=_HIGH_PRECISION_WGRAD if recipe == "rowwise_with_gw_hp" else ROLES,
+            options={"fp8_all_gather": True} if road == "trainer" else {},
             minimum_capability=(8, 9) if recipe == "tensorwise" else (9, 0),
         )
         for road, recipes in (("accelerate", _TORCHAO), ("trainer", ("tensorwise",)))
@@ -85,7 +87,11 @@ LIBRARIES = {
 }
 """Whose FP8 a backend runs, where its name is another."""
 
-_CHOICES = {"fp8_format": ("HYBRID", "E4M3"), "amax_compute_algo": ("max", "most_recent")}
+_CHOICES = {
+    "fp8_format": ("HYBRID", "E4M3"),
+    "amax_compute_algo": ("max", "most_recent"),
+    "fp8_all_gather": (True, False),
+}
 
 
 def recipe_facts(backend: str, name: str) -> RecipeFacts:
@@ -110,7 +116,11 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
             known = ", ".join(facts.options) or "no options"
             refuse(f"recipe {name!r} of {backend!r} has no option {option!r}", expected=known, seen=option)
         if option in _CHOICES and value not in _CHOICES[option]:
-            refuse(f"option {option!r} of recipe {name!r}", expected=" or ".join(_CHOICES[option]), seen=repr(value))
+            refuse(
+                f"option {option!r} of recipe {name!r}",
+                expected=" or ".join(map(str, _CHOICES[option])),
+                seen=repr(value),
+            )
         if option == "amax_history_len" and (not isinstance(value, int) or value < 1):
             refuse(f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value))
         if option == "margin" and (not isinstance(value, int) or value < 0):

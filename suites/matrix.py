@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+import roads
 from pytest_fp8 import Case
+from roads import WEIGHTS_ALONE
 
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 TRANSFORMER_ENGINE = ("delayed", "current", "block")
@@ -15,15 +16,14 @@ RECIPES = [
 ]
 RESUMED = ("tensorwise", "delayed")
 
-EMULATED = [Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO]
+EMULATED = [
+    *(Case("tiny", "torchao", recipe, emulated=True) for recipe in TORCHAO),
+    Case("tiny", "torchao", "tensorwise", lora=8, emulated=True),
+]
 """torchao's numerics on any processor; three seeds, so that two cores are done in minutes."""
 
 # Tiny is launch-bound: its step time says nothing about FP8, so it answers for everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
-# The optimizer's state, twice as large as the weights, travels with tiny in every recipe and with 1B in one recipe of
-# each library: the one most used, and the one that keeps scaling state. 8B's 15 GiB of weights travel alone.
-WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
-
 SLOWER = {
     ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
     ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200",
@@ -41,7 +41,7 @@ ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
 EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 
 HOPPER = TINY + ONE_B + EIGHT_B
-ALL = EMULATED + HOPPER
+ALL = EMULATED + HOPPER + roads.ALL
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""

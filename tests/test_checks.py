@@ -226,7 +226,7 @@ def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
 
 def memory(peak):
     phases = {"forward": {"allocated": peak, "reserved": peak}}
-    return {"peak_allocated": peak, "peak_reserved": peak, "phases": phases}
+    return {"peak_allocated": peak, "peak_reserved": peak, "phases": phases, "resident": 50}
 
 
 def test_memory():
@@ -235,6 +235,14 @@ def test_memory():
     verdict_of(check_memory(evidence), Verdict.NOT_EXERCISED)
     verdict_of(check_memory(replace(evidence, fp8=memory(80)), [0.9]), Verdict.IMPROVED, "update the baseline")
     verdict_of(check_memory(replace(evidence, fp8=memory(166)), [0.9]), Verdict.FAIL, "more memory against BF16")
+
+
+def test_activations_are_described_and_decide_nothing():
+    less = check_memory(MemoryEvidence(bf16=memory(100), fp8={**memory(90), "resident": 70}), [0.9])
+    verdict_of(less, Verdict.PASS)
+    assert less.numbers["activation_ratio"] == pytest.approx(20 / 50)
+    evaluated = {**memory(90), "phases": {"backward": {"allocated": 90, "reserved": 90}}}
+    assert "activation_ratio" not in check_memory(MemoryEvidence(memory(100), evaluated), [0.9]).numbers
 
 
 SAVED = {"keys": ["w", "v"], "on_disk": {"BF16": 2}, "digests": {"w": 1, "v": 2}, "optimizer_digests": {"o": 5}}

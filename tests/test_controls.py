@@ -28,9 +28,9 @@ ROOT = Path(__file__).parent.parent
 BY_ID = {control.id: control for control in CATALOGUE}
 
 
-def test_all_28_are_there_once_and_in_order():
-    assert [control.number for control in CATALOGUE] == list(range(1, 29))
-    assert len(BY_ID) == 28
+def test_all_32_are_there_once_and_in_order():
+    assert [control.number for control in CATALOGUE] == list(range(1, 33))
+    assert len(BY_ID) == 32
 
 
 @pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: control.id)
@@ -39,7 +39,7 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
     assert control.title
     assert control.source
     assert control.broken
-    assert control.question in (*QUESTIONS, "baseline", "session")
+    assert control.question in (*QUESTIONS, "baseline", "session", "precision")
     assert control.cause or "PASS" in control.verdicts, "a control that must fail names its cause"
     assert (control.case is None) == (control.runs == ANYWHERE)
     assert set(control.breaks) <= {"fp8", "bf16"}

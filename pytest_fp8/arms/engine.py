@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.arms import memory
-from pytest_fp8.arms.layout import Joined, split
+from pytest_fp8.arms.layout import Joined, split, trained
 from pytest_fp8.arms.loop import Step, muted, require_whole, run_step
 from pytest_fp8.arms.material import Material
 from pytest_fp8.arms.preparation import (
@@ -68,7 +68,7 @@ class Engine:
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:
                 checkpoint_activations(self.model, self.hooks.checkpointing(self))
-            if self.compiled:
+            if self.compiled and not self.backend.compiles_itself:
                 compile_blocks(self.model)
             prepared = self._prepared or Prepared(self.model, self.conversion)
             self.loss_of = prepared.loss_of or self.material.loss()
@@ -111,10 +111,13 @@ class Engine:
         ``jitter`` moves each weight by at most about one unit in its last BF16 place: the same training to a person,
         another one to rounding. It shows how far two honest BF16 runs drift apart.
         """
-        fresh = self.fresh_model(seed)
+        drawn = self.backend.drawn(self.model, seed)
+        fresh = self.fresh_model(seed) if drawn is None else None
         with torch.no_grad():
             live = dict(split(self.model.named_parameters(remove_duplicate=False), self.joined))
-            for name, value in fresh.named_parameters(remove_duplicate=False):
+            if drawn is not None:
+                live = {name: live[name] for name in drawn}
+            for name, value in fresh.named_parameters(remove_duplicate=False) if fresh else (drawn or {}).items():
                 target = live.pop(name)
                 target.copy_(value)
                 if jitter:
@@ -123,7 +126,7 @@ class Engine:
             if live:
                 raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
             buffers = dict(self.model.named_buffers())
-            for name, content in fresh.named_buffers():
+            for name, content in fresh.named_buffers() if fresh else ():
                 if name in buffers:
                     buffers[name].copy_(content)
         self.optimizer.state.clear()
@@ -216,6 +219,7 @@ class Engine:
             "losses": [float(x) for x in torch.stack(losses).cpu()],
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
             "data": fingerprint,
+            "trained": trained(self.model, self.optimizer, self.joined),
         }
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
@@ -252,7 +256,8 @@ class Engine:
 
     def park(self) -> None:
         """Give memory that is only cached back to the device, so that the pair's other arm can use it."""
-        self.optimizer.zero_grad(set_to_none=True)
+        # The model's and not the optimizer's alone, which may not know every parameter that gets a gradient.
+        self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

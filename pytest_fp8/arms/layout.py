@@ -19,8 +19,18 @@ def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[
     """(plain name, tensor) for each (live name, tensor): parts of a joined one are views of it."""
     for name, tensor in tensors:
         for part, rows in joined.get(name, ((name, None),)):
-            # A scalar, such as an optimizer's step count, is each part's own.
-            yield part, tensor if rows is None or not tensor.dim() else tensor[rows]
+            if rows is None:
+                yield part, tensor
+            else:
+                # A scalar, such as an optimizer's step count, is each part's own: safetensors stores no memory twice.
+                yield part, tensor[rows] if tensor.dim() else tensor.clone()
+
+
+def trained(model: torch.nn.Module, optimizer: Any, joined: Joined) -> list[str]:
+    """Plain names of the parameters that the optimizer steps, second names of tied ones included."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = model.named_parameters(remove_duplicate=False)
+    return sorted(part for name, value in live if id(value) in stepped for part, _ in joined.get(name, ((name, None),)))
 
 
 def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.arms.recomputation import checkpointed, watch_recomputation
+from pytest_fp8.backends.base import Seen
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import RECOMPUTE
 
 OPERANDS = {
     "mm": (0, 1),
     "addmm": (1, 2),
+    "addmm_": (1, 2),
     "bmm": (0, 1),
     "baddbmm": (1, 2),
     # One product per expert; the rows of all of them are the left operand's. Where torch has none, transformers does.
@@ -45,6 +47,7 @@ def observe_forward(
     recipe_in_force: Callable[[torch.nn.Module], dict[str, Any]],
     forward: Callable[[], Any],
     part: Part | None = None,
+    watching: Callable[[torch.nn.Module, Seen], AbstractContextManager[Any]] | None = None,
 ) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
     """One eager forward pass with a hook on every original Linear.
 
@@ -55,11 +58,35 @@ def observe_forward(
 
     ``part``: given where ``forward`` is a whole hand-written step, backward included: which part of it is running. Only
     calls in a forward pass count; one that comes during the backward pass is a recomputation of an earlier one.
+
+    ``watching``: given where the library computes a layer's product without calling the layer: the backend's own
+    :meth:`~pytest_fp8.backends.base.Backend.watching`, which stands in for the hooks.
     """
     calls: list[LayerCall] = []
     recipes: dict[str, dict[str, Any]] = {}
     agreement: dict[str, tuple[float, float]] = {}
     handles = []
+
+    def note(name: str, module: torch.nn.Module, rows: int, needs_dgrad: bool) -> None:
+        fp8 = is_fp8_layer(module)
+        if fp8:
+            recipes[name] = recipe_in_force(module)
+        inputs, outputs = originals[name]
+        needs_wgrad = any(p.requires_grad for p in module.parameters() if p.dim() > 1)
+        calls.append(
+            LayerCall(
+                name=name,
+                in_features=inputs,
+                out_features=outputs,
+                rows=rows,
+                needs_dgrad=needs_dgrad,
+                needs_wgrad=needs_wgrad,
+                fp8=fp8,
+                training=module.training,
+                recomputed=checkpointed(),
+                turn=part.turns if part is not None else 0,
+            )
+        )
 
     def hook(name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -68,24 +95,7 @@ def observe_forward(
                 if part.name == "backward":
                     _recomputed(calls, name, tensor.requires_grad)
                 return
-            fp8 = is_fp8_layer(module)
-            if fp8:
-                recipes[name] = recipe_in_force(module)
-            inputs, outputs = originals[name]
-            calls.append(
-                LayerCall(
-                    name=name,
-                    in_features=inputs,
-                    out_features=outputs,
-                    rows=tensor.numel() // max(1, tensor.shape[-1]),
-                    needs_dgrad=tensor.requires_grad,
-                    needs_wgrad=any(p.requires_grad for p in module.parameters() if p.dim() > 1),
-                    fp8=fp8,
-                    training=module.training,
-                    recomputed=checkpointed(),
-                    turn=part.turns if part is not None else 0,
-                )
-            )
+            note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
 
         return before
 
@@ -99,13 +109,24 @@ def observe_forward(
         return after
 
     modules = dict(model.named_modules())
+    names = {id(modules[name]): name for name in originals}
+
+    def seen(module: torch.nn.Module, rows: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        # Such functions compute the input's gradient whether or not anybody wants it.
+        note(names[id(module)], module, rows, needs_dgrad=True)
+        if sample is not None:
+            agreement[names[id(module)]] = output_agreement(module, *sample)
+
     for name in originals:
         handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
         handles.append(modules[name].register_forward_hook(after_hook(name)))
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            if part is None:
+            if watching is not None:
+                # It keeps what it keeps: torch.func, in its loss, refuses the hooks below.
+                stack.enter_context(watching(model, seen))
+            elif part is None:
                 # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward
                 # would hold 40 GiB of activations.
                 nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
@@ -153,7 +174,9 @@ def output_agreement(module: torch.nn.Module, given: torch.Tensor, output: torch
         return 1.0, float("inf")
     rows = given.detach().reshape(-1, given.shape[-1])[:AGREEMENT_ROWS].float()
     bias = module._parameters.get("bias")
-    exact = rows @ weight.detach().float().t()
+    # Of a weight that is kept in FP8 alone, what remains to compare is the product and how its input was cast.
+    dense = weight.detach().dequantize() if hasattr(weight, "qdata") else weight.detach()
+    exact = rows @ dense.float().t()
     if bias is not None and bias.numel():
         exact += bias.detach().float()
     seen = output.detach().reshape(-1, output.shape[-1])[:AGREEMENT_ROWS].float()

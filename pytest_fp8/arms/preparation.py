@@ -67,6 +67,15 @@ def accelerate_precision() -> str:
     return str(state.AcceleratorState._shared_state.get("_mixed_precision", "")) if state is not None else ""
 
 
+def forget_accelerate() -> None:
+    """Take back what Accelerate keeps for a whole process: its first Accelerator decides the precision of all later
+    ones. A process that becomes one arm after another needs each to decide anew."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 def multiply_bfloat16_through_float32(device: torch.device) -> torch.library.Library | None:
     """On a CPU without BF16 instructions, compute ``mm`` of BF16 in float32 and round once, for as long as the value is
     held. torch's own path there takes 20 times as long in one of the three layouts: 171 ms for 512 x 768 x 256 on a

@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.loop import first_output, muted
+from pytest_fp8.arms.preparation import forget_accelerate
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
@@ -33,6 +34,7 @@ class ArmServer:
     """An engine with the operations that the protocol knows: every public method but ``answer``."""
 
     def __init__(self, spec: ArmSpec) -> None:
+        forget_accelerate()  # this process may have been another arm, whose precision is none of this one's
         self.engine = Engine(spec, explain_failure=self._check_token_count)
         self.engine.park()
 
@@ -123,7 +125,7 @@ class ArmServer:
             "bypassed": sorted(bypassed),
             "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
-            "switches": engine.switches,
+            "switches": {**engine.switches, **engine.backend.switches},
             "calls": [asdict(call) for call in calls],
             "recipes": recipes,
             "products": products_to_json(products),
@@ -142,7 +144,8 @@ class ArmServer:
                 with engine.precision():
                     engine.loss_of(engine.model, batch)
 
-            return observe.observe_forward(*asked, forward)
+            watching = engine.backend.watching if engine.backend.compiles_itself else None
+            return observe.observe_forward(*asked, forward, watching=watching)
         part = observe.Part()
         # The weights stay as they are for the measured step, in which a router must send the rows the same way.
         with muted(engine.optimizer):

@@ -2,7 +2,8 @@
 
 Weights keep plain names: prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``) are
 taken off, scaling state that a backend keeps beside its weights is named and left out on purpose, tensors that are one
-storage under two names are stored once. Nothing else is ever dropped: a key without a home is reported.
+storage under two names are stored once. A backend on a frozen base stores its adapters alone, and their number is
+reported beside that of the rest. Nothing else is ever dropped: a key without a home is reported.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ WRITERS = 8
 SCHEDULE = "schedule.pt"
 OPTIMIZER = "optimizer/"
 MODEL = "model/"
+
+
+class UnreadableWeightError(TypeError):
+    """A weight inside a wrapper that neither store can write."""
+
+    fp8_cause = (
+        "torchao wrapped the weight for gathering in FP8 under FSDP2 (enable_fsdp_float8_all_gather), which Accelerate "
+        "asks for by default, FSDP or not; save_model() and safetensors fail on it too"
+    )
+    fp8_next = "set ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, or pass AORecipeKwargs(config=...)"
 
 
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
@@ -54,7 +65,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "aliases": aliases,
+        "untied": engine.conversion.untied,
         "scaling_state": scaling,
+        "frozen": sum(not engine.backend.saved(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
         "optimizer_digests": digests(state),
@@ -78,6 +91,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "unexpected": unexpected,
         "wrong_shape": shapes,
         "rebuilt_scaling_state": scaling,
+        "untied": engine.conversion.untied,
         "loaded": not (missing or unexpected or shapes),
     }
     if not report["loaded"]:
@@ -115,7 +129,7 @@ def plain_name(key: str) -> str:
 
 
 def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str], list[str]]:
-    """(weights by plain name, each storage once; second names of shared storages; scaling-state keys left out)."""
+    """(weights to store by plain name, each storage once; second names of shared storages; scaling-state keys)."""
     weights: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     scaling: list[str] = []
@@ -123,6 +137,8 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     joined = {plain_name(name): parts for name, parts in engine.joined.items()}
     for key, value in engine.model.state_dict().items():
         name = plain_name(key)
+        if not engine.backend.saved(key):
+            continue
         if engine.backend.scaling_state(key):
             scaling.append(name)
             continue
@@ -130,6 +146,8 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys become the one name {name!r} when wrapper prefixes are taken off")
+        if hasattr(value, "__tensor_flatten__") and not value.data_ptr():
+            raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         identity = (value.data_ptr(), value.shape)
         if value.numel() and identity in owner:
             aliases[name] = owner[identity]

@@ -23,12 +23,18 @@ HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
 """Names of output projections, which every FP8 recipe in use leaves in high precision."""
 
 
+Seen = Callable[["torch.nn.Module", int, "tuple[torch.Tensor, torch.Tensor] | None"], None]
+"""Takes a layer, the rows it was given, and of an FP8 layer some of its input with the product's output on it."""
+
+
 @dataclass
 class Conversion:
     """What a conversion did: names of the Linears it converted, and for each it left, the reason."""
 
     converted: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    untied: dict[str, str] = field(default_factory=dict)
+    """Weight that was one with another before the conversion and is none any more -> that other."""
 
 
 @dataclass
@@ -57,22 +63,17 @@ class Backend(ABC):
     token_multiple: int = ALIGNMENT
     """Tokens in a batch must be a multiple of this, for the weight gradient's inner size is the token count."""
 
+    switches: Mapping[str, str] = {}
+    """What was asked for from outside this process's code, where that is how the backend is switched on."""
     patches_others: bool = False
-    """Whether importing the library changes others (transformers, peft, torch): then never outside its own arm."""
+    """Whether importing the library changes others (transformers, peft, torch): then never outside its own arm,
+    and there before those others, so that it finds them as it wants them."""
+    compiles_itself: bool = False
+    """Whether the library brings kernels and compiled pieces of its own: nothing is compiled on top of them."""
 
     def available(self) -> tuple[bool, str]:
         """Whether the library is installed and recent enough, judged without importing it; and the reason."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        if not self.distribution:
-            return True, ""
-        try:
-            installed = version(self.distribution)
-        except PackageNotFoundError:
-            return False, f"{self.distribution} is not installed: pip install {self.distribution}"
-        if _numbers(installed) < _numbers(self.minimum_version):
-            return False, f"{self.distribution} {installed} is older than {self.minimum_version}"
-        return True, f"{self.distribution} {installed}"
+        return installed(self.distribution, self.minimum_version) if self.distribution else (True, "")
 
     def import_library(self) -> None:  # noqa: B027 - plain PyTorch needs none
         """Import the library; only ever called in an arm's own process."""
@@ -125,6 +126,20 @@ class Backend(ABC):
         """Forward and backward passes that a fresh model needs before its scales mean anything."""
         return 0
 
+    def drawn(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor] | None:
+        """What a restart with ``seed`` puts into the live ``model``, by parameter name: all that depends on the seed,
+        where building the model again would take too long. ``None``: build it again, and copy everything."""
+        return None
+
+    def saved(self, key: str) -> bool:
+        """Whether a state-dict key belongs into a checkpoint: what users of this backend save."""
+        return True
+
+    def watching(self, model: torch.nn.Module, seen: Seen) -> AbstractContextManager[Any]:
+        """Tell ``seen`` of each product that the library's own functions compute from a layer's weight without calling
+        the layer, where no hook of the layer runs."""
+        return nullcontext()
+
     def amax_history(self, module: torch.nn.Module) -> list[float] | None:
         """Past steps' largest magnitudes that this layer scales by, or ``None`` where nothing is kept between steps."""
         return None
@@ -132,6 +147,19 @@ class Backend(ABC):
     def scaling_state(self, key: str) -> bool:
         """Whether a state-dict key holds scaling state of this backend, and no weight."""
         return False
+
+
+def installed(distribution: str, minimum: str) -> tuple[bool, str]:
+    """Whether a package is there and recent enough, judged without importing it; and the reason."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        return False, f"{distribution} is not installed: pip install {distribution}"
+    if _numbers(found) < _numbers(minimum):
+        return False, f"{distribution} {found} is older than {minimum}"
+    return True, f"{distribution} {found}"
 
 
 def plan(model: torch.nn.Module) -> Conversion:
@@ -202,10 +230,22 @@ def reason_to_leave(name: str, in_features: int, out_features: int) -> str:
         return "head: output projections stay in high precision"
     if any(part.startswith("lora_") for part in name.split(".")):
         return "adapter: LoRA matrices stay in high precision"
+    return odd_size(in_features, out_features)
+
+
+def odd_size(in_features: int, out_features: int) -> str:
+    """The reason that sizes alone give, or an empty string."""
     for side, size in (("in_features", in_features), ("out_features", out_features)):
         if size % ALIGNMENT:
             return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
     return ""
+
+
+def ties(model: torch.nn.Module) -> dict[str, str]:
+    """Parameters that are one under two names: the second name -> the first."""
+    first: dict[int, str] = {}
+    names = [(name, id(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False)]
+    return {name: first[key] for name, key in names if first.setdefault(key, name) != name}
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:

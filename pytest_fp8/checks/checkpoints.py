@@ -34,6 +34,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
                 "resumed": list(t.resumed_losses),
                 "source": list(t.source_losses),
                 "scaling_state": len(t.saved.get("scaling_state", [])),
+                "frozen": t.saved.get("frozen", 0),
             }
             for t in transfers
         ]
@@ -46,7 +47,9 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             return Decision(QUESTION, Verdict.FAIL, where + headline, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved["keys"]) if transfers else 0
-    return Decision(QUESTION, Verdict.PASS, f"{keys} weights bit-equal after {ways}", numbers=numbers)
+    frozen = transfers[0].saved.get("frozen", 0) if transfers else 0
+    what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
+    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}", numbers=numbers)
 
 
 def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
@@ -59,6 +62,15 @@ def _transfer(t: Transfer) -> tuple[str, dict[str, str]] | None:
             "next_step": "save the parameters, not the quantized workspaces",
         }
     loaded = t.loaded
+    untied = {**t.saved.get("untied", {}), **loaded.get("untied", {})}
+    lost = [name for name in untied if name in loaded["missing"] or name not in loaded.get("digests", {})]
+    if lost:
+        return "a weight that was tied is one of its own after the conversion", {
+            "expected": f"{lost[0]} to stay one with {untied[lost[0]]}",
+            "seen": f"{lost[0]} has values of its own in FP8, and no place beside {untied[lost[0]]} in BF16",
+            "cause": "the conversion copied weights into new layers: the model was untied",
+            "next_step": "tie again after the conversion: model.tie_weights()",
+        }
     for name, headline, cause in (
         ("missing", "weights are missing from the checkpoint", "keys were renamed by a wrapper, or not saved"),
         ("unexpected", "the checkpoint has keys with no home", "a prefix or scaling state that nobody accounted for"),

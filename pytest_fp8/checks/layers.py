@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fp8.cases import Case
+from pytest_fp8.checks.precision import Switches, who_won
 from pytest_fp8.evidence.products import FP8, Attribution, StepProducts
 from pytest_fp8.evidence.records import LayersEvidence
 from pytest_fp8.gate.verdicts import Decision, Verdict
@@ -104,7 +105,7 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
             "layers that should have been converted are not FP8 layers",
             expected=f"{len(converted)} FP8 layers",
             seen=f"not FP8: {_some(converted - live)}",
-            cause="a converter that stopped early, or a module replaced after the conversion",
+            cause=_why_not_live(evidence, converted - live),
             next_step="convert last, after adapters and before compiling",
         )
     if live & left:
@@ -127,6 +128,20 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
             next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
         )
     return None
+
+
+def _why_not_live(evidence: LayersEvidence, lost: set[str]) -> str:
+    """Whether what was not converted comes after a layer of odd sizes under the same parent, where a loop returned."""
+    order = list(evidence.originals)
+    for name in sorted(lost, key=order.index):
+        earlier = [n for n in order[: order.index(name)] if n.rpartition(".")[0] == name.rpartition(".")[0]]
+        odd = [n for n in earlier if evidence.left.get(n, "").startswith("size")]
+        if odd:
+            return (
+                f"a converter that stopped early, at {odd[0]} ({evidence.left[odd[0]]}): Accelerate's convert_model "
+                "returns there, and the layers after it stay as they were"
+            )
+    return "a converter that stopped early, or a module replaced after the conversion"
 
 
 def _nothing_converted(case: Case, evidence: LayersEvidence) -> _Finding:
@@ -154,13 +169,11 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> _Finding:
 
 
 def _who_dropped_it(evidence: LayersEvidence) -> str:
-    asked, used = evidence.switches.get("asked", ""), evidence.switches.get("accelerate", "")
-    if asked == "fp8" and used and used != "fp8":
-        return f"the environment asks for fp8 and Accelerate trains in {used}: {used}=True of the Trainer wins over it"
-    if used == "fp8":
+    switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
+    if switches.used == FP8:
         return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
-    if asked == "fp8":
-        return "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
+    if switches.environment == FP8:
+        return who_won(switches)
     return "FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes"
 
 
@@ -182,10 +195,19 @@ def _recipe(case: Case, evidence: LayersEvidence) -> _Finding | None:
             "another recipe was in force than the one asked for",
             expected=_words({key: pair[0] for key, pair in wrong.items()}),
             seen=f"{_words({key: pair[1] for key, pair in wrong.items()})}, in {name}",
-            cause="an option that was dropped on its way to the library",
+            cause="an option that was dropped on its way to the library" + _by_accelerate(case, wrong),
             next_step="pass the library's own recipe object",
         )
     return None
+
+
+def _by_accelerate(case: Case, wrong: Mapping[str, Any]) -> str:
+    """Accelerate hands on what differs from its own defaults, which are not Transformer Engine's."""
+    road = case.backend.startswith(("accelerate_", "trainer_"))
+    defaults = recipe_facts(case.backend, case.recipe).options
+    if not road or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
+        return ""
+    return ": Accelerate's to_kwargs() leaves out what equals its own default, and the library's default is another"
 
 
 def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Finding | None:

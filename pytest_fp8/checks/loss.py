@@ -15,6 +15,9 @@ FIRST_STEP = 0.02
 for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B)."""
 
 
+SHOWN = 4
+
+
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Decision:
     """Hard rules first (finite, same data, close at step 1, not bit-equal), then the gap at the end of the horizon.
 
@@ -48,6 +51,20 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
             f"seed {other[0]}",
             cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator",
             next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
+            numbers=numbers,
+        )
+    lost = sorted({name for s in seeds for name in _untrained(evidence.fp8[s], evidence.bf16[s])})
+    if lost:
+        return Decision(
+            QUESTION,
+            Verdict.FAIL,
+            f"{len(lost)} weights are in no optimizer of the FP8 arm",
+            expected=f"all {len(evidence.bf16[seeds[0]].trained)} weights that BF16 trains",
+            seen=f"never stepped: {', '.join(lost[:SHOWN])}"
+            + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""),
+            cause="the optimizer was made before the conversion, which put new parameters in place of its own",
+            next_step="make the optimizer after the conversion; in the Trainer with torchao set "
+            "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
             numbers=numbers,
         )
     apart = [abs(evidence.fp8[s].losses[0] / evidence.bf16[s].losses[0] - 1) for s in seeds]
@@ -102,6 +119,11 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
         next_step="more seeds: @pytest.mark.fp8(loss_seeds=8)",
         numbers=numbers,
     )
+
+
+def _untrained(fp8: Curve, bf16: Curve) -> set[str]:
+    """What the reference trains and the FP8 arm does not; nothing where an arm did not say what it trains."""
+    return set(bf16.trained) - set(fp8.trained) if fp8.trained else set()
 
 
 def first_bad_step(curve: Curve) -> int | None:

@@ -26,6 +26,12 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
     }
     phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"
+    held = evidence.activations()
+    if held:
+        # Described and never judged: what counts against a GPU's memory is the peak of the whole step.
+        numbers["activation_ratio"] = held["fp8"] / held["bf16"]
+        numbers |= {f"{arm}_activation_gib": size / GIB for arm, size in held.items()}
+        seen += f"; the forward pass adds {numbers['activation_ratio']:.3f}x"
     if not baseline:
         return Decision(
             QUESTION,

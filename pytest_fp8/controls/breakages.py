@@ -33,6 +33,9 @@ _HOMES = {
     "adapters-converted": ("conversion", "AdaptersConverted"),
     "wrong-library": ("conversion", "OtherLibraryChosen"),
     "nan-one-run-in-four": ("training", "NanInOneRun"),
+    "optimizer-too-early": ("roads", "OptimizerMadeBefore"),
+    "model-unprepared": ("roads", "ModelNotPrepared"),
+    "tie-broken": ("roads", "TieBroken"),
 }
 ARMS = tuple(_HOMES)
 """The controls that break an arm; the others break a baseline or a run."""

@@ -1,4 +1,4 @@
-"""The catalogue of controls: 28 ways in which FP8 training was broken, and the check and cause that must name each."""
+"""The catalogue of controls: 32 ways in which FP8 training was broken, and the check and cause that must name each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Control:
     broken: str
     """How it is broken here."""
     question: str
-    """The question that must find it: one of the five, ``baseline`` or ``session``."""
+    """The question that must find it: one of the five, ``baseline``, ``session`` or ``precision``."""
     cause: str
     """What the message must say, in these words."""
     case: Case | None = None
@@ -351,5 +351,47 @@ CATALOGUE: tuple[Control, ...] = (
         "loss",
         "seed 2",
         micro(loss_steps=14, loss_seeds=4),
+    ),
+    Control(
+        "optimizer-too-early",
+        29,
+        "the optimizer knows the weights from before the conversion",
+        "Accelerate's AORecipeKwargs(enable_fsdp_float8_all_gather=True) under transformers' Trainer",
+        "each converted weight becomes a new parameter after the optimizer was made",
+        "loss",
+        "the optimizer was made before the conversion",
+        micro(),
+    ),
+    Control(
+        "model-unprepared",
+        30,
+        "Accelerate trains in fp8, the model was never given to it",
+        "Accelerator.prepare converts what it is given, and says nothing where that is no model",
+        "prepare(optimizer) alone",
+        "layers",
+        "prepare() was not given this model",
+        micro(),
+        needs=("accelerate",),
+    ),
+    Control(
+        "tie-broken",
+        31,
+        "a tied head becomes a weight of its own",
+        "accelerate utils/transformer_engine.py, convert_model: te_module.weight.copy_",
+        "the head's weight is copied in the conversion",
+        "checkpoints",
+        "the model was untied",
+        micro(model="own", resume=False),
+        workload="tied",
+    ),
+    Control(
+        "launch-drops-environment",
+        32,
+        "accelerate launch overwrites ACCELERATE_MIXED_PRECISION",
+        "accelerate commands/launch.py: mixed_precision is no where no file or argument says otherwise",
+        "ACCELERATE_MIXED_PRECISION=fp8 accelerate launch, without a config file",
+        "precision",
+        "accelerate launch without a file or --mixed_precision wins over it",
+        needs=("accelerate",),
     ),
 )

@@ -231,7 +231,17 @@ def _all_skipped(control: Control) -> Outcome:
     return Outcome(control, "FAIL" if done.returncode else "PASS", headline, done.stdout)
 
 
+def _launch_drops_environment(control: Control) -> Outcome:
+    """The user's environment asks for fp8; what ``accelerate launch`` starts is asked what it got."""
+    from pytest_fp8.checks.precision import check_precision
+    from pytest_fp8.resolve import resolve
+
+    decision = check_precision(resolve(environment="fp8", launch=True, asked=("",))[0])
+    return Outcome(control, decision.verdict.value, decision.headline, decision.message, decision.numbers)
+
+
 _WITHOUT_ARMS: dict[str, Callable[[Control], Outcome]] = {
     "baseline": _foreign_baseline,
     "session": _all_skipped,
+    "precision": _launch_drops_environment,
 }

@@ -46,6 +46,13 @@ def build_with_adapters() -> torch.nn.Module:
     return get_peft_model(model, adapters)  # type: ignore[no-any-return]
 
 
+def build_tied() -> torch.nn.Module:
+    """The micro model whose output projection is its embedding."""
+    model: Any = models.build(MODEL, seed=0, device="cpu")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model  # type: ignore[no-any-return]
+
+
 def text(step: int) -> dict[str, torch.Tensor]:
     shape = SHAPES[MODEL]
     return data.text_batch(shape.batch, shape.seq, 0, step)
@@ -58,4 +65,5 @@ def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 WORKLOADS = {
     "router": Workload(build=build_with_router, batch=text, loss=loss, name="router"),
     "adapters": Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters"),
+    "tied": Workload(build=build_tied, batch=text, loss=loss, name="tied"),
 }

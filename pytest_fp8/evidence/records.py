@@ -114,10 +114,12 @@ class Curve:
     gradient_norms: Sequence[float]
     data: int = 0
     """Checksum of the batches of all steps."""
+    trained: Sequence[str] = ()
+    """Parameters that the arm's optimizer steps, by plain name; empty where the arm did not say."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Curve:
-        return cls(data["seed"], data["losses"], data["gradient_norms"], data.get("data", 0))
+        return cls(data["seed"], data["losses"], data["gradient_norms"], data.get("data", 0), data.get("trained", ()))
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,18 @@ class MemoryEvidence:
 
     bf16: Mapping[str, Any]
     fp8: Mapping[str, Any]
+
+    def activations(self) -> dict[str, int]:
+        """What the forward pass holds at its peak on top of what is resident: saved activations, logits, and whatever
+        FP8 copies a library keeps for the backward pass. By arm; empty where a step of the user's own has no such
+        phase in one of them."""
+        arms = {"bf16": self.bf16, "fp8": self.fp8}
+        held = {
+            name: arm["phases"]["forward"]["allocated"] - arm["resident"]
+            for name, arm in arms.items()
+            if "forward" in arm["phases"]
+        }
+        return held if len(held) == len(arms) and held["bf16"] > 0 else {}
 
 
 @dataclass(frozen=True)

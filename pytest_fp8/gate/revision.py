@@ -17,9 +17,9 @@ from pytest_fp8.gate.statistics import MAD_TO_SIGMA, SIGMA_RUN_FLOOR, normal_qua
 CONFIDENCE = 0.99
 """Two-sided: how often a speedup that did not change is left alone."""
 EXACT = 1e-9
-DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap")
+DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
 """Metrics that set the scene: they move with the host or the library, which says nothing good or bad about FP8."""
-TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"))
+TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"), ("memory_ratio", "activation_ratio"))
 """Metrics of one measurement: where one of them is rewritten, so are the others."""
 
 

@@ -31,4 +31,4 @@ def add_adapters(model: torch.nn.Module, rank: int, targets: Sequence[str] = ())
     if missing:
         raise ValueError(f"no Linear is named {missing[0]!r}; this model has {', '.join(sorted(names))}")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=wanted, task_type=None)
-    return get_peft_model(model, config, autocast_adapter_dtype=False)  # type: ignore[arg-type,no-any-return]
+    return get_peft_model(model, config, autocast_adapter_dtype=False)  # type: ignore[no-any-return]

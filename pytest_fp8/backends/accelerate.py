@@ -1,0 +1,178 @@
+"""FP8 through Hugging Face Accelerate: ``Accelerator(mixed_precision="fp8")`` over Transformer Engine or torchao.
+
+What Accelerate adds is kept, for it is what its users get: BF16 autocast around the forward pass, outputs in float32.
+What it drops is not put back either; the checks read what is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.arms.preparation import forget_accelerate
+from pytest_fp8.backends.base import Conversion, Prepared, installed, linears, odd_size, reason_to_leave, ties
+from pytest_fp8.backends.torchao import TorchAO
+from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.cases import Case
+
+MINIMUM = "1.10"
+EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
+
+
+def with_accelerate(library: tuple[bool, str]) -> tuple[bool, str]:
+    """Whether the library and Accelerate above it are both there, and the reason."""
+    if not library[0]:
+        return library
+    mine = installed("accelerate", MINIMUM)
+    return mine[0], f"{mine[1]} over {library[1]}" if mine[0] else mine[1]
+
+
+class AccelerateTransformerEngine(TransformerEngine):
+    """``Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs(...)])``; of Transformer Engine's recipes
+    only delayed scaling is offered here."""
+
+    name = "accelerate_te"
+
+    def available(self) -> tuple[bool, str]:
+        return with_accelerate(super().available())
+
+    def import_library(self) -> None:
+        import accelerate  # noqa: F401
+
+        super().import_library()
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        case: Case,
+        compiled: bool,
+    ) -> Prepared:
+        from accelerate import Accelerator
+        from accelerate.utils import TERecipeKwargs
+
+        forget_accelerate()
+        accelerator = Accelerator(
+            cpu=on_cpu(model), mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs(**case.full_options)]
+        )
+        return prepare_te(accelerator, model, make_optimizer(model), compiled)
+
+    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+        """Accelerate's wrapper around the model's forward opens the context itself."""
+        return nullcontext
+
+
+class AccelerateTorchAO(TorchAO):
+    """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""
+
+    name = "accelerate_torchao"
+
+    def available(self) -> tuple[bool, str]:
+        return with_accelerate(super().available())
+
+    def import_library(self) -> None:
+        import accelerate  # noqa: F401
+
+        super().import_library()
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        case: Case,
+        compiled: bool,
+    ) -> Prepared:
+        from dataclasses import replace
+
+        from accelerate import Accelerator
+        from accelerate.utils import AORecipeKwargs
+        from torchao.float8 import Float8LinearConfig
+
+        forget_accelerate()
+        config = replace(Float8LinearConfig.from_recipe_name(case.recipe), emulate=case.emulated)
+        accelerator = Accelerator(
+            cpu=on_cpu(model), mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=config)]
+        )
+        return prepare_torchao(accelerator, model, make_optimizer(model))
+
+
+# -- what both roads through Accelerate do ----------------------------------------------------------------------------
+
+
+def prepare_te(accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool) -> Prepared:
+    """``accelerator.prepare`` over Transformer Engine, and what it was meant to convert."""
+    meant, tied = meant_for_te(model), ties(model)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    meant.untied = broken(tied, model)
+    if compiled:
+        step_around(model)
+    return Prepared(model, meant, optimizer, backward=accelerator.backward)
+
+
+def prepare_torchao(accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
+    """``accelerator.prepare`` over torchao, and what it was meant to convert."""
+    meant, tied = meant_for_torchao(model), ties(model)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    meant.untied = broken(tied, model)
+    return Prepared(model, meant, optimizer, backward=accelerator.backward)
+
+
+def meant_for_te(model: torch.nn.Module) -> Conversion:
+    """Accelerate gives Transformer Engine every Linear of fitting sizes, output projections included. Adapters have no
+    place there; they count as left, so that converting them is found."""
+    result = Conversion()
+    for name, linear in linears(model).items():
+        reason = _reason(name, linear)
+        if reason:
+            result.left[name] = reason
+        else:
+            result.converted.append(name)
+    return result
+
+
+def meant_for_torchao(model: torch.nn.Module) -> Conversion:
+    """The same for torchao, which is not given the model's first and last Linear."""
+    result = meant_for_te(model)
+    every = list(linears(model))
+    # A head keeps the reason that it has everywhere.
+    for name, which in ((every[0], "first"), (every[-1], "last")) if every else ():
+        if name in result.converted:
+            result.converted.remove(name)
+            result.left[name] = reason_to_leave(name, 0, 0) or EDGE.format(which)
+    return result
+
+
+def _reason(name: str, linear: torch.nn.Linear) -> str:
+    reason = reason_to_leave(name, linear.in_features, linear.out_features)
+    return reason if reason.startswith("adapter") else odd_size(linear.in_features, linear.out_features)
+
+
+def broken(tied: Mapping[str, str], model: torch.nn.Module) -> dict[str, str]:
+    """Those of the ties that a conversion broke. ``convert_model`` copies weights into new layers: a tied head becomes
+    a weight of its own, which the optimizer that was made before does not know."""
+    live = dict(model.named_parameters(remove_duplicate=False))
+    return {name: first for name, first in tied.items() if live.get(name) is not live.get(first)}
+
+
+def step_around(model: torch.nn.Module) -> None:
+    """Have ``torch.compile`` step around the live te.Linear layers, as :func:`linear_type` says why.
+
+    Accelerate made them, so their class is changed where they stand: one class for all, compiled around once.
+    """
+    import transformer_engine.pytorch as te
+
+    stepped = linear_type("delayed")
+    for module in model.modules():
+        if type(module) is te.Linear:
+            # Past nn.Module's __setattr__, which looks for parameters, and Transformer Engine's own.
+            object.__setattr__(module, "__class__", stepped)
+
+
+def on_cpu(model: torch.nn.Module) -> bool:
+    """Whether Accelerate must be told to stay on the CPU, where the model is, although it may see a GPU."""
+    return next(model.parameters()).device.type == "cpu"

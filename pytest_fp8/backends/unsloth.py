@@ -1,0 +1,272 @@
+"""Unsloth: LoRA on a frozen base, which ``load_in_fp8`` keeps in FP8 alone; and the same library's 16-bit LoRA.
+
+What its source says (2026.10): the base's Linears are quantized by torchao, one scale per row of the weight; a forward
+product casts its input row by row and multiplies with ``torch._scaled_mm``; a backward product brings the weight back
+to BF16 first. Three fused functions, for q/k/v, for o and for an MLP whose projections all have adapters, take the
+weights past their modules; other projections go through peft. Adapters are float32 parameters, cast at each use.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.backends.base import Backend, Conversion, Prepared, Seen, linears, observed_conversion
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.cases import Case
+
+BASE_SEED = 0
+"""The base is frozen and takes long to load, so it stays; a seed draws the adapters and the data."""
+SAMPLE_ROWS = 256
+
+
+class UnslothBf16(Backend):
+    """16-bit LoRA: the reference that an FP8 base of the same library is measured against."""
+
+    name = "unsloth_bf16"
+    distribution = "unsloth"
+    minimum_version = "2026.10"
+    token_multiple = 1
+    patches_others = True
+    compiles_itself = True
+    fp8 = False
+
+    def import_library(self) -> None:
+        # Both would ask the network, which an arm does not need and may not have.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+        import unsloth  # noqa: F401
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        try:
+            self.import_library()
+        except (ImportError, NotImplementedError, RuntimeError) as error:
+            return False, f"Unsloth cannot be imported: {error}"
+        return True, ""
+
+    def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
+        """The library's model with adapters; base weights of :data:`BASE_SEED` or of the case's folder."""
+        self.import_library()
+        import torch
+        from unsloth import FastLanguageModel
+
+        from pytest_fp8.zoo.adapters import PROJECTIONS
+
+        tokens = case.tokens
+        assert tokens is not None, "such a case has a model of the suite"
+        with model_folder(case, device) as folder:
+            model, _ = FastLanguageModel.from_pretrained(
+                str(folder),
+                max_seq_length=tokens[1],
+                dtype=torch.bfloat16,
+                load_in_4bit=False,
+                load_in_fp8=self.fp8,
+                fast_inference=False,
+                local_files_only=True,
+                use_gradient_checkpointing=False,
+                # Left to itself it moves embeddings to the host where memory is short: in one arm and not the other.
+                offload_embedding=False,
+            )
+        model = FastLanguageModel.get_peft_model(
+            model,
+            r=case.lora,
+            lora_alpha=2 * case.lora,
+            lora_dropout=0.0,
+            target_modules=list(case.lora_targets or PROJECTIONS),
+            use_gradient_checkpointing=False,
+            random_state=seed,
+        )
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.drawn(model, seed).items():
+                parameters[name].copy_(value)
+        return model.train()  # type: ignore[no-any-return]
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        case: Case,
+        compiled: bool,
+    ) -> Prepared:
+        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
+        return Prepared(model, conversion, loss_of=language_model_loss)
+
+    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        return Conversion(left=dict.fromkeys(linears(model), "reference: this arm is BF16"))
+
+    def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
+        """The autocast of ``TrainingArguments(bf16=True)``; adapters outside the fused functions need it, or their
+        products would run in float32."""
+        import torch
+
+        return lambda: torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        return False
+
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        return {"recipe": "off"}
+
+    def drawn(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
+        """Adapters as peft initialises them: A uniform within 1/sqrt(in_features), B zero. Drawn on the CPU, parameter
+        by parameter, so that both arms get the same bits."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        values: dict[str, torch.Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if ".lora_A." in name:
+                value = torch.empty(parameter.shape, dtype=torch.float32)
+                torch.nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+            elif ".lora_B." in name:
+                value = torch.zeros(parameter.shape, dtype=torch.float32)
+            else:
+                continue
+            values[name] = value.to(parameter.device, parameter.dtype)
+        # What follows may draw too: the noise of a jittered restart.
+        torch.manual_seed(seed)
+        return values
+
+    def saved(self, key: str) -> bool:
+        return ".lora_A." in key or ".lora_B." in key
+
+    @contextmanager
+    def watching(self, model: torch.nn.Module, seen: Seen) -> Iterator[None]:
+        """Stand in for ``matmul_lora``, through which each fused function computes ``x . W^T`` and the adapter's two
+        products. In the backward pass it is given transposed weights, which belong to no module."""
+        from unsloth.kernels import fast_lora
+
+        owners = {id(linear.weight): linear for linear in linears(model).values()}
+        original = fast_lora.matmul_lora
+
+        def watched(x: Any, weight: Any, state: Any, a: Any, b: Any, scale: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(x, weight, state, a, b, scale, *args, **kwargs)
+            layers = [owners[id(w)] for w in (weight, a, b) if id(w) in owners]
+            for layer in layers:
+                sample = None
+                if self.is_fp8_layer(layer):
+                    some = x.detach().reshape(-1, x.shape[-1])[:SAMPLE_ROWS]
+                    sample = some, original(some, weight, state, None, None, None)
+                seen(layer, x.numel() // x.shape[-1], sample)
+            return result
+
+        fast_lora.matmul_lora = watched
+        try:
+            yield
+        finally:
+            fast_lora.matmul_lora = original
+
+
+class Unsloth(UnslothBf16):
+    """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, forward alone."""
+
+    name = "unsloth"
+    token_multiple = Backend.token_multiple
+    fp8 = True
+
+    def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
+        import torch
+
+        capability = torch.cuda.get_device_capability()
+        if capability < (9, 0):
+            return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
+        return super().usable(recipe, emulated)
+
+    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        """The model comes converted; what is said here is read off it."""
+        sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
+        found = observed_conversion(model, sizes, self.is_fp8_layer)
+        kept = {name: str(linear.weight.dtype).removeprefix("torch.") for name, linear in linears(model).items()}
+        for name, reason in found.left.items():
+            if reason.startswith("adapter"):
+                found.left[name] = f"{reason}, kept in {kept[name]}"
+        return found
+
+    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
+        return fp8_weight(module) is not None
+
+    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
+        return describe(fp8_weight(module))
+
+
+def fp8_weight(module: torch.nn.Module) -> Any:
+    """The layer's weight where it is one of torchao's tensors that keep FP8 values (``qdata``) beside their scale."""
+    import torch
+
+    weight = module._parameters.get("weight")
+    values = getattr(weight, "qdata", None)
+    return weight if values is not None and values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else None
+
+
+def describe(weight: Any) -> dict[str, Any]:
+    """The recipe that such a weight is multiplied in, from its scale's shape; weights whose input stays in high
+    precision are multiplied in high precision."""
+    if weight is None:
+        return {"recipe": "off"}
+    if getattr(weight, "act_quant_kwargs", None) is None:
+        return {"recipe": "weight_only"}
+    rows, columns = weight.shape
+    scale = tuple(weight.scale.shape)
+    if scale in ((rows, 1), (rows,)):
+        return {"recipe": "rowwise"}
+    return {"recipe": "tensorwise" if math.prod(scale) == 1 else f"blocks of {rows // scale[0]}x{columns // scale[-1]}"}
+
+
+def language_model_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """The library's fused loss, by the labels that its users pass: the input's own tokens, shifted inside. The suite's
+    labels are one ahead already, so they go back by one, and each row's last is lost."""
+    labels = batch["labels"]
+    unshifted = labels.roll(1, dims=1)
+    unshifted[:, 0] = -100
+    return model(input_ids=batch["input_ids"], labels=unshifted).loss  # type: ignore[no-any-return]
+
+
+@contextmanager
+def model_folder(case: Case, device: str) -> Iterator[Path]:
+    """A folder to load the case's base from: its own, or one written for now. Nothing that it leaves on the disk stays:
+    beside it the library keeps the quantized model, under the folder's name, and would take it for the same again."""
+    from pytest_fp8.zoo.folder import write_model
+
+    with tempfile.TemporaryDirectory(prefix="fp8-unsloth-") as made:
+        folder = Path(case.weights or made)
+        if case.weights is None:
+            write_model(case.model, folder, seed=BASE_SEED, device=device)
+            _free(device)
+        forget_quantized(folder)
+        try:
+            yield folder
+        finally:
+            forget_quantized(folder)
+
+
+def forget_quantized(folder: Path) -> None:
+    """Remove the FP8 copy that the library keeps of exactly this folder."""
+    from shutil import rmtree
+
+    path = os.path.abspath(folder)
+    digest = hashlib.sha256(path.encode()).hexdigest()[:12]
+    kept = Path(tempfile.gettempdir(), f"unsloth-fp8-{os.getuid()}")
+    for copy in glob.glob(f"{glob.escape(str(kept / Path(path).name))}-fp8-*-{digest}*"):
+        rmtree(copy, ignore_errors=True)
+
+
+def _free(device: str) -> None:
+    """Give back what writing the model took, before it is loaded."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()

@@ -1,0 +1,166 @@
+"""What the stored baselines say to a claim. Pure.
+
+The rule. A measurement is an interval; a claim is a range, widened by :data:`TOLERANCE` of its ends. What ``at least``
+promises is everything from the range's low end up, what ``at most`` promises everything up to its high end, and
+``about`` is the range itself. The claim *held* where the whole interval lies inside that, *did not hold* where all of
+it lies outside, and held *partly* where it reaches across an end, which a measurement too coarse to tell does, too. A
+range promised as 1.7x to 2.2x is kept by 1.7x, and by 3x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
+from pytest_fp8.gate.baseline import Baseline
+from pytest_fp8.gate.revision import Speed, speed_of
+
+TOLERANCE = 0.02
+"""Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
+BETWEEN_HOSTS = 0.05
+"""How far step times of the same arm lay apart on hosts of one kind of GPU. It widens what is no ratio of two arms that
+took turns on one GPU: tokens per second, and step times of two different cases."""
+HELD, PARTLY, DID_NOT_HOLD, NOT_MEASURED = "held", "partly", "did not hold", "not measured here"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measured value and the interval that it may lie in."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, the case that answered it, and the answer. ``why``: what is missing of each nearer case."""
+
+    claim: Claim
+    near: Near
+    word: str
+    reading: Reading | None = None
+    why: tuple[str, ...] = ()
+
+    def command(self, gpu: str) -> str:
+        """What measures the nearest case, or both cases of two."""
+        nearest = self.claim.cases[0]
+        chosen = " or ".join(case.id for case in (nearest.case, nearest.other) if case is not None)
+        return (
+            f'pytest suites -k "{chosen}" --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "claim {self.claim.id}"'
+        )
+
+    def measured(self) -> str:
+        """The value with its interval; ``-`` without one."""
+        if self.reading is None:
+            return "-"
+        low, high = (shown(self.claim.metric, end) for end in (self.reading.low, self.reading.high))
+        value = shown(self.claim.metric, self.reading.value)
+        return value if low == high else f"{value} [{low}, {high}]"
+
+
+def judge(claim: Claim, stored: Mapping[str, Baseline]) -> Finding:
+    """``stored``: one GPU's baselines by case id. The nearest case that can answer does."""
+    missing: list[str] = []
+    for near in claim.cases:
+        why = _missing(near, stored)
+        reading = None if why else read(claim.metric, near, stored)
+        if reading is not None:
+            return Finding(claim, near, verdict(claim, reading), reading, tuple(missing))
+        missing.append(why or f"{near.case.id} has no {claim.metric}")
+    return Finding(claim, claim.cases[0], NOT_MEASURED, why=tuple(missing))
+
+
+def verdict(claim: Claim, reading: Reading) -> str:
+    """The rule, on one interval."""
+    low = claim.low - TOLERANCE * abs(claim.low) if claim.compare in (AT_LEAST, ABOUT) else -math.inf
+    high = claim.high + TOLERANCE * abs(claim.high) if claim.compare in (AT_MOST, ABOUT) else math.inf
+    if low <= reading.low and reading.high <= high:
+        return HELD
+    return DID_NOT_HOLD if reading.high < low or reading.low > high else PARTLY
+
+
+def read(metric: str, near: Near, stored: Mapping[str, Baseline]) -> Reading | None:
+    """A metric of a case, or of two cases, with its interval; ``None`` where the baseline does not hold it."""
+    own = stored[near.case.id]
+    if near.other is not None:
+        return _of_two(metric, own, stored[near.other.id])
+    if metric == "speedup":
+        return _ratio(speed_of(own.values(metric))) if own.values(metric) else None
+    if metric in ("fp8_tokens_per_s", "bf16_tokens_per_s"):
+        tokens = near.case.tokens
+        times = own.values(metric.removesuffix("_tokens_per_s") + "_ms")
+        return _between_hosts([math.prod(tokens) / (ms / 1000) for ms in times]) if tokens and times else None
+    values = own.values(metric)
+    if not values:
+        return None
+    if metric == "loss_gap":
+        return _mean(values)
+    # Bytes and counts repeat exactly: the values are the interval.
+    return Reading(fmean(values), min(values), max(values))
+
+
+def _of_two(metric: str, own: Baseline, other: Baseline) -> Reading | None:
+    if metric in ("step_over_other_bf16", "step_over_other_fp8"):
+        mine, theirs = own.values("fp8_ms"), other.values(metric.removeprefix("step_over_other_") + "_ms")
+        return _between_hosts([fmean(mine) / fmean(theirs)]) if mine and theirs else None
+    if not own.values("speedup") or not other.values("speedup"):
+        return None
+    first, second = speed_of(own.values("speedup")), speed_of(other.values("speedup"))
+    if metric == "speedup_over_other":
+        error = math.hypot(first.error, second.error)
+        return _ratio(Speed(first.theta - second.theta, error, min(first.processes, second.processes)))
+    return _adapter_share(first, second)
+
+
+def _adapter_share(adapted: Speed, full: Speed) -> Reading | None:
+    """The share of the BF16 step that FP8 does not touch because it is adapters, as those who claim it compute it.
+
+    With a gain G on everything but the adapters and 1 on those, 1 / S = (1 - share) / G + share. G is the speedup of
+    full training, S that with adapters. An upper bound: full training also gains on the weight gradients, which a
+    frozen base does not have. ``None`` where full training gains nothing, which leaves nothing to share.
+    """
+    if full.interval[0] <= 1:
+        return None
+
+    def share(with_adapters: float, without: float) -> float:
+        return (1 / with_adapters - 1 / without) / (1 - 1 / without)
+
+    low = share(adapted.interval[1], full.interval[0])
+    high = share(adapted.interval[0], full.interval[1])
+    return Reading(share(math.exp(adapted.theta), math.exp(full.theta)), min(low, high), max(low, high))
+
+
+def _missing(near: Near, stored: Mapping[str, Baseline]) -> str:
+    for case in (near.case, near.other):
+        if case is None:
+            continue
+        found = stored.get(case.id)
+        if found is None:
+            return f"no baseline of {case.id}"
+        if found.case_hash != case.digest():
+            return f"the baseline of {case.id} is of another definition"
+    return ""
+
+
+def _ratio(speed: Speed) -> Reading:
+    return Reading(math.exp(speed.theta), *speed.interval)
+
+
+def _between_hosts(values: list[float]) -> Reading:
+    return Reading(fmean(values), min(values) * (1 - BETWEEN_HOSTS), max(values) * (1 + BETWEEN_HOSTS))
+
+
+def _mean(values: list[float]) -> Reading:
+    """The mean over seeds with the confidence that the loss question uses, on both sides."""
+    from pytest_fp8.gate.decide import LOSS_CONFIDENCE
+    from pytest_fp8.gate.statistics import sample_sd, student_quantile
+
+    count, middle = len(values), fmean(values)
+    if count < 2:
+        return Reading(middle, -math.inf, math.inf)
+    half = student_quantile(LOSS_CONFIDENCE, count - 1) * sample_sd(values) / math.sqrt(count)
+    return Reading(middle, middle - half, middle + half)

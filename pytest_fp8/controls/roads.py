@@ -1,0 +1,61 @@
+"""Breakages on the roads through other libraries: what Accelerate and the Trainer do to weights, optimizer and ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pytest_fp8.arms.hooks import Hooks
+from pytest_fp8.backends.base import Conversion, plan, ties
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.engine import Engine
+
+
+class OptimizerMadeBefore(Hooks):
+    """The conversion puts new parameters in place of those that the optimizer was made with."""
+
+    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        import torch
+
+        optimizer = engine.material.optimizer(engine.model)
+        meant = convert()
+        for name in meant.converted:
+            layer = engine.model.get_submodule(name)
+            assert isinstance(layer.weight, torch.nn.Parameter)
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        assert engine._prepared is not None
+        engine._prepared.optimizer = optimizer
+        return meant
+
+
+class ModelNotPrepared(Hooks):
+    """``accelerator.prepare`` is given the optimizer, and not the model."""
+
+    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        from accelerate import Accelerator
+        from accelerate.utils import AORecipeKwargs
+
+        meant = plan(engine.model)
+        accelerator = Accelerator(
+            cpu=engine.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()]
+        )
+        accelerator.prepare(engine.material.optimizer(engine.model))
+        return meant
+
+
+class TieBroken(Hooks):
+    """The output projection gets a copy of the embedding that it was one with."""
+
+    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        import torch
+
+        from pytest_fp8.backends.accelerate import broken
+
+        tied = ties(engine.model)
+        meant = convert()
+        head = engine.model.get_submodule("lm_head")
+        assert isinstance(head.weight, torch.nn.Parameter)
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        meant.untied = broken(tied, engine.model)
+        return meant

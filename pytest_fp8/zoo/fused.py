@@ -1,0 +1,159 @@
+"""A Llama decoder with joined projections: q, k and v are one Linear, gate and up another; the numbers stay the same.
+
+Only the products are joined. Rotary embedding and attention are transformers' own, called as its LlamaAttention calls
+them, so that a fused model's attention runs on the kernels of the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class FusedAttention(nn.Module):
+    """Grouped-query attention with one projection for q, k and v: its rows are q's, then k's, then v's."""
+
+    parts = ("q_proj", "k_proj", "v_proj")
+    whole = "qkv_proj"
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        self.config: Any = plain.config
+        self.head_dim: int = plain.head_dim
+        self.scaling: float = plain.scaling
+        self.attention_dropout: float = plain.attention_dropout
+        # Read by transformers' attention functions and caches.
+        self.num_key_value_groups, self.is_causal = plain.num_key_value_groups, plain.is_causal
+        self.layer_idx: int = plain.layer_idx
+        pieces = [getattr(plain, part) for part in self.parts]
+        self.rows = [piece.out_features for piece in pieces]
+        self.qkv_proj = joined_linear(pieces)
+        self.o_proj = plain.o_proj
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
+
+        shape = hidden_states.shape[:-1]
+        heads = [rows // self.head_dim for rows in self.rows]
+        # Split while tokens come first, so that the three gradients are put together in the order the product wants.
+        parts = self.qkv_proj(hidden_states).view(*shape, sum(heads), self.head_dim).split(heads, dim=-2)
+        query, key, value = [part.transpose(1, 2) for part in parts]
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(*shape, -1).contiguous()), weights
+
+
+class FusedMlp(nn.Module):
+    """SwiGLU with one projection for gate and up: ``down(act(gate) * up)``."""
+
+    parts = ("gate_proj", "up_proj")
+    whole = "gate_up_proj"
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        pieces = [getattr(plain, part) for part in self.parts]
+        self.rows = [piece.out_features for piece in pieces]
+        self.gate_up_proj = joined_linear(pieces)
+        self.down_proj, self.act_fn = plain.down_proj, plain.act_fn
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(hidden_states).split(self.rows, dim=-1)
+        return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
+
+
+class NothingToFuse(TypeError):
+    """The model is not the decoder that this module knows how to fuse."""
+
+    fp8_cause = "only transformers' Llama is fused here, with plain Linears: other decoders, and layers that carry "
+    fp8_cause += "adapters, have other parts"
+    fp8_next = "take a Llama without adapters, or backend transformer_engine, which converts any model layer by layer"
+
+
+def fuse(model: nn.Module) -> None:
+    """Join the projections of each decoder layer, in place. Raises :class:`NothingToFuse` and leaves the model alone
+    where it has no layer of transformers' Llama, or one whose projections are not plain Linears."""
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+    fused: dict[type, type[FusedAttention | FusedMlp]] = {LlamaAttention: FusedAttention, LlamaMLP: FusedMlp}
+    found = [(name, module) for name, module in model.named_modules() if type(module) in fused]
+    if not found:
+        raise NothingToFuse(f"{type(model).__name__} has no LlamaAttention and no LlamaMLP to fuse")
+    for name, module in found:
+        for part in fused[type(module)].parts:
+            piece = getattr(module, part)
+            if type(piece) is not nn.Linear:
+                raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
+    for name, module in found:
+        replace(model, name, fused[type(module)](module))
+
+
+def _kind(module: object) -> str:
+    return f"{type(module).__name__} of {type(module).__module__.partition('.')[0]}"
+
+
+def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
+    """Each joined parameter's name, with the plain model's names of its parts and the rows each takes, in order."""
+    for name, module in model.named_modules():
+        if not isinstance(module, FusedAttention | FusedMlp):
+            continue
+        ends = [sum(module.rows[: index + 1]) for index in range(len(module.rows))]
+        rows = [slice(end - size, end) for end, size in zip(ends, module.rows, strict=True)]
+        for kind, parameter in getattr(module, module.whole).named_parameters():
+            # A fused module may be the model itself, whose own name is empty.
+            prefix = f"{name}." if name else ""
+            if parameter.dim():
+                parts = [f"{prefix}{part}.{kind}" for part in module.parts]
+                yield f"{prefix}{module.whole}.{kind}", list(zip(parts, rows, strict=True))
+
+
+def joined_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
+    """One Linear whose rows are those of ``pieces``, one after the other; they share an input."""
+    first = pieces[0]
+    joined = nn.Linear(
+        first.in_features,
+        sum(piece.out_features for piece in pieces),
+        bias=first.bias is not None,
+        dtype=first.weight.dtype,
+        # No memory for weights that are replaced at once.
+        device="meta",
+    )
+    joined.weight = _joined([piece.weight for piece in pieces])
+    if first.bias is not None:
+        joined.bias = _joined([piece.bias for piece in pieces])
+    return joined
+
+
+def _joined(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
+    trained = {parameter.requires_grad for parameter in parameters}
+    if len(trained) > 1:
+        raise ValueError("projections of which some are frozen and some are trained cannot be one parameter")
+    return nn.Parameter(torch.cat([parameter.detach() for parameter in parameters]), requires_grad=trained.pop())
+
+
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` where ``name`` is."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)

@@ -1,0 +1,68 @@
+"""Asks Accelerate what it does, in a process of its own: ``python accelerate_answers.py`` prints one JSON object.
+
+Where Transformer Engine is not installed, a module with a te.Linear that is an nn.Linear stands in: what is asked is
+Accelerate's own Python around it, its loop and its arguments, and no product of Transformer Engine.
+"""
+
+import importlib.util
+import json
+import sys
+import types
+
+import torch
+from torch import nn
+
+
+def stand_in():
+    package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
+
+    class Linear(nn.Linear):
+        def __init__(self, inputs, outputs, bias=True, params_dtype=None):
+            super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
+
+    class LayerNorm(nn.LayerNorm): ...
+
+    module.Linear, module.LayerNorm, module.TransformerLayer = Linear, LayerNorm, LayerNorm
+    package.pytorch = module
+    sys.modules |= {"transformer_engine": package, "transformer_engine.pytorch": module}
+    for name in ("accelerate.utils.dataclasses", "accelerate.utils.transformer_engine", "accelerate.accelerator"):
+        importlib.import_module(name).is_transformer_engine_available = lambda: True
+
+
+def tied():
+    model = nn.ModuleDict({"embed": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
+    model["head"].weight = model["embed"].weight
+    return model
+
+
+def main():
+    from accelerate import Accelerator
+
+    if importlib.util.find_spec("transformer_engine") is None:
+        stand_in()
+    import transformer_engine.pytorch as te
+    from accelerate.utils import TERecipeKwargs
+    from accelerate.utils.dataclasses import FP8BackendType
+    from accelerate.utils.transformer_engine import convert_model
+
+    Accelerator(cpu=True)  # convert_model asks for the process's state
+    row = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 10), nn.Linear(32, 32))
+    head = tied()
+    with torch.no_grad():
+        convert_model(row)
+        convert_model(head)
+    try:
+        lower = FP8BackendType("te").value
+    except ValueError as error:
+        lower = str(error)
+    answers = {
+        "most_recent": TERecipeKwargs(amax_compute_algo="most_recent").to_kwargs().get("amax_compute_algo", "dropped"),
+        "converted": [isinstance(layer, te.Linear) for layer in row],
+        "tied": head["head"].weight is head["embed"].weight,
+        "te": lower,
+    }
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

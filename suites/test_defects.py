@@ -1,0 +1,121 @@
+"""What is known to be broken in a library, asserted as it should be. Strict: the release that mends it fails here."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+import matrix
+from pytest_fp8 import Case
+from pytest_fp8.checks.precision import check_precision
+from pytest_fp8.errors import ArmError, CheckFailed
+
+
+def known(package, what, raises=AssertionError):
+    """A strict xfail that names the installed release, read without importing it."""
+    try:
+        release = version(package)
+    except PackageNotFoundError:
+        release = "(not installed)"
+    return pytest.mark.xfail(strict=True, raises=raises, reason=f"{package} {release}: {what}")
+
+
+@pytest.fixture(scope="module")
+def accelerate():
+    """Accelerate's own answers, from a process of its own: nothing heavy is imported here."""
+    pytest.importorskip("torchao")
+    if not _installed("accelerate"):
+        pytest.skip("needs accelerate: pip install accelerate")
+    program = Path(__file__).with_name("accelerate_answers.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=180, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _installed(package):
+    import importlib.util
+
+    return importlib.util.find_spec(package) is not None
+
+
+@known("accelerate", "to_kwargs() drops amax_compute_algo='most_recent', its own default; max is in force")
+def test_the_algorithm_asked_for_is_passed_on(accelerate):
+    assert accelerate["most_recent"] == "most_recent"
+
+
+@known("accelerate", "convert_model returns at the first Linear whose sizes are not multiples of 16")
+def test_an_odd_linear_does_not_end_the_conversion(accelerate):
+    assert accelerate["converted"] == [True, False, True]
+
+
+@known("accelerate", "convert_model copies weights, which unties a tied head")
+def test_a_tied_head_stays_tied(accelerate):
+    assert accelerate["tied"]
+
+
+@known("accelerate", "accelerate launch --fp8_backend takes te, Accelerator takes TE alone")
+def test_the_backend_is_taken_as_the_launcher_spells_it(accelerate):
+    assert accelerate["te"] == "TE"
+
+
+@known("transformers", "bf16=True wins over ACCELERATE_MIXED_PRECISION=fp8 without a word")
+def test_bf16_of_the_trainer_does_not_take_fp8_away():
+    from pytest_fp8.resolve import resolve
+
+    _needs_accelerate()
+    decision = check_precision(resolve("fp8", asked=("bf16",))[0])
+    assert decision.verdict.passes, decision.message
+
+
+@known("accelerate", "accelerate launch without a config file sets ACCELERATE_MIXED_PRECISION=no over the user's")
+def test_the_launcher_leaves_the_environment_alone():
+    from pytest_fp8.resolve import resolve
+
+    _needs_accelerate()
+    decision = check_precision(resolve("fp8", launch=True, asked=("",))[0])
+    assert decision.verdict.passes, decision.message
+
+
+def _needs_accelerate():
+    for package in ("accelerate", "torchao"):
+        if not _installed(package):
+            pytest.skip(f"needs {package}: pip install {package}")
+
+
+# -- the same, and what only training shows, in a pair of arms --------------------------------------------------------
+
+WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into parameters that the optimizer never gets"
+
+
+@pytest.mark.fp8(
+    cases=[Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
+)
+class TestTrainerWithTorchAO:
+    @known("accelerate", WRAPPED, CheckFailed)
+    def test_every_weight_is_trained(self, fp8_pair):
+        fp8_pair.assert_loss()
+
+    @known(
+        "accelerate", "weights wrapped for FSDP2 have no storage that safetensors can write", (ArmError, CheckFailed)
+    )
+    def test_the_model_can_be_saved(self, fp8_pair):
+        fp8_pair.assert_checkpoints()
+
+
+@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
+@known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", CheckFailed)
+def test_the_recipe_asked_for_is_in_force(fp8_pair):
+    fp8_pair.assert_layers()
+
+
+@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", matrix.MOST)])
+class TestTiedHead:
+    @known("accelerate", "convert_model unties the head, which the optimizer does not get", CheckFailed)
+    def test_the_head_is_trained(self, fp8_pair):
+        fp8_pair.assert_loss()
+
+    @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", CheckFailed)
+    def test_a_checkpoint_can_be_carried_back(self, fp8_pair):
+        fp8_pair.assert_checkpoints()

@@ -1,0 +1,179 @@
+"""The roads through Accelerate and the Trainer: options on their way, conversions that stop, ties and optimizers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from test_checks import curves, layers_evidence
+
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.checks.checkpoints import check_checkpoints
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.checks.loss import check_loss
+from pytest_fp8.evidence.records import LossEvidence, Transfer
+
+torch = pytest.importorskip("torch")
+DEFAULT = Case("1b", "accelerate_te", "delayed")
+
+
+def blocks(odd=32):
+    """An embedding tied to a head, and a block whose middle Linear may be of odd size."""
+    from torch import nn
+
+    block = nn.ModuleDict({"q": nn.Linear(32, 32), "router": nn.Linear(32, odd), "k": nn.Linear(32, 32)})
+    model = nn.ModuleDict({"embed": nn.Embedding(64, 32), "block": block, "lm_head": nn.Linear(32, 64, bias=False)})
+    model["lm_head"].weight = model["embed"].weight
+    return model
+
+
+def test_what_each_library_is_meant_to_convert():
+    from pytest_fp8.backends.accelerate import meant_for_te, meant_for_torchao
+
+    te, ao = meant_for_te(blocks(10)), meant_for_torchao(blocks(10))
+    assert te.converted == ["block.q", "block.k", "lm_head"]
+    assert te.left["block.router"].startswith("size: out_features=10")
+    assert ao.converted == ["block.k"]
+    assert ao.left["block.q"].startswith("edge: Accelerate leaves the model's first")
+    assert ao.left["lm_head"].startswith("head")
+
+
+def test_a_tie_that_a_conversion_breaks_is_seen():
+    from pytest_fp8.backends.accelerate import broken
+    from pytest_fp8.backends.base import ties
+
+    model = blocks()
+    tied = ties(model)
+    assert tied == {"lm_head.weight": "embed.weight"}
+    assert broken(tied, model) == {}
+    model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
+    assert broken(tied, model) == tied
+
+
+def test_every_option_of_the_recipe_is_in_the_environment():
+    from pytest_fp8.backends.trainer import environment
+
+    asked = environment(
+        "TE", Case("1b", "trainer_te", "delayed", {"margin": 2, "amax_compute_algo": "max"}).full_options
+    )
+    assert asked == {
+        "ACCELERATE_MIXED_PRECISION": "fp8",
+        "ACCELERATE_FP8_BACKEND": "TE",
+        "ACCELERATE_FP8_FORMAT": "HYBRID",
+        "ACCELERATE_FP8_AMAX_HISTORY_LEN": "1024",
+        "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max",
+        "ACCELERATE_FP8_MARGIN": "2",
+    }
+
+
+def test_the_environment_is_put_back(monkeypatch):
+    from pytest_fp8.backends.trainer import _environment
+
+    monkeypatch.setenv("ACCELERATE_FP8_MARGIN", "7")
+    before = dict(os.environ)
+    with _environment({"ACCELERATE_MIXED_PRECISION": "fp8"}):
+        assert "ACCELERATE_FP8_MARGIN" not in os.environ
+    assert dict(os.environ) == before
+
+
+def test_a_default_that_accelerate_drops_is_named_with_its_reason():
+    seen = {"recipe": "delayed", **DEFAULT.full_options, "amax_compute_algo": "max"}
+    decision = check_layers(DEFAULT, layers_evidence(case=DEFAULT, recipes={"q": seen, "up": seen}))
+    assert decision.verdict is Verdict.FAIL
+    assert "amax_compute_algo=most_recent" in decision.message
+    assert "to_kwargs()" in decision.message
+    asked = replace(DEFAULT, options={"amax_compute_algo": "max"})
+    assert check_layers(asked, layers_evidence(case=asked)).verdict is Verdict.PASS
+
+
+def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
+    sizes = {"mlp.gate": (64, 64), "mlp.router": (64, 10), "mlp.up": (64, 256)}
+    evidence = layers_evidence(
+        originals=sizes,
+        converted=["mlp.gate", "mlp.up"],
+        left={"mlp.router": "size: out_features=10 is not a multiple of 16"},
+        live_fp8=["mlp.gate"],
+    )
+    decision = check_layers(DEFAULT, evidence)
+    assert decision.verdict is Verdict.FAIL
+    assert "stopped early, at mlp.router" in decision.message
+    assert "not FP8: mlp.up" in decision.message
+
+
+def test_weights_that_no_optimizer_steps_fail_the_loss():
+    reference = {s: replace(c, trained=["a", "b"]) for s, c in curves().items()}
+    whole = {s: replace(c, trained=["a", "b"]) for s, c in curves(0.001).items()}
+    part = {s: replace(c, trained=["a"]) for s, c in curves(0.001).items()}
+    twin = curves(0.0005)
+    assert check_loss(LossEvidence(whole, reference, twin)).verdict is Verdict.PASS
+    decision = check_loss(LossEvidence(part, reference, twin))
+    assert decision.verdict is Verdict.FAIL
+    assert "never stepped: b" in decision.message
+
+
+def transfer(**more):
+    saved = {"keys": ["e", "h"], "digests": {"e": 1, "h": 2}, "on_disk": {"BF16": 2}, "untied": {"h": "e"}}
+    loaded = {"missing": [], "unexpected": [], "wrong_shape": [], "digests": {"e": 1}, **more}
+    return Transfer("fp8 -> bf16", "safetensors", saved, loaded, 0.0, 0.1)
+
+
+def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
+    decision = check_checkpoints([transfer()])
+    assert decision.verdict is Verdict.FAIL
+    assert "h to stay one with e" in decision.message
+    assert "untied" in decision.message
+    assert check_checkpoints([transfer(digests={"e": 1, "h": 2})]).verdict is Verdict.PASS
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A transformer_engine whose te.Linear is an nn.Linear: Accelerate's and our own Python around it are real."""
+    import sys
+    import types
+
+    package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
+
+    class Linear(torch.nn.Linear):
+        def __init__(self, inputs, outputs, bias=True, params_dtype=None):
+            super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
+
+    module.Linear, module.LayerNorm, package.pytorch = Linear, torch.nn.LayerNorm, module
+    monkeypatch.setitem(sys.modules, "transformer_engine", package)
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", module)
+    return module
+
+
+def test_live_layers_are_stepped_around_by_one_class(stand_in):
+    from pytest_fp8.backends.accelerate import step_around
+
+    model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
+    step_around(model)
+    assert type(model[0]) is type(model[2])
+    assert isinstance(model[0], stand_in.Linear)
+    assert type(model[0]) is not stand_in.Linear
+    assert type(model[1]) is torch.nn.Linear
+    assert model(torch.ones(2, 16)).shape == (2, 16)
+
+
+def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    from pytest_fp8.arms.layout import trained
+    from pytest_fp8.arms.preparation import forget_accelerate
+    from pytest_fp8.backends.accelerate import prepare_te
+
+    monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+    forget_accelerate()
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = blocks(10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    # Accelerate's own conversion and hand-over of parameters, without the autocast that needs the real library.
+    monkeypatch.setattr(accelerator, "prepare", accelerator._prepare_te)
+    prepared = prepare_te(accelerator, model, optimizer, compiled=False)
+    live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
+    assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
+    assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
+    assert prepared.conversion.untied == {"lm_head.weight": "embed.weight"}
+    assert "lm_head.weight" not in trained(model, prepared.optimizer, {})
+    forget_accelerate()

@@ -1,0 +1,197 @@
+"""What the stored baselines say to a claim: the rule, each kind of metric, and the page made from them."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8 import Case
+from pytest_fp8.claims import CLAIMS, Claim, Near, Source, judge
+from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST
+from pytest_fp8.claims.judgement import DID_NOT_HOLD, HELD, NOT_MEASURED, PARTLY, Reading, read, verdict
+from pytest_fp8.cli import main
+from pytest_fp8.errors import SettingsError
+from pytest_fp8.gate.baseline import Baseline, write_baseline
+
+ROOT = Path(__file__).parent.parent
+CASE, OTHER = Case("454m", "torchao", "tensorwise"), Case("454m", "transformer_engine", "delayed")
+SOURCE, ONE = Source("somebody"), (Near(CASE),)
+
+
+def baseline(case=CASE, **metrics):
+    filled = {
+        name: {"unit": name, "direction": "higher", "tolerance": 0.02, "values": values}
+        for name, values in metrics.items()
+    }
+    return Baseline(case.id, case.digest(), "h200", filled)
+
+
+def speed(ratio, processes=4):
+    return [[math.log(ratio)] * 6] * processes
+
+
+def claim(metric="speedup", compare=AT_LEAST, low=1.3, high=None, cases=ONE):
+    return Claim("one", "it is so", metric, compare, low, low if high is None else high, SOURCE, cases)
+
+
+def reading(low, high):
+    return Reading((low + high) / 2, low, high)
+
+
+# -- the rule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compare", "claimed", "measured", "word"),
+    [
+        (AT_LEAST, (1.3, 1.3), (1.144, 1.154), DID_NOT_HOLD),
+        (AT_LEAST, (1.3, 1.3), (1.28, 1.29), HELD),
+        (AT_LEAST, (1.3, 1.3), (1.26, 1.28), PARTLY),
+        (AT_LEAST, (1.7, 2.2), (1.75, 1.8), HELD),
+        (AT_LEAST, (1.7, 2.2), (2.9, 3.0), HELD),
+        (AT_MOST, (0.6, 0.6), (1.16, 1.16), DID_NOT_HOLD),
+        (AT_MOST, (0.6, 0.6), (0.3, 0.3), HELD),
+        (ABOUT, (0.82, 0.82), (0.815, 0.83), HELD),
+        (ABOUT, (0.82, 0.82), (1.29, 1.31), DID_NOT_HOLD),
+        (ABOUT, (0.82, 0.82), (0.7, 0.81), PARTLY),
+        (ABOUT, (0.82, 0.82), (0.5, 1.5), PARTLY),
+        (ABOUT, (0, 0), (0, 0), HELD),
+        (ABOUT, (0, 0), (28, 28), DID_NOT_HOLD),
+        (AT_MOST, (0.02, 0.02), (-0.06, 0.018), HELD),
+        (AT_LEAST, (-0.1, -0.1), (-0.101, 0.2), HELD),
+    ],
+)
+def test_a_claim_is_held_against_the_whole_interval(compare, claimed, measured, word):
+    assert verdict(claim(compare=compare, low=claimed[0], high=claimed[1]), reading(*measured)) == word
+
+
+# -- metrics ------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_per_second_come_from_the_step_time_and_are_as_uncertain_as_hosts():
+    stored = {CASE.id: baseline(fp8_ms=[10.0, 10.0])}
+    found = read("fp8_tokens_per_s", Near(CASE), stored)
+    assert found.value == pytest.approx(8 * 1024 / 0.010)
+    assert (found.low, found.high) == pytest.approx((found.value * 0.95, found.value * 1.05))
+
+
+def test_a_gain_over_another_case_is_the_ratio_of_their_speedups():
+    stored = {CASE.id: baseline(speedup=speed(1.38)), OTHER.id: baseline(OTHER, speedup=speed(1.2))}
+    found = read("speedup_over_other", Near(CASE, other=OTHER), stored)
+    assert found.value == pytest.approx(1.15)
+    assert found.low < 1.15 < found.high
+
+
+@pytest.mark.parametrize(("arm", "expected"), [("bf16", 2.0), ("fp8", 2.5)])
+def test_step_times_of_two_cases(arm, expected):
+    stored = {CASE.id: baseline(fp8_ms=[20.0]), OTHER.id: baseline(OTHER, fp8_ms=[8.0], bf16_ms=[10.0])}
+    assert read(f"step_over_other_{arm}", Near(CASE, other=OTHER), stored).value == pytest.approx(expected)
+
+
+def test_the_share_of_the_adapters_is_found_again():
+    share, gain = 0.4, 1.5
+    adapted = 1 / ((1 - share) / gain + share)
+    stored = {CASE.id: baseline(speedup=speed(adapted)), OTHER.id: baseline(OTHER, speedup=speed(gain))}
+    found = read("adapter_share", Near(CASE, other=OTHER), stored)
+    assert found.value == pytest.approx(share)
+    assert found.low < share < found.high
+
+
+def test_without_a_gain_in_full_training_there_is_no_share():
+    stored = {CASE.id: baseline(speedup=speed(1.0)), OTHER.id: baseline(OTHER, speedup=speed(0.97))}
+    assert read("adapter_share", Near(CASE, other=OTHER), stored) is None
+
+
+def test_a_loss_gap_has_the_spread_of_its_seeds():
+    few, many = (read("loss_gap", Near(CASE), {CASE.id: baseline(loss_gap=[0.0, 0.01] * n)}) for n in (1, 8))
+    assert few.value == many.value == pytest.approx(0.005)
+    assert few.low < many.low < 0.005 < many.high < few.high
+    assert read("loss_gap", Near(CASE), {CASE.id: baseline(loss_gap=[0.0])}).high == math.inf
+
+
+# -- which case answers -------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_case_that_was_measured_answers_and_the_nearer_one_is_named():
+    found = judge(claim(cases=(Near(CASE), Near(OTHER, "differs"))), {OTHER.id: baseline(OTHER, speedup=speed(1.4))})
+    assert (found.word, found.near.case) == (HELD, OTHER)
+    assert found.why == (f"no baseline of {CASE.id}",)
+
+
+def test_a_baseline_of_another_definition_answers_nothing():
+    old = replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)
+    found = judge(claim(), {CASE.id: old})
+    assert found.word == NOT_MEASURED
+    assert "another definition" in found.why[0]
+
+
+def test_a_baseline_without_the_metric_answers_nothing():
+    found = judge(claim("activation_ratio", AT_MOST, 0.5), {CASE.id: baseline(speedup=speed(1.4))})
+    assert (found.word, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
+
+
+def test_what_was_not_measured_says_what_to_type_for_both_cases():
+    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {})
+    assert found.word == NOT_MEASURED
+    assert f'-k "{CASE.id} or {OTHER.id}" --fp8-gpu=h100' in found.command("h100")
+
+
+@pytest.mark.parametrize(
+    "broken", [{"metric": "beauty"}, {"compare": "nearly"}, {"low": 2.0, "high": 1.0}, {"cases": ()}]
+)
+def test_a_claim_that_says_nothing_is_refused(broken):
+    with pytest.raises(SettingsError):
+        claim(**broken)
+    with pytest.raises(SettingsError, match="second case"):
+        claim("speedup_over_other")
+
+
+# -- the claims and the command -----------------------------------------------------------------------------------
+
+
+def test_claims_have_ids_of_their_own_and_published_ones_an_address():
+    assert len({one.id for one in CLAIMS}) == len(CLAIMS)
+    assert all(one.source.url.startswith("https://") == (one.source.kind == "published") for one in CLAIMS)
+
+
+def test_the_page_in_this_repository_is_what_the_command_prints_now(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["claims", "--markdown"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs/claims.md").read_text(), (
+        "make it again: pytest-fp8 claims --markdown > docs/claims.md"
+    )
+
+
+def test_the_table_and_the_json_hold_every_claim(tmp_path, capsys):
+    write_baseline(tmp_path, baseline(speedup=speed(1.149), fp8_ms=[8.0], bf16_ms=[9.2]))
+    assert main(["claims", "--dir", str(tmp_path), "--json"]) == 0
+    found = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found.keys() == {one.id for one in CLAIMS}
+    assert found["torchao-454m-speed"]["verdict"] == DID_NOT_HOLD
+    assert found["torchao-454m-rate"]["verdict"] == HELD
+    assert found["torchao-350m-speed"]["command"].startswith("pytest suites -k")
+    assert main(["claims", "--dir", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert "1.149x" in table
+    assert "--fp8-gpu=h200" in table
+
+
+def test_another_gpu_has_no_answers(tmp_path, capsys):
+    write_baseline(tmp_path, baseline(speedup=speed(1.4)))
+    main(["claims", "--dir", str(tmp_path), "--gpu", "h100", "--json"])
+    assert {row["verdict"] for row in json.loads(capsys.readouterr().out)} == {NOT_MEASURED}
+
+
+def test_the_command_loads_no_torch():
+    code = (
+        "import sys; from pytest_fp8.cli import main; main(['claims']);"
+        "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

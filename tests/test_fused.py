@@ -1,0 +1,259 @@
+"""The decoder with joined projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import te_stand_in
+import torch
+from te_stand_in import Linear, RMSNorm
+from torch import nn
+
+from pytest_fp8 import Case
+from pytest_fp8.arms import stores
+from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.layout import join, split
+from pytest_fp8.arms.server import ArmServer
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.zoo import models
+from pytest_fp8.zoo.fused import FusedAttention, NothingToFuse
+from pytest_fp8.zoo.shapes import SHAPES
+
+SMALL = replace(SHAPES["micro"], tied=True)
+HEAD = "lm_head.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    with te_stand_in.installed(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "small", SMALL)
+        yield
+    # An engine freezes what is alive when it has warmed up.
+    gc.unfreeze()
+
+
+def plain(**config):
+    """A small Llama in float32, projections with biases."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made = models.llama_config(SMALL)
+    made.update({"attention_bias": True, "mlp_bias": True, **config})
+    model = LlamaForCausalLM._from_config(made, dtype=torch.float32).train()
+    with torch.no_grad():
+        # Fresh norms are all ones and biases all zero, which any norm and bias would pass for.
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+def prepared(model, recipe="current"):
+    case = Case("small", "te_fused", recipe, compile=False)
+    return backend("te_fused").prepare(model, lambda m: torch.optim.SGD(m.parameters()), case, compiled=False)
+
+
+def both(dtype=torch.float32, **config):
+    one, other = plain(**config).to(dtype), plain(**config).to(dtype)
+    return one, prepared(other).model
+
+
+def tokens():
+    return torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def under_plain_names(model, tensors):
+    return dict(split(tensors, backend("te_fused").joined(model)))
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [(2, 1), (4, 2), (2, 2)], ids=lambda heads: f"{heads[0]}q{heads[1]}kv")
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
+def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
+    one, fused = both(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=64 // heads[0])
+    expected, seen = (model(input_ids=tokens()).logits for model in (one, fused))
+    torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
+
+
+def test_each_gradient_is_a_part_of_the_joined_one_and_the_norm_is_the_same():
+    one, fused = both()
+    for model in (one, fused):
+        model(input_ids=tokens(), labels=tokens()).loss.backward()
+    expected = {name: p.grad for name, p in one.named_parameters()}
+    seen = under_plain_names(fused, [(name, p.grad) for name, p in fused.named_parameters()])
+    assert set(seen) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) for model in (one, fused)]
+    torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0)
+
+
+def test_the_state_dict_under_plain_names_is_the_plain_models_to_the_bit_and_joins_again():
+    one, fused = both()
+    keeps = backend("te_fused").scaling_state
+    live = {name: value for name, value in fused.state_dict().items() if not keeps(name)}
+    assert len(fused.state_dict()) - len(live) == 2 * 4 + 2 * 2 + 1, "scaling state of every Linear and norm"
+    named = under_plain_names(fused, live.items())
+    assert set(named) == set(one.state_dict())
+    assert all(named[name].equal(value) for name, value in one.state_dict().items())
+    again = join(named, backend("te_fused").joined(fused))
+    assert set(again) == set(live)
+    assert all(again[name].equal(value) for name, value in live.items())
+
+
+def test_every_linear_is_accounted_for_by_its_joined_name_and_size():
+    done = prepared(plain())
+    block = {"self_attn.qkv_proj": (64, 128), "self_attn.o_proj": (64, 64)}
+    block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
+    expected = {f"model.layers.{i}.{name}": sizes for i in (0, 1) for name, sizes in block.items()}
+    assert done.layers == {**expected, "lm_head": (64, 256)}
+    assert done.conversion.converted == list(expected)
+    assert list(done.conversion.left) == ["lm_head"]
+    assert sum(isinstance(module, RMSNorm) for module in done.model.modules()) == 2 * 2 + 1
+    assert not any(type(module).__name__ == "LlamaRMSNorm" for module in done.model.modules())
+    assert done.model.lm_head.weight is done.model.model.embed_tokens.weight
+    assert not any(parameter.is_meta for parameter in done.model.parameters())
+
+
+def traced(module, size):
+    """Whether ``torch.compile`` traces this layer."""
+    graphs = []
+    torch.compile(module, backend=lambda graph, _: graphs.append(graph) or graph.forward)(torch.ones(16, size))
+    return bool(graphs)
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_compiling_steps_around_each_norm_and_around_linears_that_keep_state(recipe):
+    block = prepared(plain(), recipe).model.model.layers[0]
+    assert not traced(block.input_layernorm, 64)
+    assert traced(block.self_attn.qkv_proj, 64) == (recipe == "current")
+
+
+def test_heads_of_odd_sizes_are_converted_where_their_sum_is_even_enough():
+    done = prepared(plain(head_dim=24))
+    assert done.layers["model.layers.0.self_attn.qkv_proj"] == (64, 96), "48 + 24 + 24"
+    assert "model.layers.0.self_attn.qkv_proj" in done.conversion.converted
+
+
+def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
+    done = prepared(plain(head_dim=10))
+    name = "model.layers.1.self_attn.qkv_proj"
+    assert done.conversion.left[name] == "size: out_features=40 is not a multiple of 16"
+    assert done.layers[name] == (64, 40)
+    assert not isinstance(done.model.get_submodule(name), Linear)
+
+
+def test_adapters_and_other_models_are_refused_and_left_as_they_were():
+    class Adapted(nn.Linear):
+        """As an adapter library leaves a Linear."""
+
+    model = plain()
+    model.model.layers[1].mlp.up_proj = Adapted(64, 192)
+    with pytest.raises(NothingToFuse, match=r"layers\.1\.mlp\.up_proj is a Adapted of .*, not a plain") as error:
+        prepared(model)
+    assert "without adapters" in error.value.fp8_next
+    assert not any(isinstance(module, FusedAttention) for module in model.modules())
+    with pytest.raises(NothingToFuse, match="Sequential has no LlamaAttention"):
+        prepared(nn.Sequential(nn.Linear(64, 64)))
+
+
+def test_a_frozen_part_cannot_be_joined_to_trained_ones():
+    model = plain()
+    model.model.layers[0].self_attn.k_proj.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="some are frozen"):
+        prepared(model)
+
+
+# -- the arm ----------------------------------------------------------------------------------------------------------
+
+
+def engine(name, recipe):
+    return Engine(ArmSpec(Case("small", name, recipe, compile=False), "cpu", threads=2))
+
+
+@pytest.fixture(scope="module")
+def fused(library):
+    return engine("te_fused", "current")
+
+
+@pytest.fixture(scope="module")
+def reference(library):
+    return engine("bf16", "none")
+
+
+def weights(arm):
+    return stores.weights_of(arm)[0]
+
+
+@pytest.mark.parametrize("jitter", [False, True])
+def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference, jitter):
+    before = stores.digests(weights(fused))
+    for arm in (fused, reference):
+        arm.curve(seed=5, steps=2)
+        arm.restart(seed=3, jitter=jitter)
+    assert stores.digests(weights(fused)) == stores.digests(weights(reference)) != before
+    assert not fused.optimizer.state
+
+
+def test_both_arms_train_alike(fused, reference):
+    one, other = (arm.curve(seed=1, steps=6) for arm in (fused, reference))
+    assert one["losses"] == pytest.approx(other["losses"], rel=2e-4)
+    assert one["gradient_norms"] == pytest.approx(other["gradient_norms"], rel=2e-2)
+    assert one["data"] == other["data"]
+
+
+@pytest.mark.parametrize("optimizer", [False, True], ids=["weights", "training state"])
+@pytest.mark.parametrize("store", ["safetensors", "dcp"])
+@pytest.mark.parametrize("forth", [True, False], ids=["fused to plain", "plain to fused"])
+def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
+    source, target = (fused, reference) if forth else (reference, fused)
+    source.curve(seed=2, steps=3)
+    saved = stores.save(source, str(tmp_path), store, optimizer)
+    assert HEAD in saved["aliases"], "stored once, under the embedding's name"
+    assert not any("qkv" in key or "gate_up" in key for key in saved["keys"])
+    target.restart(seed=4)
+    loaded = stores.load(target, str(tmp_path), store, optimizer)
+    assert loaded["loaded"], loaded
+    assert loaded["digests"] == saved["digests"] == stores.digests(weights(source))
+    assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
+    if optimizer:
+        assert len(saved["optimizer_digests"]) == 3 * len(saved["keys"]), "step and two moments of each plain weight"
+        assert loaded["optimizer_digests"] == saved["optimizer_digests"]
+        going_on = [arm.curve(seed=2, steps=3, first_step=3)["losses"] for arm in (source, target)]
+        assert going_on[1] == pytest.approx(going_on[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("store", ["safetensors", "dcp"])
+def test_a_part_of_a_joined_weight_is_not_stored_with_all_of_it(fused, reference, store, tmp_path):
+    sizes = [stores.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+
+
+def test_a_missing_part_is_named_and_nothing_is_loaded(fused, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    stores.save(fused, str(tmp_path), "safetensors", optimizer=False)
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    kept = {name: value for name, value in load_file(tmp_path / stores.WEIGHTS).items() if name != lost}
+    save_file(kept, tmp_path / stores.WEIGHTS)
+    before = stores.digests(weights(fused))
+    assert stores.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
+    assert stores.digests(weights(fused)) == before
+
+
+def test_every_product_of_a_step_belongs_to_a_layer(fused):
+    server = ArmServer.__new__(ArmServer)
+    server.engine = fused
+    evidence = LayersEvidence.from_json(server.layers())
+    assert evidence.recipes["model.layers.0.self_attn.qkv_proj"] == {"recipe": "current", "fp8_format": "HYBRID"}
+    assert sorted(evidence.live_fp8) == sorted(evidence.converted)
+    assert all(gain == pytest.approx(1, abs=1e-2) for gain, _ in evidence.agreement.values())
+    step = evidence.step()
+    assert {a.kind for a in step.attributions} == {"bfloat16"}
+    assert len(step.attributions) == 3 * 9
+    assert {product.operator for product in step.others} <= {"bmm"}, "the rotary embedding's"

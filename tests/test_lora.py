@@ -1,0 +1,195 @@
+"""Adapters beside FP8: which products run in which precision, what a frozen base saves, and the order of things."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchao")
+pytest.importorskip("peft")
+
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.evidence.products import FP8
+from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.markers import why_not
+from pytest_fp8.zoo.shapes import SHAPES
+
+CASE = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
+BLOCKS, PROJECTIONS = SHAPES["micro"].layers, 7
+BASE = BLOCKS * PROJECTIONS
+FIRST = [f"base_model.model.model.layers.0.self_attn.{name}_proj.base_layer" for name in "qkv"]
+"""What sees the embedding's output, which needs no gradient where the embedding is frozen."""
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    arm = ArmProcess()
+    arm.build(ArmSpec(CASE, "cpu", None, threads=1))
+    yield LayersEvidence.from_json(arm.request("layers"))
+    arm.close()
+
+
+def adapter(name):
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def ran(evidence, role, *, adapters):
+    return [a for a in evidence.step().attributions if a.role == role and adapter(a.layer) == adapters]
+
+
+# -- what a step of a case with adapters executes -----------------------------------------------------------------
+
+
+def test_the_base_is_converted_and_each_adapter_stays_with_its_reason(evidence):
+    assert check_layers(CASE, evidence).verdict is Verdict.PASS
+    assert len(evidence.live_fp8) == BASE
+    assert all(name.endswith(".base_layer") for name in evidence.live_fp8)
+    left = [name for name in evidence.left if adapter(name)]
+    assert len(left) == 2 * BASE
+    assert {evidence.left[name] for name in left} == {"adapter: LoRA matrices stay in high precision"}
+    assert {evidence.kinds[name] for name in left} == {"torch.nn.modules.linear.Linear"}
+
+
+def test_adapters_multiply_in_bfloat16_in_every_role(evidence):
+    for role, expected in (("fprop", 2 * BASE), ("dgrad", 2 * BASE - len(FIRST)), ("wgrad", 2 * BASE)):
+        assert Counter(a.kind for a in ran(evidence, role, adapters=True)) == {"bfloat16": expected}
+
+
+def test_a_frozen_base_owes_no_weight_gradient(evidence):
+    base = [call for call in evidence.calls if not adapter(call.name)]
+    assert not any(call.needs_wgrad for call in base)
+    assert not ran(evidence, "wgrad", adapters=False)
+    assert "wgrad" not in evidence.roles()
+
+
+def test_the_first_blocks_projections_owe_no_input_gradient(evidence):
+    without = [call.name for call in evidence.calls if call.fp8 and not call.needs_dgrad]
+    assert without == FIRST
+    fp8 = [a for a in ran(evidence, "dgrad", adapters=False) if a.kind == FP8]
+    assert len(fp8) == BASE - len(FIRST)
+    assert not {a.layer for a in fp8} & set(without)
+
+
+def test_torchao_run_eagerly_multiplies_the_weight_gradients_that_nobody_asked_for(evidence):
+    """Seen with torchao 0.18: its matmul's backward does not ask which gradients are needed. Compiled, a product whose
+    result nobody uses is left out."""
+    others = evidence.step().others
+    wasted = [p for p in others if p.phase == "backward" and p.kind == FP8 and p.inner == SHAPES["micro"].tokens]
+    assert len(wasted) == BASE - len(FIRST)
+
+
+# -- order, on live models ----------------------------------------------------------------------------------------
+
+
+def build():
+    from pytest_fp8.zoo import models
+
+    return models.build("micro", seed=0, device="cpu")
+
+
+def adapted(model, rank=8):
+    import torch
+
+    from pytest_fp8.zoo.adapters import add_adapters
+
+    torch.manual_seed(1)
+    return add_adapters(model, rank)
+
+
+def converted(model, wanted=lambda name: not name.endswith("lm_head")):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
+    return convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: wanted(name))
+
+
+def planned(model):
+    from pytest_fp8.backends.base import plan
+
+    return set(plan(model).converted).__contains__
+
+
+def fp8_names(model):
+    from torchao.float8.float8_linear import Float8Linear
+
+    return {name for name, module in model.named_modules() if isinstance(module, Float8Linear)}
+
+
+def loss(model):
+    from pytest_fp8.zoo import data, training
+
+    shape = SHAPES["micro"]
+    return training.language_model_loss(compiled=False)(model, data.text_batch(shape.batch, shape.seq, 0, 0))
+
+
+def test_adapters_begin_as_nothing_and_are_all_that_is_trained():
+    plain, model = build(), adapted(build())
+    assert loss(model).item() == loss(plain).item()
+    assert {adapter(name) for name, p in model.named_parameters() if p.requires_grad} == {True}
+    assert {str(p.dtype) for p in model.parameters()} == {"torch.bfloat16"}
+
+
+def test_no_gradient_lands_on_the_base():
+    model = adapted(build())
+    model = converted(model, planned(model))
+    loss(model).backward()
+    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, p in model.named_parameters() if adapter(name)}
+
+
+def test_converting_first_gives_the_same_model_since_peft_takes_a_float8linear_for_a_linear():
+    late = adapted(build())
+    late = converted(late, planned(late))
+    early = adapted(converted(build()))
+    assert fp8_names(early) == fp8_names(late)
+    assert loss(early).item() == loss(late).item()
+    assert early.state_dict().keys() == late.state_dict().keys()
+
+
+@pytest.mark.parametrize("first", ["adapters", "conversion"])
+def test_a_conversion_after_the_adapters_takes_them_along_without_a_filter(first):
+    model = converted(adapted(build() if first == "adapters" else converted(build())))
+    assert len([name for name in fp8_names(model) if adapter(name)]) == 2 * BASE
+
+
+def test_the_layers_question_tells_converted_adapters(evidence):
+    live = [*evidence.live_fp8, *(name for name in evidence.left if adapter(name))]
+    decision = check_layers(CASE, replace(evidence, live_fp8=live))
+    assert decision.verdict is Verdict.FAIL
+    assert "was an adapter" in decision.cause
+
+
+def test_a_target_that_no_linear_is_named_is_refused():
+    from pytest_fp8.zoo.adapters import add_adapters
+
+    with pytest.raises(ValueError, match="no Linear is named 'gate'"):
+        add_adapters(build(), 8, ("gate", "q_proj"))
+
+
+# -- cases --------------------------------------------------------------------------------------------------------
+
+
+def test_without_peft_a_case_with_adapters_is_skipped_with_what_to_install(monkeypatch):
+    from pytest_fp8.options import Settings
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "peft" else object())
+    reason, failure = why_not(CASE, Settings())
+    assert "pip install 'pytest-fp8[lora]'" in reason
+    assert not failure
+
+
+def test_the_suite_has_the_ranks_that_the_fit_needs():
+    sys.path.insert(0, str(Path(__file__).parent.parent / "suites"))
+    import matrix
+
+    for backend in ("torchao", "transformer_engine"):
+        ranks = {case.lora for case in matrix.LORA if (case.model, case.backend) == ("1b", backend)}
+        assert ranks == {8, 16, 32, 64}
+    assert {case.lora for case in matrix.EMULATED} == {0, 8}

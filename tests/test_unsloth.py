@@ -1,0 +1,270 @@
+"""Unsloth's road on a CPU: a module in its place loads the same folder; what only a GPU can settle is asked there."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import types
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pytest_fp8 import Case, SettingsError
+from pytest_fp8.arms import observe, stores
+from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.server import ArmServer
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend, unsloth
+from pytest_fp8.zoo import data, folder
+
+CASE = Case("micro", "unsloth_bf16", "none", lora=4, lora_targets=("q_proj", "v_proj"))
+
+
+class FastLanguageModel:
+    """Loads with transformers and adds adapters with peft, in float32, as the real one does."""
+
+    loads = 0
+
+    @staticmethod
+    def from_pretrained(name, *, dtype, **_):
+        FastLanguageModel.loads += 1
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True), tokenizer
+
+    @staticmethod
+    def get_peft_model(model, *, r, lora_alpha, lora_dropout, target_modules, random_state, **_):
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(random_state)
+        config = LoraConfig(
+            r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=target_modules, task_type="CAUSAL_LM"
+        )
+        return get_peft_model(model, config)
+
+
+def matmul_lora(x, weight, state, a, b, scale):
+    out = x @ weight.t()
+    return out if a is None else out + scale * (x @ a.to(x.dtype).t() @ b.to(x.dtype).t())
+
+
+@pytest.fixture
+def library(monkeypatch):
+    made = types.ModuleType("unsloth")
+    made.FastLanguageModel = FastLanguageModel
+    kernels = types.ModuleType("unsloth.kernels")
+    kernels.fast_lora = types.SimpleNamespace(matmul_lora=matmul_lora)
+    monkeypatch.setitem(sys.modules, "unsloth", made)
+    monkeypatch.setitem(sys.modules, "unsloth.kernels", kernels)
+    return kernels.fast_lora
+
+
+@pytest.fixture
+def engine(library):
+    return Engine(ArmSpec(CASE, "cpu"))
+
+
+def test_a_folder_holds_what_a_loader_asks_for(tmp_path):
+    folder.write_model("micro", tmp_path, seed=0, device="cpu")
+    assert "causal_sdpa" not in (tmp_path / "config.json").read_text()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert len(tokenizer) == 256, "one more than the model has and a loader grows the model"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id == 2
+
+
+def test_a_large_vocabulary_is_filled_up():
+    tokenizer = folder.tokenizer(1000)
+    assert len(tokenizer) == 1000
+    assert tokenizer.decode(tokenizer("def f():\n").input_ids) == "def f():\n"
+
+
+def test_the_folder_and_the_librarys_copy_of_it_are_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    import hashlib
+    import os
+
+    with unsloth.model_folder(CASE, "cpu") as made:
+        digest = hashlib.sha256(str(made).encode()).hexdigest()[:12]
+        kept = tmp_path / f"unsloth-fp8-{os.getuid()}"
+        (kept / f"{made.name}-fp8-row-{digest}").mkdir(parents=True)
+        (kept / f"{made.name}-fp8-row-another").mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    assert [path.name for path in kept.iterdir()] == [f"{made.name}-fp8-row-another"]
+
+
+def test_the_loss_is_the_suites_but_for_each_rows_last_token():
+    batch = data.text_batch(2, 16, seed=0, step=0)
+    logits = torch.randn(2, 16, 256)
+
+    class Model:
+        def __call__(self, input_ids, labels):
+            # transformers' own convention: position i is scored by the label of position i + 1.
+            shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten())
+            return types.SimpleNamespace(loss=loss)
+
+    before = batch["labels"].clone()
+    loss = unsloth.language_model_loss(Model(), batch)
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), before[:, :-1].flatten())
+    assert loss == pytest.approx(float(expected))
+    assert torch.equal(batch["labels"], before)
+
+
+def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(library, engine):
+    other = Engine(ArmSpec(CASE, "cpu"))
+    loads, base = FastLanguageModel.loads, engine.model.state_dict()["base_model.model.model.embed_tokens.weight"]
+    before = base.clone()
+    for arm in (engine, other):
+        arm.restart(seed=5)
+    mine, theirs = (stores.digests(stores.weights_of(arm)[0]) for arm in (engine, other))
+    assert mine == theirs
+    assert FastLanguageModel.loads == loads
+    assert torch.equal(base, before)
+    assert unsloth.UnslothBf16().drawn(engine.model, 5).keys() == stores.weights_of(engine)[0].keys()
+    other.restart(seed=6)
+    assert stores.digests(stores.weights_of(other)[0]) != mine
+
+
+def test_a_jittered_restart_moves_adapters_alone(engine):
+    engine.restart(seed=1)
+    plain = {name: value.clone() for name, value in engine.model.named_parameters()}
+    engine.restart(seed=1, jitter=True)
+    moved = {name for name, value in engine.model.named_parameters() if not torch.equal(value, plain[name])}
+    assert {name.split(".")[-3] for name in moved} == {"lora_A"}, "B is zero, and stays so"
+
+
+def test_a_curve_repeats_from_its_seed(engine):
+    first, second = (engine.curve(seed=0, steps=4) for _ in range(2))
+    assert first["losses"] == second["losses"]
+
+
+def test_adapters_alone_are_stored_and_loaded(engine, tmp_path):
+    saved = stores.save(engine, str(tmp_path), "safetensors", optimizer=True)
+    assert all(".lora_" in key for key in saved["keys"])
+    assert len(saved["keys"]) == 8
+    assert saved["frozen"] == len(engine.model.state_dict()) - 8
+    assert saved["on_disk"] == {"F32": len(saved["keys"]) * 4}
+    loaded = stores.load(engine, str(tmp_path), "safetensors", optimizer=True)
+    assert loaded["loaded"]
+    assert loaded["digests"] == saved["digests"]
+    assert loaded["optimizer_digests"] == saved["optimizer_digests"]
+
+
+def test_layers_and_logits_are_answered(library):
+    server = ArmServer(ArmSpec(CASE, "cpu"))
+    evidence = server.layers()
+    assert {call["name"].rsplit(".", 1)[-1] for call in evidence["calls"]} >= {"base_layer", "k_proj", "down_proj"}
+    assert server.logits(seed=0) == server.logits(seed=0)
+
+
+def test_products_past_the_modules_are_seen(library):
+    """What a fused function computes: two layers' products and their adapters', with no module called."""
+    linear = partial(torch.nn.Linear, bias=False)
+    model = torch.nn.ModuleDict({"q": linear(32, 16), "a": linear(32, 4), "b": linear(4, 16)})
+    model["q"].requires_grad_(False)
+    sizes = {name: (m.in_features, m.out_features) for name, m in model.items()}
+
+    def forward():
+        q, a, b = (model[name].weight for name in "qab")
+        library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
+        library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
+
+    road = unsloth.UnslothBf16()
+    calls, _, _ = observe.observe_forward(
+        model, sizes, road.is_fp8_layer, road.recipe_in_force, forward, watching=road.watching
+    )
+    assert [(c.name, c.rows, c.needs_dgrad, c.needs_wgrad) for c in calls] == [
+        ("q", 24, True, False),
+        ("a", 24, True, True),
+        ("b", 24, True, True),
+    ]
+    assert library.matmul_lora is matmul_lora
+
+
+def quantized(granularity):
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor, quantize_
+
+    layer = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    made = {"row": PerRow, "tensor": PerTensor}[granularity]()
+    with contextlib.ExitStack() as stack:
+        patch = pytest.MonkeyPatch()
+        stack.callback(patch.undo)
+        # torchao asks for the GPU's capability before it quantizes.
+        patch.setattr("torchao.quantization.quant_api.is_sm_at_least_89", lambda: True)
+        patch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda *_: None, raising=False)
+        quantize_(layer, Float8DynamicActivationFloat8WeightConfig(granularity=made, activation_value_lb=1e-12))
+    return layer
+
+
+def test_the_recipe_is_read_from_torchaos_own_tensor():
+    road = unsloth.Unsloth()
+    layer = quantized("row")
+    assert road.is_fp8_layer(layer)
+    assert road.recipe_in_force(layer) == {"recipe": "rowwise"}
+    assert road.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
+    assert not road.is_fp8_layer(torch.nn.Linear(4, 4))
+
+
+def test_an_fp8_weights_product_is_compared_with_its_own_values():
+    layer = quantized("row")
+    given = torch.randn(32, 64).bfloat16()
+    output = given @ layer.weight.dequantize().t()
+    gain, sqnr = observe.output_agreement(layer, given, output)
+    assert gain == pytest.approx(1, abs=0.01)
+    assert sqnr > 40
+    assert observe.output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
+
+
+def test_full_fine_tuning_is_refused_in_the_librarys_words():
+    with pytest.raises(SettingsError, match="not compatible with full finetuning"):
+        Case("1b", "unsloth", "rowwise")
+
+
+@pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
+def test_nothing_goes_on_top_of_its_kernels(more):
+    with pytest.raises(SettingsError, match="compiles its model itself"):
+        Case("1b", "unsloth", "rowwise", lora=16, **more)
+
+
+def test_the_reference_is_the_same_librarys_16_bit_lora():
+    case = Case("1b", "unsloth", "rowwise", lora=16)
+    assert case.reference().backend == "unsloth_bf16"
+    assert case.reference().lora == 16
+    assert backend("unsloth").compiles_itself
+    assert backend("unsloth").patches_others
+
+
+FAKE = """
+import sys
+print("UNSLOTH BEFORE", "transformers" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
+def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, seen):
+    (tmp_path / "unsloth.py").write_text(FAKE)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.arms.worker import _import_ahead; "
+    out = subprocess.run(
+        [sys.executable, "-c", code + f"_import_ahead({name!r})"], capture_output=True, text=True, check=True
+    )
+    assert out.stdout == seen
+
+
+def test_nothing_of_it_enters_pytests_process(pytester, tmp_path):
+    (tmp_path / "unsloth.py").write_text(FAKE)
+    pytester.syspathinsert(tmp_path)
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.fp8(model="tiny", backend="unsloth", recipe="rowwise", lora=16)
+        def test_pair(fp8_pair): pass
+        def test_model(fp8_model): pass
+        """
+    )
+    pytester.makeconftest(
+        "import sys\ndef pytest_unconfigure(config): print('UNSLOTH', [n for n in sys.modules if 'unsloth' in n])"
+    )
+    result = pytester.runpytest_subprocess("-p", "no:benchmark")
+    result.stdout.fnmatch_lines(["UNSLOTH []"])
