@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_fp8.errors import SettingsError as SettingsError
     from pytest_fp8.gate.verdicts import Decision as Decision
     from pytest_fp8.gate.verdicts import Verdict as Verdict
+    from pytest_fp8.padding import pad_to_multiple as pad_to_multiple
     from pytest_fp8.pair import Fp8Pair as Fp8Pair
     from pytest_fp8.workload import Workload as Workload
 
@@ -30,6 +31,7 @@ _HOMES = {
     "Decision": "gate.verdicts",
     "Verdict": "gate.verdicts",
     "Fp8Pair": "pair",
+    "pad_to_multiple": "padding",
     "Workload": "workload",
 }
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "SettingsError",
     "Verdict",
     "Workload",
+    "pad_to_multiple",
 ]
 
 

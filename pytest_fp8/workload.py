@@ -32,11 +32,18 @@ class Workload:
     scalar; without it the model is called with the batch and its result, or that result's ``.loss``, is the loss.
     ``optimizer(parameters)`` gives the optimizer; without it AdamW with ``learning_rate``.
 
+    A learning-rate schedule hangs on it as ``optimizer.scheduler``: it is then restarted, saved and loaded with it.
+    ``leave``: name patterns of Linears that stay in high precision, e.g. ``"*.router"``.
+
     A hand-written loop comes as ``step(model, batch, optimizer, precision)``: one whole training step with everything
-    in it (accumulation, clipping, evaluation now and then), which gives the step's loss. ``with precision():`` around
-    the forward pass is the FP8 arm's context (Transformer Engine's autocast) and nothing in the BF16 arm.
+    in it (accumulation, clipping, evaluation now and then), which gives the step's mean loss as a tensor. ``with
+    precision():`` around the forward pass is the FP8 arm's context (Transformer Engine's autocast) and nothing in the
+    BF16 arm. ``loss`` is not asked then.
+
     ``convert(model)`` switches FP8 on in your own way in the FP8 arm alone, in place of the backend's, and gives the
-    model or nothing; ``precision()`` likewise gives a context of your own.
+    model or nothing; ``precision()`` likewise gives a context of your own. A Linear that ``convert`` leaves though its
+    size and name would allow FP8 must be in ``leave``, or the layers question fails: whether it was filtered or
+    forgotten, nobody else can tell.
     """
 
     build: Callable[[], Any]
@@ -46,12 +53,13 @@ class Workload:
     step: Callable[[Any, Any, Any, Callable[[], Any]], Any] | None = None
     convert: Callable[[Any], Any] | None = None
     precision: Callable[[], Any] | None = None
+    leave: tuple[str, ...] = ()
     learning_rate: float = 1e-3
     name: str = "own"
 
     def fingerprint(self) -> str:
         """Hash of the functions' source text, for the case's hash: the same under every Python version."""
-        texts = [self.name, repr(self.learning_rate)]
+        texts = [self.name, repr(self.learning_rate), *self.leave]
         for function in (self.build, self.batch, self.loss, self.optimizer, self.step, self.convert, self.precision):
             try:
                 texts.append(inspect.getsource(function) if function is not None else "")

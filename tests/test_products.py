@@ -147,3 +147,35 @@ def test_a_profile_is_read_by_where_kernels_were_launched():
         ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
     ]
     assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
+
+
+def one_step(call, phase="forward", rows=None):
+    """The three products of a Linear, all in FP8, for ``rows`` in place of the call's own."""
+    m, k, n = rows or call.rows, call.in_features, call.out_features
+    return [
+        Product(phase, k, (m, n), FP8, "mm"),
+        Product("backward", n, (m, k), FP8, "mm"),
+        Product("backward", m, (n, k), FP8, "mm"),
+    ]
+
+
+def test_rows_that_a_router_moved_are_matched_by_the_layers_own_sizes():
+    call = LayerCall("expert", 64, 128, rows=48, fp8=True)
+    step = attribute(one_step(call, rows=32), [call])
+    assert [a.kind for a in step.attributions] == [FP8] * 3
+    assert step.fp8_share() == 1.0
+
+
+def test_a_layer_of_other_sizes_is_never_taken_for_a_missing_one():
+    call = LayerCall("expert", 64, 128, rows=48, fp8=True)
+    step = attribute(one_step(LayerCall("other", 64, 256, rows=48)), [call])
+    assert [a.kind for a in step.attributions] == ["absent"] * 3
+
+
+def test_a_recomputation_that_ended_early_takes_no_other_roles_product():
+    # The second layer's fprop and the first one's dgrad have equal extents, and no phase tells them apart.
+    up = LayerCall("up", 64, 256, rows=32, fp8=True, recomputed=True)
+    down = LayerCall("down", 256, 64, rows=32, fp8=True, recomputed=True)
+    products = [*one_step(up), *one_step(down), Product("backward", 64, (32, 256), FP8, "mm")]
+    step = attribute(products, [up, down])
+    assert [(a.layer, a.role) for a in step.attributions if a.kind == "absent"] == [("down", "recompute")]

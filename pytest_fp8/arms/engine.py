@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.arms import memory
 from pytest_fp8.arms.layout import Joined, split, trained
+from pytest_fp8.arms.loop import Step, muted, require_whole, run_step
 from pytest_fp8.arms.material import Material
-from pytest_fp8.arms.phases import follow
 from pytest_fp8.arms.preparation import (
     accelerate_precision,
     checkpoint_activations,
@@ -28,7 +29,7 @@ from pytest_fp8.arms.preparation import (
 )
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.base import Conversion, Prepared, linears, observed_conversion
+from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_left, observed_conversion
 from pytest_fp8.controls.breakages import hooks_of
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.workload import Workload, unship
@@ -59,6 +60,7 @@ class Engine:
         with self._timed("build"):
             self.model = self.fresh_model(seed=0)
             self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
+            mark_left(self.model, own.leave if own is not None else ())
             self.compiled = self.case.compile and self.hooks.compiles
             self._prepared: Prepared | None = None
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
@@ -72,13 +74,14 @@ class Engine:
             self.loss_of = prepared.loss_of or self.material.loss()
             self.backward = prepared.backward
             self.optimizer = prepared.optimizer or self.material.optimizer(self.model)
+            self._renews_optimizer = own is not None and prepared.optimizer is None
         self._timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):
             if self.case.emulated and explain_failure is not None:
                 explain_failure(self)
             try:
                 for batch in self._timing_batches[:3]:
-                    self.step(batch)
+                    self._warm_up(batch)
                 self.synchronize()
             except Exception:
                 if explain_failure is not None:
@@ -127,14 +130,22 @@ class Engine:
                 if name in buffers:
                     buffers[name].copy_(content)
         self.optimizer.state.clear()
+        if self._renews_optimizer:
+            # A schedule moves learning rates, and hangs on the optimizer that it was made for.
+            self.optimizer = self.material.optimizer(self.model)
         self.renew_scales()
 
     def renew_scales(self) -> None:
         """Scaling state as a fresh model has it once calibrated: after a restart, and after weights were loaded."""
         self.backend.reset(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
+            batch = self.training_batch(seed=0, step=2_000_000 + index)
+            if self.own_step is not None:
+                with muted(self.optimizer):
+                    self.own_step(self.model, batch, self.optimizer, self.precision)
+                continue
             with self.precision():
-                loss = self.loss_of(self.model, self.training_batch(seed=0, step=2_000_000 + index))
+                loss = self.loss_of(self.model, batch)
             loss.backward() if self.backward is None else self.backward(loss)
             # Before the next forward pass, as in training: at 8B gradients are 15 GiB beside the activations.
             self.optimizer.zero_grad(set_to_none=True)
@@ -142,9 +153,9 @@ class Engine:
     # -- running --------------------------------------------------------------------------------------------------
 
     @property
-    def hand_written(self) -> bool:
-        """Whether the training step is the user's own function."""
-        return self.material.own is not None and self.material.own.step is not None
+    def own_step(self) -> Step | None:
+        """The training step, where it is the user's own function."""
+        return self.material.own.step if self.material.own is not None else None
 
     @property
     def joined(self) -> Joined:
@@ -157,12 +168,11 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> torch.Tensor:
-        own = self.material.own
-        if own is not None and own.step is not None:
-            with follow(self.model, self.optimizer, phase, on_gradients):
-                loss: torch.Tensor = own.step(self.model, batch, self.optimizer, self.precision).detach()
+        if self.own_step is not None:
+            asked = (self.own_step, self.model, batch, self.optimizer, self.precision)
+            own_loss, _ = run_step(*asked, phase, on_gradients)
             self.hooks.stepped(self)
-            return loss
+            return own_loss
         loss = training.training_step(
             self.model,
             batch,
@@ -175,6 +185,14 @@ class Engine:
         )
         self.hooks.stepped(self)
         return loss
+
+    def _warm_up(self, batch: Any) -> None:
+        """One of the first steps; a hand-written one must be whole."""
+        if self.own_step is None:
+            self.step(batch)
+            return
+        asked = (self.own_step, self.model, batch, self.optimizer, self.precision, nullcontext)
+        require_whole(self.own_step, *run_step(*asked))
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
         """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``."""
@@ -193,6 +211,9 @@ class Engine:
             fingerprint = data.fingerprint(batch, fingerprint)
             self.hooks.before_step(self, seed, step)
             losses.append(self.step(batch, on_gradients=note_norm).float())
+            # A hand-written step may step its optimizer twice, or not at all where its loss is not finite.
+            last = norms[step - first_step :][-1:] or [losses[-1].new_tensor(float("nan"))]
+            norms[step - first_step :] = last
         return {
             "seed": seed,
             "losses": [float(x) for x in torch.stack(losses).cpu()],
@@ -231,29 +252,7 @@ class Engine:
         """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""
         self.park()
         self.step(self._timing_batches[0])
-        self.synchronize()
-        peaks: dict[str, dict[str, int]] = {}
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            torch.cuda.reset_peak_memory_stats()
-            yield
-            self.synchronize()
-            # A hand-written step may enter a phase several times.
-            earlier = peaks.get(name, {"allocated": 0, "reserved": 0})
-            peaks[name] = {
-                "allocated": max(earlier["allocated"], torch.cuda.max_memory_allocated()),
-                "reserved": max(earlier["reserved"], torch.cuda.max_memory_reserved()),
-            }
-
-        resident = torch.cuda.memory_allocated()
-        self.step(self._timing_batches[1], phase=phase)
-        return {
-            "resident": resident,
-            "phases": peaks,
-            "peak_allocated": max(p["allocated"] for p in peaks.values()),
-            "peak_reserved": max(p["reserved"] for p in peaks.values()),
-        }
+        return memory.of_step(self.synchronize, lambda phase: self.step(self._timing_batches[1], phase=phase))
 
     def park(self) -> None:
         """Give memory that is only cached back to the device, so that the pair's other arm can use it."""
@@ -286,8 +285,9 @@ class Engine:
         case = self.case
         own = self.material.own
         if own is not None and own.convert is not None and recipe_facts(case.backend, case.recipe).roles:
-            self.model = own.convert(self.model) or self.model
-            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer)
+            converted = own.convert(self.model)
+            self.model = self.model if converted is None else converted
+            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
         self._prepared = self.backend.prepare(self.model, self.material.optimizer, case, self.compiled)
         self.model = self._prepared.model
         if self._prepared.layers is not None:

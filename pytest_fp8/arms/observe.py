@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_fp8.arms.recomputation import checkpointed, watch_recomputation
 from pytest_fp8.backends.base import Seen
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import RECOMPUTE
@@ -24,6 +26,9 @@ OPERANDS = {
     "addmm_": (1, 2),
     "bmm": (0, 1),
     "baddbmm": (1, 2),
+    # One product per expert; the rows of all of them are the left operand's. Where torch has none, transformers does.
+    "_grouped_mm": (0, 1),
+    "transformers::grouped_mm_fallback": (0, 1),
     "_scaled_mm": (0, 1),
     "_scaled_mm_v2": (0, 1),
 }
@@ -41,7 +46,7 @@ def observe_forward(
     is_fp8_layer: Callable[[torch.nn.Module], bool],
     recipe_in_force: Callable[[torch.nn.Module], dict[str, Any]],
     forward: Callable[[], Any],
-    counts: Callable[[], bool] | None = None,
+    part: Part | None = None,
     watching: Callable[[torch.nn.Module, Seen], AbstractContextManager[Any]] | None = None,
 ) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
     """One eager forward pass with a hook on every original Linear.
@@ -51,8 +56,8 @@ def observe_forward(
     code is bypassed for this one pass, since hooks do not run inside it; what *executes* is read elsewhere, from the
     compiled step.
 
-    ``counts``: given where ``forward`` is a whole hand-written step, backward included; says whether a call that comes
-    now belongs to a forward pass in training.
+    ``part``: given where ``forward`` is a whole hand-written step, backward included: which part of it is running. Only
+    calls in a forward pass count; one that comes during the backward pass is a recomputation of an earlier one.
 
     ``watching``: given where the library computes a layer's product without calling the layer: the backend's own
     :meth:`~pytest_fp8.backends.base.Backend.watching`, which stands in for the hooks.
@@ -68,20 +73,35 @@ def observe_forward(
             recipes[name] = recipe_in_force(module)
         inputs, outputs = originals[name]
         needs_wgrad = any(p.requires_grad for p in module.parameters() if p.dim() > 1)
-        calls.append(LayerCall(name, inputs, outputs, rows, needs_dgrad, needs_wgrad, fp8))
+        calls.append(
+            LayerCall(
+                name=name,
+                in_features=inputs,
+                out_features=outputs,
+                rows=rows,
+                needs_dgrad=needs_dgrad,
+                needs_wgrad=needs_wgrad,
+                fp8=fp8,
+                training=module.training,
+                recomputed=checkpointed(),
+                turn=part.turns if part is not None else 0,
+            )
+        )
 
     def hook(name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if counts is not None and not counts():
-                return
             tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+            if part is not None and part.name != "forward":
+                if part.name == "backward":
+                    _recomputed(calls, name, tensor.requires_grad)
+                return
             note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
 
         return before
 
     def after_hook(name: str) -> Callable[..., None]:
         def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if counts is not None and not counts():
+            if part is not None and part.name != "forward":
                 return
             if is_fp8_layer(module) and args and isinstance(output, torch.Tensor):
                 agreement[name] = output_agreement(module, args[0], output)
@@ -106,7 +126,7 @@ def observe_forward(
             if watching is not None:
                 # It keeps what it keeps: torch.func, in its loss, refuses the hooks below.
                 stack.enter_context(watching(model, seen))
-            elif counts is None:
+            elif part is None:
                 # The graph is wanted for its flags alone, so nothing is kept for a backward pass: an eager 8B forward
                 # would hold 40 GiB of activations.
                 nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
@@ -116,6 +136,30 @@ def observe_forward(
         for handle in handles:
             handle.remove()
     return calls, recipes, agreement
+
+
+class Part:
+    """Which part of a hand-written step is running, and how many backward passes it has begun."""
+
+    def __init__(self) -> None:
+        self.name, self.turns = "", 0
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        outer, self.name = self.name, name
+        self.turns += name == "backward"
+        yield
+        self.name = outer
+
+
+def _recomputed(calls: list[LayerCall], name: str, needs_dgrad: bool) -> None:
+    """Note that the latest call of this layer is recomputed. Reentrant checkpointing runs without gradients at first,
+    so that only now it shows which are owed."""
+    for index in range(len(calls) - 1, -1, -1):
+        call = calls[index]
+        if call.name == name and (not call.recomputed or (needs_dgrad and not call.needs_dgrad)):
+            calls[index] = replace(call, recomputed=True, needs_dgrad=call.needs_dgrad or needs_dgrad)
+            return
 
 
 @torch.no_grad()
@@ -163,8 +207,15 @@ class ProductRecorder(TorchDispatchMode):
         self.phase = ""
 
     @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        self._recomputing += 1
+        yield
+        self._recomputing -= 1
+
+    @contextmanager
     def watching(self, layers: Iterable[torch.nn.Module]) -> Iterator[None]:
-        """Tell recomputed products from those of the backward pass: a layer that is called during it is recomputed."""
+        """Tell recomputed products from those of the backward pass: a layer that is called during it is recomputed, as
+        is what non-reentrant checkpointing runs."""
 
         def before(*_: Any) -> None:
             self._recomputing += self.phase == "backward"
@@ -178,7 +229,8 @@ class ProductRecorder(TorchDispatchMode):
             # always_call: torch ends a recomputation by an exception once it has what it needs.
             handles.append(layer.register_forward_hook(after, always_call=True))
         try:
-            yield
+            with watch_recomputation(self.recomputing):
+                yield
         finally:
             for handle in handles:
                 handle.remove()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 from pytest_fp8.zoo.training import Phase
+
+
+@dataclass
+class Seen:
+    """How often one step went backward, and how often its optimizer stepped."""
+
+    backward: int = 0
+    stepped: int = 0
 
 
 @contextmanager
@@ -17,48 +26,81 @@ def follow(
     optimizer: torch.optim.Optimizer,
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
-) -> Iterator[None]:
+) -> Iterator[Seen]:
     """Open ``phase`` for each part of the step that runs inside, however often the parts alternate.
 
     What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
     without gradients is evaluation, and all else is forward. ``on_gradients`` runs before each optimizer step.
     """
-    parts = _Parts(phase)
-    real_backward = torch.autograd.backward
+    parts, seen = _Parts(phase), Seen()
+    real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
 
     def backward(*args: Any, **kwargs: Any) -> None:
+        seen.backward += 1
         with parts.inside("backward"):
             real_backward(*args, **kwargs)
 
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        seen.backward += 1
+        with parts.inside("backward"):
+            return real_grad(*args, **kwargs)
+
     def before_step(*_: Any) -> None:
+        seen.stepped += 1
         if on_gradients is not None:
             on_gradients()
         parts.enter("optimizer")
 
-    def before_call(*_: Any) -> None:
-        if not torch.is_grad_enabled():
-            parts.enter("evaluation")
-
-    def after_call(*_: Any) -> None:
-        if parts.name == "evaluation":
-            parts.enter("forward")
+    @contextmanager
+    def call(_: list[Any]) -> Iterator[None]:
+        # Only from the forward part: a whole model under reentrant checkpointing is called again going backward.
+        if torch.is_grad_enabled() or parts.name != "forward":
+            yield
+        else:
+            with parts.inside("evaluation"):
+                yield
 
     hooks: list[Any] = [
         optimizer.register_step_pre_hook(before_step),
         optimizer.register_step_post_hook(lambda *_: parts.enter("forward")),
-        model.register_forward_pre_hook(before_call),
-        model.register_forward_hook(after_call, always_call=True),
     ]
     # Tensor.backward looks the function up here at each call.
-    torch.autograd.backward = backward
+    torch.autograd.backward, torch.autograd.grad = backward, grad
     try:
-        parts.enter("forward")
-        yield
+        with called(model, call):
+            parts.enter("forward")
+            yield seen
     finally:
-        torch.autograd.backward = real_backward
+        torch.autograd.backward, torch.autograd.grad = real_backward, real_grad
         for hook in hooks:
             hook.remove()
         parts.leave()
+
+
+@contextmanager
+def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Open ``around`` for each call of the model; the list it is given holds the call's result at its end.
+
+    Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
+    step has it compiled anew.
+    """
+    held = vars(model).get("_compiled_call_impl")
+    inner = cast(Callable[..., Any], held or model._call_impl)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result: list[Any] = []
+        with around(result):
+            result.append(inner(*args, **kwargs))
+        return result[0]
+
+    model._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        if held is None:
+            del model._compiled_call_impl
+        else:
+            model._compiled_call_impl = held
 
 
 class _Parts:

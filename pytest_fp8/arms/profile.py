@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from pytest_fp8.arms.observe import OPERANDS, product_of
+from pytest_fp8.arms.recomputation import watch_recomputation
 from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, Product
+from pytest_fp8.recipes import RECOMPUTE
 
 PHASE = "fp8 phase: "
 TE_RANGE = "fp8 te product: "
@@ -26,7 +28,11 @@ TE_RANGE = "fp8 te product: "
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
     """One profiled step: its products, the GEMM kernels without an operator, the attention operators and kernels."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with watch_transformer_engine(), torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+    with (
+        watch_transformer_engine(),
+        watch_recomputation(lambda: torch.profiler.record_function(PHASE + RECOMPUTE)),
+        torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
+    ):
         step(lambda name: torch.profiler.record_function(PHASE + name))
         torch.cuda.synchronize()
     assert profiler.profiler is not None
@@ -92,7 +98,8 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         if event.start < inside.get(event.thread, 0):
             continue
         operator = event.name.removeprefix("aten::")
-        phase = next((name for name, start, end in phases if start <= event.start < end), "")
+        # The innermost: what is recomputed lies inside the backward phase.
+        phase = next((name for name, start, end in reversed(phases) if start <= event.start < end), "")
         if event.name.startswith("aten::") and "attention" in operator:
             families = {kernel_family(k.name) for k in kernels_of(event)}
             if families:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch
 
 from pytest_fp8.arms import observe, profile, stores
 from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.loop import first_output, muted
 from pytest_fp8.arms.preparation import forget_accelerate
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.evidence.products import LayerCall, Product, products_to_json
 from pytest_fp8.gate.provenance import library_versions
 from pytest_fp8.workload import ship, unship
@@ -24,7 +24,10 @@ class TokenCountError(ValueError):
     """The batch's token count breaks the FP8 products."""
 
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
-    fp8_next = "pad the batch, or choose batch x sequence length as a multiple of 16"
+    fp8_next = (
+        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
+        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] behind it"
+    )
 
 
 class ArmServer:
@@ -89,17 +92,26 @@ class ArmServer:
 
         modules = dict(engine.model.named_modules())
         calls, recipes, agreement = self._observed(batch)
+        # Drawn again, the batch leaves torch's generators where the observed pass found them.
+        batch = engine.timing_batch(0)
         engine.park()
         history = self._amax_histories()
+        bypassed: set[str] = set()
+
+        def note_bypassed() -> None:
+            called = {call.name for call in calls}
+            uncalled = [name for name in engine.conversion.converted if name not in called]
+            bypassed.update(n for n in uncalled if any(p.grad is not None for p in modules[n].parameters()))
+
         if engine.device.type == "cuda":
-            seen = profile.profile_step(lambda phase: engine.step(batch, phase=phase))
+            seen = profile.profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
             products: list[Product] = seen["products"]
             families = profile.learn_families(products)
             attention, milliseconds = seen["attention"], seen["milliseconds"]
         else:
             recorder = observe.ProductRecorder()
             with recorder, recorder.watching(modules[name] for name in engine.originals):
-                engine.step(batch, phase=recorder.in_phase)
+                engine.step(batch, recorder.in_phase, note_bypassed)
             products, families, attention, milliseconds = recorder.products, None, {}, {}
         live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
         return {
@@ -108,8 +120,10 @@ class ArmServer:
             "left": engine.conversion.left,
             "live_fp8": live,
             "kinds": {name: _kind(modules[name]) for name in engine.originals},
-            "in_eval": [name for name in live if not modules[name].training],
+            "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
             "agreement": agreement,
+            "bypassed": sorted(bypassed),
+            "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
             "switches": {**engine.switches, **engine.backend.switches},
             "calls": [asdict(call) for call in calls],
@@ -124,7 +138,7 @@ class ArmServer:
         """One eager forward pass, or one eager step of a hand-written loop, with a hook on each Linear."""
         engine = self.engine
         asked = (engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force)
-        if not engine.hand_written:
+        if engine.own_step is None:
 
             def forward() -> None:
                 with engine.precision():
@@ -132,15 +146,10 @@ class ArmServer:
 
             watching = engine.backend.watching if engine.backend.compiles_itself else None
             return observe.observe_forward(*asked, forward, watching=watching)
-        inside: list[str] = []
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            inside.append(name)
-            yield
-            inside.pop()
-
-        return observe.observe_forward(*asked, lambda: engine.step(batch, phase=phase), lambda: inside == ["forward"])
+        part = observe.Part()
+        # The weights stay as they are for the measured step, in which a router must send the rows the same way.
+        with muted(engine.optimizer):
+            return observe.observe_forward(*asked, lambda: engine.step(batch, phase=part.inside), part)
 
     def _amax_histories(self) -> dict[str, list[float]]:
         """The amax history of each layer that keeps one."""
@@ -165,7 +174,10 @@ class ArmServer:
         batch = engine.training_batch(seed, step=1_000_000)
         # Eagerly: compiling a forward pass without gradients for one batch would take longer than all else here.
         with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
-            if isinstance(batch, dict) and "input_ids" in batch:
+            if engine.own_step is not None:
+                with torch.enable_grad():
+                    output = first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
+            elif isinstance(batch, dict) and "input_ids" in batch:
                 output = engine.model(input_ids=batch["input_ids"]).logits
             else:
                 output = engine.loss_of(engine.model, batch)
@@ -183,28 +195,48 @@ class ArmServer:
         return ship(unship(function)(self.engine.model), "the function's result")
 
     def _check_token_count(self, engine: Engine) -> None:
-        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes."""
+        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes.
+
+        Where FP8 is emulated, layers go on being watched in training: a CPU multiplies sizes that no FP8 kernel takes,
+        and a router sends other rows in each step.
+        """
         multiple = engine.backend.token_multiple
         if multiple == 1 or not engine.conversion.converted:
             return
+        modules = dict(engine.model.named_modules())
+        names = {id(modules[name]): name for name in engine.conversion.converted}
 
-        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        def look(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             rows = args[0].numel() // max(1, args[0].shape[-1])
             if rows % multiple:
-                names = {id(m): name for name, m in engine.model.named_modules()}
                 raise TokenCountError(
-                    f"layer {names.get(id(module))!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
+                    f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
                     f"FP8 needs a multiple of {ALIGNMENT}"
                 )
 
-        modules = dict(engine.model.named_modules())
-        handles = [modules[name].register_forward_pre_hook(hook) for name in engine.conversion.converted]
+        def look_in_training(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            # Evaluation has no weight gradient.
+            if torch.is_grad_enabled():
+                look(module, args)
+
+        def watch(hook: Callable[..., None]) -> list[Any]:
+            return [modules[name].register_forward_pre_hook(hook) for name in names.values()]
+
+        handles = watch(look if engine.own_step is None else look_in_training)
         try:
-            with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
-                engine.loss_of(engine.model, engine.timing_batch(0))
+            with torch.compiler.set_stance("force_eager"):
+                batch = engine.timing_batch(0)
+                if engine.own_step is not None:
+                    with muted(engine.optimizer):
+                        engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
+                else:
+                    with torch.no_grad(), engine.precision():
+                        engine.loss_of(engine.model, batch)
         finally:
             for handle in handles:
                 handle.remove()
+        if engine.case.emulated:
+            watch(look_in_training)
 
 
 def _kind(module: torch.nn.Module) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pytest_fp8.arms.layout import join, split
+from pytest_fp8.arms.loop import schedule_of
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
@@ -24,6 +25,7 @@ WRAPPERS = ("_orig_mod.", "module.")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 WRITERS = 8
+SCHEDULE = "schedule.pt"
 OPTIMIZER = "optimizer/"
 MODEL = "model/"
 
@@ -55,6 +57,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         # The folder is read once and removed: nothing is gained by waiting until a disk has it.
         writer = dcp.FileSystemWriter(str(path), thread_count=WRITERS, sync_files=False)
         dcp.save({**named, **state}, storage_writer=writer, no_dist=True)
+    schedule = schedule_of(engine.optimizer)
+    if optimizer and schedule is not None:
+        torch.save(schedule.state_dict(), path / SCHEDULE)
     engine.synchronize()
     return {
         "keys": sorted(weights),
@@ -104,6 +109,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         engine.optimizer.state.clear()
         if engine.hooks.loads_optimizer():
             _load_optimizer(engine, stored)
+            _load_schedule(engine, Path(folder) / SCHEDULE)
         report["optimizer_digests"] = digests(dict(optimizer_state(engine)))
     engine.park()
     return report
@@ -178,6 +184,15 @@ def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
             if parameter is None:
                 raise KeyError(f"the stored optimizer knows a parameter {name!r} that this model does not have")
             engine.optimizer.state[parameter][entry] = value.to(parameter.device)
+
+
+def _load_schedule(engine: Engine, path: Path) -> None:
+    schedule = schedule_of(engine.optimizer)
+    if schedule is None or not path.is_file():
+        return
+    schedule.load_state_dict(torch.load(path, weights_only=True))
+    for group, rate in zip(engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
 
 
 def _read(folder: Path, store: str, device: torch.device) -> dict[str, torch.Tensor]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 16
 """FP8 tensor-core products take operands whose inner sizes are multiples of 16 (cuBLASLt, ``torch._scaled_mm``)."""
 
+LEFT = "_fp8_left"
+"""An attribute of a Linear that is to stay in high precision; it holds the reason."""
+
 HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
 """Names of output projections, which every FP8 recipe in use leaves in high precision."""
 
@@ -172,23 +175,52 @@ def plan(model: torch.nn.Module) -> Conversion:
 
 
 def observed_conversion(
-    model: torch.nn.Module, originals: Mapping[str, tuple[int, int]], is_fp8: Callable[[torch.nn.Module], bool]
+    model: torch.nn.Module,
+    originals: Mapping[str, tuple[int, int]],
+    is_fp8: Callable[[torch.nn.Module], bool],
+    leave: Sequence[str] = (),
 ) -> Conversion:
-    """What somebody else's conversion did, read off the live model: FP8 layers, and for the others the reason there
-    would have been, or that the conversion left them."""
+    """What somebody else's conversion did, read off the live model: FP8 layers, and for the others the reason there is.
+
+    A Linear without a reason is in neither list: whether it was filtered or forgotten, only the user can say.
+    """
     result = Conversion()
     modules = dict(model.named_modules())
+    gone = [name for name in originals if name not in modules]
+    if gone:
+        raise LookupError(
+            f"convert() must keep the names of the model's Linears, so that each is accounted for; gone: {gone[:4]}"
+        )
     for name, sizes in originals.items():
-        if is_fp8(modules[name]):
+        reason = reason_to_leave(name, *sizes) or left_by_name(name, leave)
+        fp8 = is_fp8(modules[name])
+        if fp8:
             result.converted.append(name)
-        else:
-            result.left[name] = reason_to_leave(name, *sizes) or "filter: the conversion left it"
+        if reason and (not fp8 or left_by_name(name, leave)):
+            # In both lists where the workload's own word was not kept, which the layers question then says.
+            result.left[name] = reason
     return result
+
+
+def left_by_name(name: str, patterns: Sequence[str]) -> str:
+    """The reason where one of the workload's patterns names the Linear, or an empty string."""
+    from fnmatch import fnmatchcase
+
+    pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
+    return f"filter: the workload leaves {pattern!r}" if pattern else ""
+
+
+def mark_left(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Have every conversion leave the Linears that a pattern names, with that reason."""
+    for name, linear in linears(model).items():
+        reason = left_by_name(name, patterns)
+        if reason:
+            setattr(linear, LEFT, reason)
 
 
 def why_left(name: str, module: torch.nn.Linear) -> str:
     """The reason to leave a Linear in high precision, or an empty string to convert it."""
-    return reason_to_leave(name, module.in_features, module.out_features)
+    return getattr(module, LEFT, "") or reason_to_leave(name, module.in_features, module.out_features)
 
 
 def reason_to_leave(name: str, in_features: int, out_features: int) -> str:
@@ -221,6 +253,21 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     import torch
 
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+
+
+def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:
+    """Weights of several products in one parameter, by name with their shape: experts, as transformers keeps them.
+
+    No Linear holds them, so no conversion of Linears reaches them. torch's own modules (Conv1d) are not meant.
+    """
+    return {
+        f"{owner}.{name}" if owner else name: list(parameter.shape)
+        for owner, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.nn.")
+        for name, parameter in module.named_parameters(recurse=False)
+        # A position embedding is [1, positions, width].
+        if parameter.dim() == 3 and min(parameter.shape) > 1
+    }
 
 
 def _numbers(version: str) -> tuple[int, ...]:

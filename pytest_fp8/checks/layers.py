@@ -57,7 +57,7 @@ def check_layers(
         QUESTION,
         Verdict.PASS,
         f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
-        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs",
+        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs" + _beside(evidence),
         numbers=numbers,
     )
 
@@ -75,9 +75,17 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
         "fp8_share": step.fp8_share(),
         "roles": evidence.roles(),
         "left": reasons,
+        "stacked": list(evidence.stacked),
         "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
         "lowest_sqnr_db": min((sqnr for _, sqnr in evidence.agreement.values()), default=None),
     }
+
+
+def _beside(evidence: LayersEvidence) -> str:
+    """What a PASS must not hide: weights that are no Linear's, such as a mixture's experts in one parameter."""
+    if not evidence.stacked:
+        return ""
+    return f"; not in FP8, since no Linear holds them: {_some(evidence.stacked)}"
 
 
 _Finding = tuple[Verdict, dict[str, str]]
@@ -116,8 +124,8 @@ def _conversion(case: Case, evidence: LayersEvidence) -> _Finding | None:
             "Linears that were neither converted nor left with a reason",
             expected="a reason for each layer that stays in high precision",
             seen=_some(unaccounted),
-            cause="a converter that stopped at the first layer it could not take",
-            next_step="give the layer a reason to stay, or convert it",
+            cause="a converter that stopped at the first layer it could not take, or a filter that nobody wrote down",
+            next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
         )
     return None
 
@@ -212,6 +220,14 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> _Fin
             seen="no FP8 layer was called",
             cause="the model keeps references to the unconverted modules",
             next_step="convert before anything takes references to layers, such as wrappers",
+        )
+    if evidence.bypassed:
+        return _fail(
+            f"{len(evidence.bypassed)} converted layer(s) are trained and never called",
+            expected="the model's forward pass to go through each FP8 layer",
+            seen=f"gradients without a call: {_some(evidence.bypassed)}",
+            cause="their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper",
+            next_step="call the layer itself, so that its FP8 forward runs",
         )
     for role in (*ROLES, RECOMPUTE):
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)

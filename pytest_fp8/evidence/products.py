@@ -62,6 +62,12 @@ class LayerCall:
     needs_dgrad: bool = True
     needs_wgrad: bool = True
     fp8: bool = False
+    training: bool = True
+    """False where the layer was in eval mode."""
+    recomputed: bool = False
+    """Whether activation checkpointing drops what this call saved, so that it runs again in the backward pass."""
+    turn: int = 0
+    """How many backward passes of the step came before: micro-batches take turns."""
 
     def expected(self, role: Role, recomputed_in: str = "backward") -> tuple[str, int, tuple[int, int]]:
         """The extents of this layer's product in a role. ``recomputed_in``: the phase that recomputed products bear."""
@@ -75,7 +81,7 @@ class LayerCall:
 
     def roles(self, recompute: bool) -> list[Role]:
         wanted = [FPROP]
-        if recompute:
+        if recompute or self.recomputed:
             wanted.append(RECOMPUTE)
         if self.needs_dgrad:
             wanted.append(DGRAD)
@@ -126,7 +132,11 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     Within one set of extents the products run in the layers' order in the forward pass and in reverse order in the
     backward pass. Where dgrad and wgrad of a layer have equal extents, each library runs dgrad first; a pair of
     unequal kinds is still marked as not sure. Recomputed products may bear a phase of their own, ``recompute``.
+    ``recompute``: every call is recomputed; without it those that say so. Rows may have moved between the pass that was
+    observed and the step that was measured, where a router sends them; products that find no layer by their extents
+    are then matched by the layer's own two sizes.
     """
+    recompute = recompute and not any(call.recomputed for call in calls)
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
     for product in products:
         # A hand-written step may evaluate in between, which is no training.
@@ -137,24 +147,54 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     slots: dict[tuple[str, int, tuple[int, int]], list[tuple[LayerCall, Role]]] = defaultdict(list)
     for call in calls:
         slots[call.expected(FPROP)].append((call, FPROP))
-    for call in reversed(calls):
+    backward = list(reversed(calls))
+    backward.sort(key=lambda call: call.turn)
+    for call in backward:
         for role in call.roles(recompute):
             if role != FPROP:
                 slots[call.expected(role, recomputed_in)].append((call, role))
 
     result = StepProducts()
+    open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
         seen = ran.pop(extents, [])
         kinds = {product.kind for product in seen}
         ambiguous = len(kinds) > 1 and len({role for _, role in wanted}) > 1
+        if len(seen) < len(wanted):
+            # What is missing is first of all a recomputation that ended early: a stable sort.
+            wanted.sort(key=lambda slot: slot[1] == RECOMPUTE)
         for index, (call, role) in enumerate(wanted):
             kind = seen[index].kind if index < len(seen) else "absent"
+            if kind == "absent":
+                open_slots.append((len(result.attributions), call, role))
             flops = 2 * call.rows * call.in_features * call.out_features
             result.attributions.append(Attribution(call.name, role, kind, flops, sure=not ambiguous))
         result.others.extend(seen[len(wanted) :])
     for rest in ran.values():
         result.others.extend(rest)
+    _match_moved(result, open_slots, recomputed_in)
     return result
+
+
+def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:
+    """Give slots without a product one that fits but for its rows; ``open_slots`` holds their attributions' places."""
+    for index, call, role in open_slots:
+        moved = next((p for p in result.others if _fits(p, call, role, recomputed_in)), None)
+        if moved is not None:
+            result.others.remove(moved)
+            result.attributions[index] = Attribution(call.name, role, moved.kind, moved.flops)
+
+
+def _fits(product: Product, call: LayerCall, role: Role, recomputed_in: str) -> bool:
+    """Whether a product can be this layer's in this role, for any number of rows."""
+    k, n = call.in_features, call.out_features
+    phase = {FPROP: "forward", RECOMPUTE: recomputed_in}.get(role, "backward")
+    if product.phase != phase or product.batch != 1:
+        return False
+    if role == WGRAD:
+        return sorted(product.outer) == sorted((n, k))
+    inner, outer = (n, k) if role == DGRAD else (k, n)
+    return product.inner == inner and outer in product.outer
 
 
 def role_table(step: StepProducts, calls: Sequence[LayerCall]) -> dict[Role, dict[str, int]]:

@@ -46,6 +46,10 @@ class LayersEvidence:
     """FP8 layer -> (gain, SQNR in dB) of its output against the same product in high precision."""
     frozen_history: Sequence[str] = ()
     """FP8 layers whose amax history a training step left as it was."""
+    bypassed: Sequence[str] = ()
+    """Converted layers that were never called, though their weights got gradients."""
+    stacked: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Parameters that stack the weights of several products, which no conversion of Linears reaches: name -> shape."""
     switches: Mapping[str, str] = field(default_factory=dict)
     """Precision that was asked for from outside: ``asked`` by the environment, ``accelerate`` what Accelerate uses."""
 
@@ -67,6 +71,8 @@ class LayersEvidence:
             in_eval=data.get("in_eval", ()),
             agreement=data.get("agreement", {}),
             frozen_history=data.get("frozen_history", ()),
+            bypassed=data.get("bypassed", ()),
+            stacked=data.get("stacked", {}),
             switches=data.get("switches", {}),
         )
 

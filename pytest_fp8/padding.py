@@ -1,0 +1,58 @@
+"""Sizes that are not multiples of 16: padding a batch, or the rows of a tensor, so that FP8 kernels take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+IGNORED = -100
+"""The label that cross entropy leaves out, in torch and in transformers."""
+FILL = {"labels": IGNORED, "attention_mask": 0}
+"""What a padded place of an entry holds; the batch's pad id everywhere else."""
+
+
+def pad_to_multiple(batch: Any, multiple: int = 16, *, pad_id: int = 0, ignore_index: int = IGNORED) -> Any:
+    """The batch with as little added at its end as makes its number of rows a multiple; a new object.
+
+    A dict, as language models take it, holds tensors of shape [batch, seq] or [batch, seq, ...]: the sequence grows on
+    the right until batch x seq is a multiple. ``labels`` are padded with ``ignore_index``, ``attention_mask`` with 0,
+    ``input_ids`` with ``pad_id`` and all else with 0; entries without a sequence of that length stay as they are.
+    The loss does not change: nothing is asked of a padded place, and a causal model sees none from a real one. A model
+    that looks both ways needs an ``attention_mask`` in the batch.
+
+    A tensor of shape [rows, ...] gets rows of zeros, and at least ``multiple`` rows in all: an expert that no token was
+    sent to then multiplies zeros in place of nothing, which some kernels refuse. Zero rows give zero gradients::
+
+        rows = pad_to_multiple(x[chosen])
+        y = expert(rows)[: chosen.numel()]
+    """
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        missing = max(multiple, _up(batch.shape[0], multiple)) - batch.shape[0]
+        return torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
+    if not isinstance(batch, dict):
+        raise TypeError(
+            f"pad_to_multiple takes a dict of tensors or one tensor, not a {type(batch).__name__}: pad its parts"
+        )
+    leader = next((batch[name] for name in ("input_ids", "inputs_embeds", "labels") if name in batch), None)
+    if leader is None or leader.dim() < 2:
+        raise ValueError(
+            "pad_to_multiple looks for the sequence in input_ids, inputs_embeds or labels of shape [batch, seq, ...]; "
+            f"this batch has {', '.join(f'{name} {tuple(t.shape)}' for name, t in batch.items())}"
+        )
+    rows, seq = leader.shape[:2]
+    wanted = next(length for length in range(seq, seq + multiple + 1) if rows * length % multiple == 0)
+    fill = {**FILL, "labels": ignore_index, "input_ids": pad_id}
+
+    def padded(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[:2] != (rows, seq) or wanted == seq:
+            return value
+        more = value.new_full((rows, wanted - seq, *value.shape[2:]), fill.get(name, 0))
+        return torch.cat([value, more], dim=1)
+
+    return type(batch)({name: padded(name, value) for name, value in batch.items()})
+
+
+def _up(size: int, multiple: int) -> int:
+    """The next multiple from ``size`` on."""
+    return -(-size // multiple) * multiple

@@ -1,0 +1,138 @@
+"""Architectures that the zoo does not have: a vision transformer, and a mixture of experts with five of them."""
+
+import pytest
+
+from pytest_fp8 import Case, Workload, pad_to_multiple
+
+EMULATED = {"emulated": True, "loss_steps": 20, "loss_seeds": 3}
+VIT = [
+    Case("own", "torchao", "tensorwise", name="vit", **EMULATED),
+    Case("own", "torchao", "tensorwise", name="vit"),
+    Case("own", "transformer_engine", "current", name="vit"),
+]
+# Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
+EAGER = {"compile": False, "questions": ("layers", "loss", "checkpoints")}
+MOE = [
+    Case("own", "torchao", "tensorwise", name="moe", **EMULATED),
+    Case("own", "torchao", "tensorwise", name="moe", **EAGER),
+    Case("own", "transformer_engine", "current", name="moe", **EAGER),
+]
+CASES = VIT + MOE
+EXPERTS = 5
+CLASSES = 10
+
+
+def vision_transformer(case):
+    """transformers' own; the patch embedding is a Conv2d, the classifier has ten outputs."""
+    small = case.emulated
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    if not small:
+        sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "intermediate_size": 4096}
+    picture = {"image_size": 32, "patch_size": 8} if small else {"image_size": 224, "patch_size": 16}
+
+    def build():
+        from transformers import ViTConfig, ViTForImageClassification
+
+        return ViTForImageClassification(ViTConfig(**sizes, **picture, num_labels=CLASSES))
+
+    def batch(step):
+        import torch
+
+        # 17 or 197 places a picture: the number of pictures has to be the multiple of 16.
+        pixels = torch.randn(16 if small else 64, 3, picture["image_size"], picture["image_size"])
+        labels = pixels[:, 0, :, :CLASSES].mean(1).argmax(1)
+        return {"pixel_values": pixels, "labels": labels}
+
+    return Workload(build=build, batch=batch)
+
+
+def mixture(padded=True, width=64, experts=EXPERTS):
+    """One routed expert of five for each token. ``padded``: each expert's rows brought to a multiple of 16."""
+    import torch
+    from torch import nn
+
+    class Expert(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+        def forward(self, x):
+            return self.down(nn.functional.gelu(self.up(x)))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = nn.Linear(width, experts)
+            self.experts = nn.ModuleList(Expert() for _ in range(experts))
+
+        def forward(self, x):
+            weights, chosen = self.router(x).float().softmax(-1).max(-1)
+            out = torch.zeros_like(x)
+            for index, expert in enumerate(self.experts):
+                mine = (chosen == index).nonzero().flatten()
+                rows = pad_to_multiple(x[mine]) if padded else x[mine]
+                out = out.index_add(0, mine, expert(rows)[: len(mine)])
+            return x + weights.to(x.dtype)[:, None] * out
+
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = nn.Linear(width, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+            self.leave = nn.Linear(width, width)
+
+        def forward(self, x):
+            x = self.enter(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.leave(x)
+
+    return Mixture()
+
+
+def mixture_of_experts(case):
+    width, rows = (64, 128) if case.emulated else (1024, 4096)
+
+    def batch(step):
+        import torch
+
+        return torch.randn(rows, width)
+
+    def loss(model, x):
+        return (model(x) - x.sin()).float().pow(2).mean()
+
+    return Workload(build=lambda: mixture(width=width), batch=batch, loss=loss)
+
+
+@pytest.fixture
+def fp8_workload(fp8_case):
+    return vision_transformer(fp8_case) if fp8_case.name == "vit" else mixture_of_experts(fp8_case)
+
+
+@pytest.mark.fp8(cases=VIT, question="layers")
+def test_the_classifier_and_the_patches_stay_and_all_else_is_fp8(fp8_pair):
+    decision = fp8_pair.assert_layers()
+    assert decision.numbers["left"] == {"head: output projections stay in high precision": 1}
+    assert fp8_pair.layers_evidence().left.keys() == {"classifier"}
+
+
+@pytest.mark.fp8(cases=MOE, question="layers")
+def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
+    decision = fp8_pair.assert_layers()
+    assert decision.numbers["left"] == {"size: out_features=5 is not a multiple of 16": 2}
+    assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
+
+
+@pytest.mark.fp8(cases=CASES, question="loss")
+def test_the_loss_is_right(fp8_pair):
+    fp8_pair.assert_loss()
+
+
+@pytest.mark.fp8(cases=CASES, question="speedup")
+def test_it_is_faster(fp8_pair):
+    fp8_pair.assert_speedup(against_baseline=False)
+
+
+@pytest.mark.fp8(cases=CASES, question="checkpoints")
+def test_it_switches_back(fp8_pair):
+    fp8_pair.assert_checkpoints()

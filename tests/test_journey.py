@@ -1,0 +1,106 @@
+"""The README's ten lines, as a user has them: the plugin from its wheel, in a folder that knows no checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchao")
+hatchling = pytest.importorskip("hatchling.build")
+
+ROOT = Path(__file__).parents[1]
+MY_PROJECT = '''
+"""A user's own project: a small vision transformer."""
+
+
+def build_model():
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    return ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=10))
+
+
+def pictures(count):
+    import torch
+
+    pixels = torch.randn(count, 3, 32, 32)
+    return {"pixel_values": pixels, "labels": pixels[:, 0, :, :10].mean(1).argmax(1)}
+'''
+BROKEN = '''
+
+def build_broken(whole=build_model):
+    """The first product of each MLP goes past its layer, and so past FP8."""
+    import torch
+
+    class Hidden(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.linear.weight, self.linear.bias)
+
+    model = whole()
+    for block in model.vit.layers:
+        block.mlp.fc1 = Hidden(block.mlp.fc1)
+    return model
+
+
+build_model = build_broken
+'''
+
+
+def ten_lines():
+    """The first code block of the README's section, as it stands there."""
+    section = (ROOT / "README.md").read_text().split("## Your own model")[1]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what the wheel holds, its entry point included, as ``pip install --target`` leaves it."""
+    folder, built = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("wheel")
+    code = f"import hatchling.build; print(hatchling.build.build_wheel({str(built)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(folder, installed, project):
+    (folder / "my_project.py").write_text(project)
+    (folder / "test_my_project.py").write_text(ten_lines())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
+    environment["PYTHONPATH"] = str(installed)
+    # -m pytest puts the user's own folder on the path.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_my_project.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_readme_s_ten_lines_pass_for_a_vision_transformer(tmp_path, installed):
+    code, output = run(tmp_path, installed, MY_PROJECT)
+    assert code == 0, output
+    assert re.search(r"own-torchao-tensorwise-emulated +12/13 +\d+\.\d%", output), output
+    assert "1 passed" in output
+
+
+def test_a_broken_model_fails_in_the_same_ten_lines_and_says_where(tmp_path, installed):
+    code, output = run(tmp_path, installed, MY_PROJECT + BROKEN)
+    assert code == 1, output
+    assert "FAIL: 2 converted layer(s) are trained and never called" in output, output
+    assert "vit.layers.0.mlp.fc1.linear, vit.layers.1.mlp.fc1.linear" in output
+
+
+def test_the_plugin_under_test_is_the_installed_one(tmp_path, installed):
+    where = "import pytest_fp8, sys; print(pytest_fp8.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    seen = subprocess.check_output([sys.executable, "-c", where], cwd=tmp_path, env=environment, text=True)
+    assert Path(seen.strip()).is_relative_to(installed)

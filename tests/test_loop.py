@@ -1,0 +1,379 @@
+"""Hand-written steps in live arms, on a CPU: what is training in them, what is not, and what is no step at all."""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchao")
+
+from pytest_fp8 import Case, Verdict, Workload
+from pytest_fp8.arms.loop import StepError
+from pytest_fp8.arms.server import ArmServer, TokenCountError
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.evidence.records import LayersEvidence
+
+CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
+
+
+ALL = 26 / 27
+"""The share where all products are FP8: torchao computes the gradient of the first layer's input, which nobody owes."""
+
+
+def build(checkpointed=False, reentrant=False):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+        def forward(self, x):
+            return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = torch.nn.Linear(32, 32)
+            self.blocks = torch.nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            x = self.enter(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant) if checkpointed and self.training else block(x)
+            return x
+
+    return Net()
+
+
+def batch(step):
+    import torch
+
+    return torch.randn(96, 32)
+
+
+def loop(parts=1, clip=None, evaluate=False, set_to_none=True, own_precision=None):
+    """A loop as people write it; ``own_precision`` counts how often it was opened."""
+
+    def step(model, batch, optimizer, precision):
+        import torch
+
+        total = torch.zeros(())
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for rows in batch.chunk(parts):
+            with precision():
+                loss = (model(rows) - rows).float().pow(2).mean() / parts
+            loss.backward()
+            total += loss.detach()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        if evaluate:
+            model.eval()
+            with torch.no_grad():
+                model(batch[:13])
+            model.train()
+        return total
+
+    return step
+
+
+def serve(case=CASE, **parts):
+    return ArmServer(
+        ArmSpec(case, "cpu", Workload(**{"build": build, "batch": batch, **parts}).ship("a test"), threads=1)
+    )
+
+
+def judge(server, case=CASE):
+    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_each_micro_batch_is_accounted_for(parts):
+    decision = judge(serve(step=loop(parts, clip=1.0)))
+    assert decision.verdict is Verdict.PASS, decision.message
+    owed = {"fprop": 5 * parts, "dgrad": 4 * parts, "wgrad": 5 * parts}
+    assert decision.numbers["roles"] == {role: {"expected": n, "fp8": n} for role, n in owed.items()}
+    assert decision.numbers["fp8_share"] == pytest.approx(ALL)
+
+
+def test_micro_batches_whose_sizes_differ_are_accounted_for():
+    def step(model, batch, optimizer, precision):
+        for rows in batch.split([64, 32]):
+            loss = model(rows).float().pow(2).mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    decision = judge(serve(step=step))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["wgrad"] == {"expected": 10, "fp8": 10}
+
+
+def test_one_backward_for_a_sum_of_losses_is_accounted_for():
+    def step(model, batch, optimizer, precision):
+        loss = sum(model(rows).float().pow(2).mean() for rows in batch.chunk(2))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    decision = judge(serve(step=step))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["fp8_share"] == pytest.approx(ALL)
+
+
+def test_evaluation_in_between_is_no_training_and_no_reason_to_fail():
+    decision = judge(serve(step=loop(2, evaluate=True)))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["fprop"] == {"expected": 10, "fp8": 10}
+    assert decision.numbers["fp8_share"] == pytest.approx(ALL)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside_the_model_is_seen_without_being_declared(reentrant):
+    decision = judge(serve(build=lambda: build(True, reentrant), step=loop(2)))
+    assert decision.verdict is Verdict.PASS, decision.message
+    # Two blocks in each of two micro-batches; torch ends a recomputation before its last product where it can.
+    assert decision.numbers["roles"]["recompute"]["expected"] == 8
+    assert decision.numbers["roles"]["recompute"]["fp8"] >= 4
+    assert decision.numbers["fp8_share"] > ALL
+
+
+def test_checkpointing_inside_the_model_is_seen_without_a_step_of_ones_own():
+    decision = judge(serve(build=lambda: build(True), loss=lambda model, x: model(x).float().pow(2).mean()))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["recompute"]["expected"] == 4
+    assert decision.numbers["fp8_share"] > ALL
+
+
+def test_a_recomputation_outside_fp8_is_found():
+    def build_broken():
+        import torch
+
+        class HalfOff(torch.nn.Module):
+            """Backs out of FP8 where it is called a second time, as a context that is not restored does."""
+
+            def __init__(self):
+                super().__init__()
+                self.inner = torch.nn.Linear(32, 64)
+
+            def forward(self, x):
+                if torch._C._current_graph_task_id() != -1:
+                    return torch.nn.functional.linear(x, self.inner.weight, self.inner.bias)
+                return self.inner(x)
+
+        model = build(True)
+        for block in model.blocks:
+            block.up = HalfOff()
+        return model
+
+    decision = judge(serve(build=build_broken, step=loop()))
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert "recompute of 2 of" in decision.headline
+
+
+def test_a_step_that_forgets_the_optimizer_says_so():
+    def forgetful_step(model, batch, optimizer, precision):
+        loss = model(batch).float().pow(2).mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(StepError, match=r"forgetful_step\(\) never called optimizer.step\(\)") as error:
+        serve(step=forgetful_step)
+    assert "accumulated over several calls" in error.value.fp8_cause
+
+
+def test_a_step_that_never_goes_backward_says_so():
+    def step(model, batch, optimizer, precision):
+        optimizer.step()
+        return model(batch).float().pow(2).mean()
+
+    with pytest.raises(StepError, match="never went backward"):
+        serve(step=step)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [(None, "it gave nothing"), (0.5, "it gave a float"), ("all", r"a tensor of shape \(96, 32\)")]
+)
+def test_a_step_that_gives_no_loss_names_itself(given, words):
+    whole = loop()
+
+    def my_step(model, batch, optimizer, precision):
+        whole(model, batch, optimizer, precision)
+        return batch if given == "all" else given
+
+    with pytest.raises(StepError, match=rf"my_step\(\) must give its loss .*{words}"):
+        serve(step=my_step)
+
+
+def test_a_step_that_raises_leaves_nothing_patched():
+    import torch
+
+    before = torch.autograd.backward, torch.autograd.grad
+
+    def step(model, batch, optimizer, precision):
+        model(batch)
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        serve(step=step)
+    assert (torch.autograd.backward, torch.autograd.grad) == before
+
+
+def scheduled(parameters):
+    import torch
+
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    optimizer.scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=6)
+    return optimizer
+
+
+def scheduled_step(model, batch, optimizer, precision):
+    loss = loop(2)(model, batch, optimizer, precision)
+    optimizer.scheduler.step()
+    return loss
+
+
+def test_a_schedule_starts_again_with_each_curve_and_goes_on_with_a_checkpoint(tmp_path):
+    one, two = (serve(step=scheduled_step, optimizer=scheduled) for _ in range(2))
+    first = one.engine.curve(seed=1, steps=4)
+    assert one.engine.curve(seed=1, steps=4) == first
+    one.save(str(tmp_path), "dcp", optimizer=True)
+    goes_on = one.resume(seed=1, first_step=4, steps=4)
+    two.engine.curve(seed=2, steps=1)
+    two.load(str(tmp_path), "dcp", optimizer=True)
+    assert two.resume(seed=1, first_step=4, steps=4)["losses"] == goes_on["losses"]
+
+
+def test_a_step_that_skips_what_is_not_finite_is_left_to_the_loss_question():
+    healthy = loop()
+
+    def step(model, batch, optimizer, precision):
+        if float(batch.sum()) > 0:
+            return batch.new_tensor(float("nan"))
+        return healthy(model, batch, optimizer, precision)
+
+    curve = serve(step=step).engine.curve(seed=0, steps=8)
+    assert len(curve["gradient_norms"]) == len(curve["losses"]) == 8
+    assert any(math.isnan(loss) for loss in curve["losses"])
+
+
+def test_clipping_is_seen_in_the_gradient_norms():
+    norms = serve(step=loop(2, clip=0.01, set_to_none=False)).engine.curve(seed=0, steps=3)["gradient_norms"]
+    assert all(norm < 0.0102 for norm in norms)
+
+
+def test_outputs_are_compared_without_training_and_whatever_the_batch_is():
+    inner = loop(2)
+    server = serve(
+        batch=lambda step: (batch(step), batch(step)),
+        step=lambda model, pair, optimizer, precision: inner(model, pair[0], optimizer, precision),
+    )
+    server.engine.restart(seed=3)
+    first = server.logits(seed=0)
+    assert len(base64.b64decode(first)) == 4 * 64 * 32 * (48 / 64)
+    assert server.logits(seed=0) == first
+
+
+def test_calibration_passes_of_a_step_move_no_weight(monkeypatch):
+    server = serve(step=scheduled_step, optimizer=scheduled)
+    opened = []
+    server.engine.restart(seed=0)
+    weights = {name: value.clone() for name, value in server.engine.model.named_parameters()}
+    plain = server.engine.precision
+    server.engine.precision = lambda: opened.append(1) or plain()
+    monkeypatch.setattr(type(server.engine.backend), "calibration_passes", lambda *_: 2)
+    server.engine.restart(seed=0)
+    assert len(opened) == 4
+    assert all(weights[name].equal(value) for name, value in server.engine.model.named_parameters())
+    assert server.engine.optimizer.scheduler.last_epoch == 0
+
+
+def test_an_odd_micro_batch_names_the_layer_its_rows_and_the_helper():
+    with pytest.raises(TokenCountError, match=r"layer 'enter' was given 24 rows") as error:
+        serve(step=loop(4))
+    assert "pytest_fp8.pad_to_multiple" in error.value.fp8_next
+
+
+def convert_but(*left):
+    def convert(model):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
+        convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name not in left)
+
+    return convert
+
+
+def test_a_conversion_of_ones_own_is_judged():
+    decision = judge(serve(step=loop(), convert=convert_but()))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["converted"] == 5
+
+
+def test_a_conversion_that_leaves_a_layer_without_a_word_fails():
+    decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down")))
+    assert decision.verdict is Verdict.FAIL
+    assert "neither converted nor left with a reason" in decision.headline
+    assert "blocks.1.down" in decision.seen
+    assert "Workload(leave=" in decision.next_step
+
+
+def test_a_layer_that_the_workload_leaves_is_left_with_that_reason():
+    decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down"), leave=("blocks.1.*",)))
+    assert decision.verdict is Verdict.FAIL, "blocks.1.up is left by name and was converted"
+    decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down"), leave=("*.1.down",)))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["left"] == {"filter: the workload leaves '*.1.down'": 1}
+    decision = judge(serve(step=loop(), leave=("*.down",)))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["left"] == {"filter: the workload leaves '*.down'": 2}
+
+
+def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
+    def convert(model):
+        import torch
+
+        convert_but()(model)
+        return torch.nn.Sequential(model)
+
+    with pytest.raises(LookupError, match="must keep the names"):
+        serve(step=loop(), convert=convert)
+
+
+def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
+    import torch
+
+    from pytest_fp8.arms.observe import Part
+    from pytest_fp8.arms.phases import follow
+
+    traced, parts = [], []
+
+    def count(graph, _):
+        traced.append(graph)
+        return graph.forward
+
+    class Noted(Part):
+        def inside(self, name):
+            parts.append(name)
+            return super().inside(name)
+
+    model = build()
+    model.compile(backend=count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        with follow(model, optimizer, Noted().inside):
+            model(batch(0)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(batch(0))
+    assert len(traced) == 2, "once with gradients and once without"
+    assert parts.count("evaluation") == 4
+    assert parts.count("backward") == 4

@@ -1,0 +1,118 @@
+"""Sizes that are not multiples of 16: padded without a change of the loss, or an error that names what to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchao")
+
+from pytest_fp8 import Case, Verdict, Workload, pad_to_multiple
+from pytest_fp8.arms.server import ArmServer, TokenCountError
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.zoo import data, models, training
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
+
+CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
+
+
+@pytest.mark.parametrize(("rows", "seq", "wanted"), [(3, 21, 32), (4, 21, 24), (16, 21, 21), (2, 16, 16), (1, 1, 16)])
+def test_the_sequence_grows_as_little_as_makes_the_tokens_a_multiple(rows, seq, wanted):
+    batch = {
+        "input_ids": torch.ones(rows, seq, dtype=torch.long),
+        "labels": torch.ones(rows, seq, dtype=torch.long),
+        "attention_mask": torch.ones(rows, seq, dtype=torch.bool),
+        "inputs_embeds": torch.ones(rows, seq, 8),
+        "weights": torch.ones(rows),
+        "name": "one",
+    }
+    padded = pad_to_multiple(batch, pad_id=7)
+    assert padded["input_ids"].shape == (rows, wanted)
+    assert padded["inputs_embeds"].shape == (rows, wanted, 8)
+    assert padded["weights"].shape == (rows,)
+    assert (padded["input_ids"][:, seq:] == 7).all()
+    assert (padded["labels"][:, seq:] == -100).all()
+    assert not padded["attention_mask"][:, seq:].any()
+    assert batch["input_ids"].shape == (rows, seq), "the batch itself stays as it was"
+
+
+def test_a_language_model_s_loss_and_gradients_do_not_change():
+    model = models.build("micro", seed=0, device="cpu").float()
+    batch = data.text_batch(3, 21, 0, 0)
+
+    def of(rows):
+        model.zero_grad()
+        loss = training.cross_entropy(model(input_ids=rows["input_ids"]).logits, rows["labels"])
+        loss.backward()
+        return loss, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    loss, gradients = of(batch)
+    padded_loss, padded_gradients = of(pad_to_multiple(batch))
+    torch.testing.assert_close(padded_loss, loss)
+    torch.testing.assert_close(padded_gradients, gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_a_tensor_are_padded_with_zeros_and_an_empty_one_is_never_empty():
+    assert pad_to_multiple(torch.ones(13, 4)).shape == (16, 4)
+    assert pad_to_multiple(torch.ones(13, 4)).sum() == 52
+    assert pad_to_multiple(torch.ones(0, 4)).shape == (16, 4)
+    assert pad_to_multiple(torch.ones(32, 4), 32).shape == (32, 4)
+
+
+def test_what_has_no_sequence_is_an_error_that_lists_it():
+    with pytest.raises(ValueError, match=r"pixel_values \(4, 3, 8, 8\)"):
+        pad_to_multiple({"pixel_values": torch.ones(4, 3, 8, 8)})
+    with pytest.raises(TypeError, match="not a list: pad its parts"):
+        pad_to_multiple([torch.ones(4)])
+
+
+def serve(build, batch, loss):
+    return ArmServer(ArmSpec(CASE, "cpu", Workload(build=build, batch=batch, loss=loss).ship("a test"), threads=1))
+
+
+def square(model, x):
+    return (model(x) - x).float().pow(2).mean()
+
+
+def test_an_expert_with_an_odd_number_of_rows_is_named_with_the_helper():
+    from test_own_models import mixture
+
+    with pytest.raises(TokenCountError, match=r"'blocks.0.experts.\d.up' was given \d+ rows") as error:
+        serve(lambda: mixture(padded=False), lambda step: torch.randn(64, 64), square)
+    assert "pytest_fp8.pad_to_multiple(rows)" in error.value.fp8_next
+
+
+def test_a_batch_that_becomes_odd_in_a_later_step_is_found_there():
+    server = serve(
+        lambda: torch.nn.Sequential(torch.nn.Linear(32, 32)),
+        lambda step: torch.randn(32 if step < 5 else 33, 32),
+        square,
+    )
+    server.engine.curve(seed=0, steps=5)
+    with pytest.raises(TokenCountError, match="'0' was given 33 rows"):
+        server.engine.curve(seed=0, steps=6)
+
+
+def test_experts_in_one_parameter_are_named_and_counted_as_not_fp8():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    def build():
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+        return MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=5))
+
+    def loss(model, batch):
+        return training.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"])
+
+    server = serve(build, lambda step: data.text_batch(4, 24, 0, step), loss)
+    decision = check_layers(CASE, LayersEvidence.from_json(server.layers()))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "no Linear holds them: model.layers.0.mlp.experts.down_proj" in decision.headline
+    # Attention's products are FP8; two experts' three for each token, twice as wide, are not.
+    assert decision.numbers["fp8_share"] < 0.3
