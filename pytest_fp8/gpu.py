@@ -174,10 +174,20 @@ def conditions(gpu: Gpu, own: set[int]) -> Conditions:
 
 def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
     """Processes on the GPU that are not ours. Inside a container the driver's process ids are not the ones seen here;
-    then none of ours is among them, and only a surplus over our own number is strange."""
+    then none of ours is among them, and only a surplus over our own number is strange. What an arm itself has started
+    (Unsloth's arms start helpers that hold the GPU) belongs to the arm's session and is no stranger."""
+    own = own | {pid for pid in users if _session_of(pid) in own}
     if users and not own & set(users):
         return tuple(sorted(users)[len(own) :])
     return tuple(sorted(set(users) - own))
+
+
+def _session_of(pid: int) -> int:
+    """The session that a process belongs to; each arm leads its own. 0 where there is no such process here."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _text(value: Any) -> str:

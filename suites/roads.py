@@ -16,6 +16,7 @@ WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume
 UNTIED = ("layers", "speedup", "memory")
 MOST = {"amax_compute_algo": "max"}
 PLAIN_WEIGHTS = {"fp8_all_gather": False}
+EAGER = "135 ms uncompiled, where BF16, compiled, takes 120 ms on an H200"
 ACCELERATE = [
     Case("tiny", "accelerate_torchao", "tensorwise", emulated=True),
     Case("tiny", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
@@ -28,7 +29,7 @@ ACCELERATE = [
         )
     ),
     Case("1b", "accelerate_te", "delayed", MOST, questions=UNTIED),
-    Case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=UNTIED),
+    Case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=UNTIED, slower_because=EAGER),
     Case("1b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
     Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED),
     Case("1b", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, **WEIGHTS_ALONE),
@@ -38,10 +39,12 @@ ACCELERATE = [
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 UNSLOTH = [
-    # Adapters alone travel, and their optimizer with them: a frozen base in FP8 is no checkpoint.
-    Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION),
-    Case("1b", "unsloth", "rowwise", lora=16),
-    Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj")),
+    # Adapters alone travel: a frozen base in FP8 is no checkpoint. Their optimizer goes along on tiny; on the random
+    # weights of 1B the loss jumps by 1.5 nats from step to step, and says nothing about where training goes on.
+    Case("tiny", "unsloth", "rowwise", lora=16, questions=("layers", "loss", "memory", "checkpoints")),
+    Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION, **WEIGHTS_ALONE),
+    Case("1b", "unsloth", "rowwise", lora=16, **WEIGHTS_ALONE),
+    Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE),
 ]
 """Unsloth's ``load_in_fp8`` against its own 16-bit LoRA: the settings that its users are told to take."""
 
@@ -64,9 +67,17 @@ SLOWER = {
     "182m-te.fused-current": "launch-bound: 64 products a step that each wait for the host, 0.88x on an H200",
 }
 DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
-# Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told.
+# Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told. Joined and with delayed
+# scaling FP8 is level with BF16 there: 0.95x and 1.03x in two runs on an H200.
+SCATTERED = {"182m": {"tolerance": 0.06}}
+LEVEL = {"182m-te.fused-delayed": {"floor": 0.9}}
 DENSE = [
-    replace(case, slower_because=SLOWER.get(case.id, ""), tolerance=0.06 if case.model == "182m" else case.tolerance)
+    replace(
+        case,
+        slower_because=SLOWER.get(case.id, ""),
+        **SCATTERED.get(case.model, {}),
+        **LEVEL.get(case.id, {}),
+    )
     for case in DENSE
 ]
 
