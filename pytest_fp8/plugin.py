@@ -114,6 +114,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         verdict = _verdict(item)
         if report.passed:
             report.fp8_verdict = verdict
+        if report.skipped and getattr(report, "wasxfail", ""):
+            reason = report.wasxfail.removeprefix("reason: ")
+            item.config.stash[SESSION].ledger.failed_as_expected(case_of(item).id, reason)
     return report
 
 

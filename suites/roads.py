@@ -18,8 +18,8 @@ MOST = {"amax_compute_algo": "max"}
 PLAIN_WEIGHTS = {"fp8_all_gather": False}
 EAGER = "135 ms uncompiled, where BF16, compiled, takes 120 ms on an H200"
 ACCELERATE = [
-    Case("tiny", "accelerate_torchao", "tensorwise", emulated=True),
-    Case("tiny", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
+    Case("micro", "accelerate_torchao", "tensorwise", emulated=True),
+    Case("micro", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
     *(
         Case("tiny", b, r, options, questions=("layers", "loss", "memory", "checkpoints"))
         for b, r, options in (

@@ -241,3 +241,20 @@ def test_under_xdist_the_controller_has_the_whole_table(suite, monkeypatch):
     result = suite.runpytest("-n2", "--fp8-gpu=h200")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*12 not run: --fp8-gpu=h200 was declared*"])
+
+
+def test_a_failure_that_a_library_s_defect_explains_is_shown_as_known(pytester, monkeypatch):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.xfail(strict=True, reason="somelib 1.2: leaves its backward in BF16")
+        @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers")
+        def test_layers(fp8_pair):
+            fp8_pair.assert_layers()
+        """
+    )
+    install(monkeypatch, H200, executed_roles=("fprop",))
+    result = pytester.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(xfailed=1)
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*fails as known: somelib 1.2: leaves its backward in BF16*"])

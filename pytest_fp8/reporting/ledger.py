@@ -23,6 +23,8 @@ class Entry:
     timing: dict[str, Any] = field(default_factory=dict)
     """Every timed block: ``processes`` of ``bf16`` and ``fp8``, milliseconds per step, and how they were taken."""
     errors: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    """Why tests of this case were expected to fail, and did: a library's known defect."""
 
 
 @dataclass
@@ -71,6 +73,11 @@ class Ledger:
     def error(self, case: str, headline: str) -> None:
         self.entries.setdefault(case, Entry(case)).errors.append(headline)
 
+    def failed_as_expected(self, case: str, reason: str) -> None:
+        reasons = self.entries.setdefault(case, Entry(case)).expected
+        if reason not in reasons:
+            reasons.append(reason)
+
     def skipped(self, test: str, reason: str) -> None:
         self.not_run.setdefault(reason, []).append(test)
 
@@ -93,6 +100,7 @@ class Ledger:
             entry.metrics.update(fields["metrics"])
             entry.timing.update(fields["timing"])
             entry.errors.extend(fields["errors"])
+            entry.expected.extend(fields["expected"])
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]

@@ -80,7 +80,9 @@ def row(entry: Entry) -> list[str]:
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
-    if entry.errors:
+    if entry.expected and not carried:
+        cells[-1] = f"[yellow]fails as known: {_escape(entry.expected[0])}[/yellow]"
+    elif entry.errors:
         cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
     return cells
 
