@@ -8,7 +8,8 @@ import importlib.util
 import pytest
 
 from pytest_fp8 import Verdict
-from pytest_fp8.controls.catalogue import CATALOGUE, GPU, micro
+from pytest_fp8.controls.catalogue import CATALOGUE
+from pytest_fp8.controls.control import GPU, micro
 
 HEALTHY = [micro(recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
 CHECKPOINTED = micro(activation_checkpointing=True)

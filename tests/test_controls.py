@@ -19,7 +19,8 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cases import QUESTIONS
 from pytest_fp8.controls import breakages
-from pytest_fp8.controls.catalogue import ANYWHERE, CATALOGUE, GPU
+from pytest_fp8.controls.catalogue import CATALOGUE
+from pytest_fp8.controls.control import ANYWHERE, GPU
 from pytest_fp8.controls.laboratory import Laboratory
 from pytest_fp8.gate.baseline import read_baseline
 from pytest_fp8.options import Settings

@@ -24,7 +24,8 @@ from today import CHECKS
 
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.checks.loss import check_loss
-from pytest_fp8.controls.catalogue import CATALOGUE, GPU, Control, micro
+from pytest_fp8.controls.catalogue import CATALOGUE
+from pytest_fp8.controls.control import GPU, Control, micro
 from pytest_fp8.controls.laboratory import Laboratory
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.evidence.records import Curve, LossEvidence

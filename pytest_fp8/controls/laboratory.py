@@ -17,7 +17,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.cases import Case
-from pytest_fp8.controls.catalogue import ANYWHERE, Control
+from pytest_fp8.controls.control import ANYWHERE, Control
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.gate.baseline import Baseline, read_baseline, write_baseline
 from pytest_fp8.gate.verdicts import Decision

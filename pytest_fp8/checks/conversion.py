@@ -1,0 +1,131 @@
+"""Was the model converted as it was meant to be, and is the recipe in force the one asked for? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_fp8.cases import Case
+from pytest_fp8.checks.findings import Finding, eval_cause, fail, some, words
+from pytest_fp8.checks.precision import Switches, who_won
+from pytest_fp8.evidence.products import FP8
+from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.recipes import LIBRARIES, recipe_facts
+
+OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
+"""Backend -> how the module path of its layers begins."""
+
+
+def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
+    names, converted, left = set(evidence.originals), set(evidence.converted), set(evidence.left)
+    live = set(evidence.live_fp8)
+    if not live:
+        return _nothing_converted(case, evidence)
+    if converted - live:
+        return fail(
+            "layers that should have been converted are not FP8 layers",
+            expected=f"{len(converted)} FP8 layers",
+            seen=f"not FP8: {some(converted - live)}",
+            cause=_why_not_live(evidence, converted - live),
+            next_step="convert last, after adapters and before compiling",
+        )
+    if live & left:
+        name = sorted(live & left)[0]
+        return fail(
+            "a layer that was to stay in high precision is an FP8 layer",
+            expected=f"{name} left alone ({evidence.left[name]})",
+            seen=f"FP8: {some(live & left)}",
+            cause="the filter did not reach the converter: what it names "
+            + ("was an adapter" if evidence.left[name].startswith("adapter") else "was converted with the rest"),
+            next_step="pass the filter as module_filter_fn",
+        )
+    unaccounted = names - converted - left
+    if unaccounted:
+        return fail(
+            "Linears that were neither converted nor left with a reason",
+            expected="a reason for each layer that stays in high precision",
+            seen=some(unaccounted),
+            cause="a converter that stopped at the first layer it could not take, or a filter that nobody wrote down",
+            next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
+        )
+    return None
+
+
+def _why_not_live(evidence: LayersEvidence, lost: set[str]) -> str:
+    """Whether what was not converted comes after a layer of odd sizes under the same parent, where a loop returned."""
+    order = list(evidence.originals)
+    for name in sorted(lost, key=order.index):
+        earlier = [n for n in order[: order.index(name)] if n.rpartition(".")[0] == name.rpartition(".")[0]]
+        odd = [n for n in earlier if evidence.left.get(n, "").startswith("size")]
+        if odd:
+            return (
+                f"a converter that stopped early, at {odd[0]} ({evidence.left[odd[0]]}): Accelerate's convert_model "
+                "returns there, and the layers after it stay as they were"
+            )
+    return "a converter that stopped early, or a module replaced after the conversion"
+
+
+def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
+    own = OTHER_LIBRARIES.get(LIBRARIES.get(case.backend, case.backend))
+    for library, path in OTHER_LIBRARIES.items():
+        foreign = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
+        if foreign:
+            return fail(
+                f"the FP8 layers are another library's: {library}",
+                expected=f"layers of {case.backend}",
+                seen=f"{evidence.kinds[foreign[0]]}: {some(foreign)}",
+                cause="both libraries are installed and nobody said which to use: Accelerate then takes torchao",
+                next_step="pass the library's own recipe object, e.g. kwargs_handlers=[TERecipeKwargs(...)]",
+            )
+    return fail(
+        "no layer was converted to FP8",
+        expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
+        seen="; ".join(sorted(set(evidence.left.values())) if not evidence.converted else ["no FP8 layer"])
+        or "no Linear at all",
+        cause=_who_dropped_it(evidence),
+        next_step="convert the model itself, or check how FP8 is switched on"
+        if evidence.converted
+        else "make in_features and out_features multiples of 16, or check how FP8 is switched on",
+    )
+
+
+def _who_dropped_it(evidence: LayersEvidence) -> str:
+    switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
+    if switches.used == FP8:
+        return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
+    if switches.environment == FP8:
+        return who_won(switches)
+    return "FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes"
+
+
+def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
+    asked = {"recipe": case.recipe, **case.full_options}
+    for name, seen in evidence.recipes.items():
+        wrong = {key: (value, seen.get(key)) for key, value in asked.items() if seen.get(key) != value}
+        if not wrong:
+            continue
+        if seen.get("recipe") == "off":
+            return fail(
+                "FP8 was off inside the forward pass",
+                expected=words(asked),
+                seen=f"off, in {name}",
+                cause=eval_cause(evidence) or "the forward pass ran outside the backend's precision context",
+                next_step="wrap the forward pass, not the training loop's other parts",
+            )
+        return fail(
+            "another recipe was in force than the one asked for",
+            expected=words({key: pair[0] for key, pair in wrong.items()}),
+            seen=f"{words({key: pair[1] for key, pair in wrong.items()})}, in {name}",
+            cause="an option that was dropped on its way to the library" + _by_accelerate(case, wrong),
+            next_step="pass the library's own recipe object",
+        )
+    return None
+
+
+def _by_accelerate(case: Case, wrong: Mapping[str, Any]) -> str:
+    """Accelerate hands on what differs from its own defaults, which are not Transformer Engine's."""
+    road = case.backend.startswith(("accelerate_", "trainer_"))
+    defaults = recipe_facts(case.backend, case.recipe).options
+    if not road or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
+        return ""
+    return ": Accelerate's to_kwargs() leaves out what equals its own default, and the library's default is another"
