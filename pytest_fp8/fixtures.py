@@ -85,21 +85,27 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
 
     from pytest_fp8.arms.material import Material
     from pytest_fp8.backends import backend
+    from pytest_fp8.backends.base import mark_left
 
     device = "cpu" if case.emulated else "cuda"
     chosen = backend(case.backend)
-    if chosen.patches_others:
+    if chosen.patches_others or (convert and chosen.keeps_state):
         pytest.fail(
-            f"{case.backend} patches other libraries wherever it is imported, so its models live in arms of their own "
-            "alone; ask fp8_pair, or fp8_pair.fp8.call(function)",
+            f"{case.backend} changes the whole process it is used in, so its models live in arms of their own alone; "
+            "ask fp8_pair, or fp8_pair.fp8.call(function)",
             pytrace=False,
         )
     model = Material(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
     if convert:
+        mark_left(model, workload.leave if workload is not None else ())
         usable, reason = chosen.usable(case.recipe, case.emulated)
         if not usable:
             pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
-        model = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False).model
+        if workload is not None and workload.convert is not None:
+            model = workload.convert(model) or model
+        else:
+            made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False)
+            model = made.model
     yield model
     del model
     if device == "cuda":

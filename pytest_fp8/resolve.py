@@ -7,8 +7,10 @@ file is asked for. By hand: ``accelerate launch --config_file fp8.yaml -m pytest
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,9 +40,7 @@ def resolve(
         command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1"]
         command += [f"--config_file={config_file}", *program] if config_file is not None else program
     with tempfile.TemporaryDirectory() as home:
-        done = subprocess.run(
-            command, env=_clean(environment, home), capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = _run(command, _clean(environment, home))
     lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise ArmError(
@@ -52,6 +52,29 @@ def resolve(
         )
     outside = {"environment": environment, "launched": launched, "config_file": _precision_of(config_file)}
     return [Switches.from_json({**json.loads(line), **outside}) for line in lines]
+
+
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """In a session of its own, so that what ``accelerate launch`` starts ends with it. Raises :class:`ArmError`."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True, stdin=subprocess.DEVNULL
+    )
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise ArmError(
+            "hung",
+            f"the precision could not be asked for: no answer in {SECONDS} s",
+            expected="one answer a question",
+            seen="nothing",
+            cause="a machine too busy, or a launcher that waits for something",
+            next_step=" ".join(command),
+        ) from late
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _clean(environment: str, home: str) -> dict[str, str]:

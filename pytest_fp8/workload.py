@@ -10,6 +10,8 @@ The zoo's models have one ready; a user's own model needs two functions::
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
 @dataclass(frozen=True)
 class Workload:
     """A user's own model. All functions run inside the arm's process, never in pytest's.
@@ -30,7 +35,8 @@ class Workload:
     result to its device in bfloat16. ``batch(step)`` gives one batch, as a tensor or a dict, list or tuple of tensors;
     it is seeded per step too, so ``torch.randn`` inside gives every arm the same data. ``loss(model, batch)`` gives a
     scalar; without it the model is called with the batch and its result, or that result's ``.loss``, is the loss.
-    ``optimizer(parameters)`` gives the optimizer; without it AdamW with ``learning_rate``.
+    ``optimizer(parameters)`` gives the optimizer; without it AdamW with ``learning_rate``, by default 1e-3 or, with
+    adapters, 2e-4.
 
     A learning-rate schedule hangs on it as ``optimizer.scheduler``: it is then restarted, saved and loaded with it.
     ``leave``: name patterns of Linears that stay in high precision, e.g. ``"*.router"``.
@@ -54,17 +60,15 @@ class Workload:
     convert: Callable[[Any], Any] | None = None
     precision: Callable[[], Any] | None = None
     leave: tuple[str, ...] = ()
-    learning_rate: float = 1e-3
+    learning_rate: float | None = None
     name: str = "own"
 
     def fingerprint(self) -> str:
-        """Hash of the functions' source text, for the case's hash: the same under every Python version."""
+        """Hash of the functions' source text and of what they refer to, for the case's hash: the same under every
+        Python version."""
         texts = [self.name, repr(self.learning_rate), *self.leave]
         for function in (self.build, self.batch, self.loss, self.optimizer, self.step, self.convert, self.precision):
-            try:
-                texts.append(inspect.getsource(function) if function is not None else "")
-            except (OSError, TypeError):
-                texts.append(getattr(function, "__qualname__", type(function).__name__))
+            texts += _texts_of(function, set()) if function is not None else [""]
         return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
     def ship(self, asked_by: str = "") -> str:
@@ -104,6 +108,37 @@ def imported_workload(text: str) -> Workload:
     if not isinstance(found, Workload):
         raise TypeError(f"{text} is a {type(found).__name__}, not a pytest_fp8.Workload")
     return found
+
+
+def _texts_of(value: Any, known: set[int]) -> list[str]:
+    """What a function's result can depend on: its source, the values it closes over, the constants and helpers of its
+    own module that it names, and so on through those. Other modules' code is a library's, and stands in provenance."""
+    if isinstance(value, functools.partial):
+        parts = [value.func, *value.args, *(item for pair in sorted(value.keywords.items()) for item in pair)]
+        return [text for part in parts for text in _texts_of(part, known)]
+    if isinstance(value, _PLAIN):
+        return [repr(value)]
+    if isinstance(value, list | tuple):
+        return [text for part in value for text in _texts_of(part, known)]
+    if id(value) in known:
+        return []
+    known.add(id(value))
+    try:
+        texts = [inspect.getsource(value)]
+    except (OSError, TypeError):
+        return [getattr(value, "__qualname__", type(value).__name__)]
+    if inspect.isfunction(value):
+        # Values of cells that are not filled yet (a function that names itself) are left out.
+        with contextlib.suppress(ValueError):
+            found = inspect.getclosurevars(value)
+            named = {**found.nonlocals, **{n: v for n, v in found.globals.items() if _is_own(v, value.__module__)}}
+            for name in sorted(named):
+                texts += [name, *_texts_of(named[name], known)]
+    return texts
+
+
+def _is_own(value: Any, module: str) -> bool:
+    return isinstance(value, (*_PLAIN, list, tuple)) or getattr(value, "__module__", None) == module
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:

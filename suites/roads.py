@@ -94,4 +94,19 @@ LORA = [
     Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
 ]
 
-ALL = ACCELERATE + DENSE + UNSLOTH + LORA
+LAYERS_AND_LOSS: dict[str, Any] = {"questions": ("layers", "loss")}
+CLAIMED = [
+    Case("1b", "transformer_engine", "delayed", {"amax_history_len": 32}, **LAYERS_AND_LOSS),
+    Case("1b", "transformer_engine", "delayed", {"amax_compute_algo": "most_recent"}, **LAYERS_AND_LOSS),
+    Case("1b", "transformer_engine", "delayed", {"fp8_format": "E4M3"}, **LAYERS_AND_LOSS),
+    Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, **WEIGHTS_ALONE),
+    Case("1b", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
+    Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, tolerance=0.06, floor=0.9, **WEIGHTS_ALONE),
+    Case("454m", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
+    Case("454m", "torchao", "tensorwise", activation_checkpointing=True, **WEIGHTS_ALONE),
+    Case("8b", "accelerate_te", "delayed", MOST, **WEIGHTS_ALONE),
+    Case("8b", "trainer_te", "delayed", MOST, **WEIGHTS_ALONE),
+]
+"""The configurations of claims (``pytest-fp8 claims``) that no other case has."""
+
+ALL = ACCELERATE + DENSE + UNSLOTH + LORA + CLAIMED

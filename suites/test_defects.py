@@ -11,7 +11,7 @@ import pytest
 import roads
 from pytest_fp8 import Case
 from pytest_fp8.checks.precision import check_precision
-from pytest_fp8.errors import ArmError, CheckFailed
+from pytest_fp8.errors import ArmError
 
 
 def known(package, what, raises=AssertionError):
@@ -23,12 +23,25 @@ def known(package, what, raises=AssertionError):
     return pytest.mark.xfail(strict=True, raises=raises, reason=f"{package} {release}: {what}")
 
 
+class Known(AssertionError):
+    """The defect itself, and no other failure: a hung arm or a loss that is not finite is none of a library's known
+    defects."""
+
+
+def judge(decision, words):
+    """Raises :class:`Known` where the decision fails in these words, and fails the test where it fails in others."""
+    if not decision.verdict.passes:
+        if words in decision.message:
+            raise Known(decision.message)
+        pytest.fail(decision.message, pytrace=False)
+
+
 @pytest.fixture(scope="module")
 def accelerate():
     """Accelerate's own answers, from a process of its own: nothing heavy is imported here."""
-    pytest.importorskip("torchao")
-    if not _installed("accelerate"):
-        pytest.skip("needs accelerate: pip install accelerate")
+    for package in ("torchao", "accelerate"):
+        if not _installed(package):
+            pytest.skip(f"needs {package}: pip install {package}")
     program = Path(__file__).with_name("accelerate_answers.py")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=180, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -93,29 +106,33 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
     cases=[Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
 )
 class TestTrainerWithTorchAO:
-    @known("accelerate", WRAPPED, CheckFailed)
+    @known("accelerate", WRAPPED, Known)
     def test_every_weight_is_trained(self, fp8_pair):
-        fp8_pair.assert_loss()
+        judge(fp8_pair.loss(), "in no optimizer of the FP8 arm")
 
-    @known(
-        "accelerate", "weights wrapped for FSDP2 have no storage that safetensors can write", (ArmError, CheckFailed)
-    )
+    @known("accelerate", "weights wrapped for FSDP2 have no storage that safetensors can write", Known)
     def test_the_model_can_be_saved(self, fp8_pair):
-        fp8_pair.assert_checkpoints()
+        try:
+            decision = fp8_pair.checkpoints()
+        except ArmError as error:
+            if "storage" in error.message:
+                raise Known(error.message) from None
+            raise
+        judge(decision, "no such words: this defect is an error")
 
 
 @pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
-@known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", CheckFailed)
+@known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
-    fp8_pair.assert_layers()
+    judge(fp8_pair.layers(), "another recipe was in force")
 
 
 @pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", roads.MOST)])
 class TestTiedHead:
-    @known("accelerate", "convert_model unties the head, which the optimizer does not get", CheckFailed)
+    @known("accelerate", "convert_model unties the head, which the optimizer does not get", Known)
     def test_the_head_is_trained(self, fp8_pair):
-        fp8_pair.assert_loss()
+        judge(fp8_pair.loss(), "in no optimizer of the FP8 arm")
 
-    @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", CheckFailed)
+    @known("accelerate", "convert_model unties the head, which a checkpoint then holds twice", Known)
     def test_a_checkpoint_can_be_carried_back(self, fp8_pair):
-        fp8_pair.assert_checkpoints()
+        judge(fp8_pair.checkpoints(), "untied")

@@ -1,5 +1,7 @@
 """Which setting decides the precision? Asked of Accelerate and the Trainer themselves, on any machine."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from pytest_fp8 import Verdict
@@ -19,8 +21,10 @@ fp8_config:
 @pytest.fixture(scope="module")
 def resolved(tmp_path_factory):
     """Both roads at once, each a process: the environment alone, and a config file through ``accelerate launch``."""
-    pytest.importorskip("torchao")
-    pytest.importorskip("accelerate")
+    for package in ("torchao", "accelerate"):
+        # Not imported here: that is the arms' business.
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}: pip install {package}")
     from concurrent.futures import ThreadPoolExecutor
 
     from pytest_fp8.resolve import resolve

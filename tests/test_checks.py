@@ -373,3 +373,11 @@ def test_different_data_is_named_before_its_consequences():
 def test_slower_than_bf16_names_a_missing_compile(compiled, says):
     decision = check_speedup(timing(120, fp8_compiled=compiled), floor=1.0, tolerance=0.03)
     verdict_of(decision, Verdict.FAIL, "not faster than the best BF16", says)
+
+
+def test_an_optimizer_that_has_none_of_the_weights_is_told_from_an_arm_that_does_not_say():
+    healthy = loss_evidence()
+    trains = {seed: replace(curve, trained=["a", "b"]) for seed, curve in healthy.bf16.items()}
+    lost = {seed: replace(curve, trained=[]) for seed, curve in healthy.fp8.items()}
+    verdict_of(check_loss(replace(healthy, bf16=trains, fp8=lost)), Verdict.FAIL, "2 weights are in no optimizer")
+    verdict_of(check_loss(replace(healthy, bf16=trains)), Verdict.PASS)

@@ -139,7 +139,7 @@ def test_a_baseline_without_the_metric_answers_nothing():
 def test_what_was_not_measured_says_what_to_type_for_both_cases():
     found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {})
     assert found.word == NOT_MEASURED
-    assert f'-k "{CASE.id} or {OTHER.id}" --fp8-gpu=h100' in found.command("h100")
+    assert f'-k "[{CASE.id}] or [{OTHER.id}]" --fp8-gpu=h100' in found.command("h100")
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,12 @@ def test_the_command_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_each_claim_s_nearest_case_is_one_of_the_suite_s():
+    sys.path.insert(0, str(Path(__file__).parent.parent / "suites"))
+    import matrix
+
+    there = {case.id for case in matrix.ALL}
+    asked = [case for claim in CLAIMS for near in claim.cases[:1] for case in (near.case, near.other) if case]
+    assert not [case.id for case in asked if case.id not in there]

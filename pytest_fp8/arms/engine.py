@@ -18,7 +18,7 @@ import torch
 
 from pytest_fp8.arms import memory
 from pytest_fp8.arms.layout import Joined, split, trained
-from pytest_fp8.arms.loop import Step, muted, require_whole, run_step
+from pytest_fp8.arms.loop import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.arms.material import Material
 from pytest_fp8.arms.preparation import (
     accelerate_precision,
@@ -183,6 +183,9 @@ class Engine:
             on_gradients=on_gradients,
             backward=self.backward,
         )
+        schedule = schedule_of(self.optimizer)
+        if schedule is not None:
+            schedule.step()
         self.hooks.stepped(self)
         return loss
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms.phases import Seen, called, follow
+from pytest_fp8.arms.phases import Seen, called, follow, innermost
 from pytest_fp8.zoo.training import Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
@@ -72,6 +72,7 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
     For passes that need the step's forward and backward alone, on weights that must stay as they are.
     """
+    optimizer = innermost(optimizer)
     held = vars(optimizer).get("step")
     rates = [dict(group, params=None) for group in optimizer.param_groups]
     schedule = schedule_of(optimizer)
@@ -100,7 +101,7 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
     """The learning-rate schedule that a workload's ``optimizer()`` hung on it, or ``None``."""
-    return getattr(optimizer, "scheduler", None)
+    return getattr(innermost(optimizer), "scheduler", None)
 
 
 class _Enough(BaseException):

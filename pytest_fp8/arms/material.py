@@ -12,6 +12,9 @@ from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
+OWN_LEARNING_RATE = 1e-3
+"""Of a workload that gives none."""
+
 
 class Material:
     """The same in both arms of a pair, but for the model's own type where a backend brings it along."""
@@ -61,8 +64,12 @@ class Material:
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         if self.own is not None and self.own.optimizer is not None:
             return self.own.optimizer(model.parameters())  # type: ignore[no-any-return]
-        rate = self.own.learning_rate if self.own is not None else SHAPES[self.case.model].learning_rate
-        return training.adamw(model.parameters(), adapters.LEARNING_RATE if self.case.lora else rate)
+        rate = adapters.LEARNING_RATE if self.case.lora else OWN_LEARNING_RATE
+        if self.own is not None and self.own.learning_rate is not None:
+            rate = self.own.learning_rate
+        elif self.own is None and not self.case.lora:
+            rate = SHAPES[self.case.model].learning_rate
+        return training.adamw(model.parameters(), rate)
 
     def _place(self, batch: Any) -> Any:
         """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""

@@ -65,6 +65,9 @@ def observe_forward(
     calls: list[LayerCall] = []
     recipes: dict[str, dict[str, Any]] = {}
     agreement: dict[str, tuple[float, float]] = {}
+    unwatched: set[int] = set()
+    """Calls without gradients: a target network, an evaluation past the model's own call; or, where the backward pass
+    calls the layer again, the first pass of reentrant checkpointing."""
     handles = []
 
     def note(name: str, module: torch.nn.Module, rows: int, needs_dgrad: bool) -> None:
@@ -95,6 +98,8 @@ def observe_forward(
                 if part.name == "backward":
                     _recomputed(calls, name, tensor.requires_grad)
                 return
+            if not torch.is_grad_enabled():
+                unwatched.add(len(calls))
             note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
 
         return before
@@ -135,7 +140,8 @@ def observe_forward(
     finally:
         for handle in handles:
             handle.remove()
-    return calls, recipes, agreement
+    counted = [call for index, call in enumerate(calls) if call.recomputed or index not in unwatched]
+    return counted, recipes, agreement
 
 
 class Part:

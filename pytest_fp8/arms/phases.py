@@ -60,6 +60,7 @@ def follow(
             with parts.inside("evaluation"):
                 yield
 
+    optimizer = innermost(optimizer)
     hooks: list[Any] = [
         optimizer.register_step_pre_hook(before_step),
         optimizer.register_step_post_hook(lambda *_: parts.enter("forward")),
@@ -75,6 +76,13 @@ def follow(
         for hook in hooks:
             hook.remove()
         parts.leave()
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, under what a library wraps around it (Accelerate's AcceleratedOptimizer)."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
 
 
 @contextmanager

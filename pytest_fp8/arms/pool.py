@@ -84,7 +84,8 @@ class ArmPool:
 
     @property
     def pids(self) -> set[int]:
-        return {process.pid for process in self._processes.values()}
+        """Of all processes that are ours, those included that wait for their turn with a library already imported."""
+        return {process.pid for process in [*self._processes.values(), *self._spares.values()]}
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)

@@ -8,6 +8,7 @@ something goes wrong. Whatever happens to an arm (an exception, no answer, no me
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import select
@@ -57,7 +58,7 @@ class ArmProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(requests_read, answers_write),
                 start_new_session=True,
-                env=self._variables(environment),
+                env={**self._variables(environment), **self._places(backend)},
             )
         finally:
             for descriptor in (requests_read, answers_write, handle):
@@ -67,6 +68,19 @@ class ArmProcess:
         self._asked = ""
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
+
+    def _places(self, backend: str) -> dict[str, str]:
+        """A library that patches others also leaves files about (Unsloth: quantized copies, generated code in the
+        current folder): it gets a folder of its own for them, which goes with the process."""
+        from pytest_fp8.backends import backend as backend_named
+
+        if not backend_named(backend).patches_others:
+            return {}
+        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="fp8-", ignore_cleanup_errors=True))
+        # Compiled code alone is kept: building it again takes half a minute.
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        kept = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))}
+        return {**kept, "TMPDIR": folder, "UNSLOTH_COMPILE_LOCATION": str(Path(folder) / "compiled")}
 
     def _variables(self, environment: ArmEnvironment | None) -> dict[str, str]:
         if environment is None:

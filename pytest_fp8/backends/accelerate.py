@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.preparation import forget_accelerate
-from pytest_fp8.backends.base import Conversion, Prepared, installed, linears, odd_size, reason_to_leave, ties
+from pytest_fp8.backends.base import Conversion, Prepared, installed, linears, odd_size, reason_to_leave, ties, why_left
 from pytest_fp8.backends.torchao import TorchAO
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
 
@@ -37,6 +37,7 @@ class AccelerateTransformerEngine(TransformerEngine):
     only delayed scaling is offered here."""
 
     name = "accelerate_te"
+    keeps_state = True
 
     def available(self) -> tuple[bool, str]:
         return with_accelerate(super().available())
@@ -71,6 +72,7 @@ class AccelerateTorchAO(TorchAO):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""
 
     name = "accelerate_torchao"
+    keeps_state = True
 
     def available(self) -> tuple[bool, str]:
         return with_accelerate(super().available())
@@ -148,8 +150,10 @@ def meant_for_torchao(model: torch.nn.Module) -> Conversion:
 
 
 def _reason(name: str, linear: torch.nn.Linear) -> str:
-    reason = reason_to_leave(name, linear.in_features, linear.out_features)
-    return reason if reason.startswith("adapter") else odd_size(linear.in_features, linear.out_features)
+    """Why this Linear is to stay. A Linear that the workload leaves is one: Accelerate's conversion takes no names, and
+    converting it all the same is found."""
+    reason = why_left(name, linear)
+    return odd_size(linear.in_features, linear.out_features) if reason.startswith("head") else reason
 
 
 def broken(tied: Mapping[str, str], model: torch.nn.Module) -> dict[str, str]:

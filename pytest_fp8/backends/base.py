@@ -71,6 +71,9 @@ class Backend(ABC):
     compiles_itself: bool = False
     """Whether the library brings kernels and compiled pieces of its own: nothing is compiled on top of them."""
 
+    keeps_state: bool = False
+    """Whether using it leaves global state in its process (Accelerate's), that the user's own code would meet."""
+
     def available(self) -> tuple[bool, str]:
         """Whether the library is installed and recent enough, judged without importing it; and the reason."""
         return installed(self.distribution, self.minimum_version) if self.distribution else (True, "")

@@ -96,11 +96,15 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Find
             cause="the model keeps references to the unconverted modules",
             next_step="convert before anything takes references to layers, such as wrappers",
         )
-    if evidence.bypassed:
+    passed_by = [*evidence.bypassed, *_passed_by(evidence, step)]
+    if passed_by:
+        trained = "are trained and" if evidence.bypassed else "have their products elsewhere and"
         return fail(
-            f"{len(evidence.bypassed)} converted layer(s) are trained and never called",
+            f"{len(passed_by)} converted layer(s) {trained} never called",
             expected="the model's forward pass to go through each FP8 layer",
-            seen=f"gradients without a call: {some(evidence.bypassed)}",
+            seen=f"gradients without a call: {some(evidence.bypassed)}"
+            if evidence.bypassed
+            else f"products in high precision of the sizes of {some(passed_by)}, without a call",
             cause="their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper",
             next_step="call the layer itself, so that its FP8 forward runs",
         )
@@ -141,6 +145,22 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Find
             next_step="read the layer's backward, and the recipe's roles",
         )
     return None
+
+
+def _passed_by(evidence: LayersEvidence, step: StepProducts) -> list[str]:
+    """Converted layers that were not called, while a product of their sizes ran in high precision and belongs to no
+    layer. A frozen weight has no gradient that would show it. An expert that got no tokens has no such product."""
+    called = {call.name for call in evidence.calls}
+    strays = [(p.inner, p.outer) for p in step.others if p.phase == "forward" and p.kind != FP8]
+    found = []
+    for name in evidence.converted:
+        inputs, outputs = evidence.originals[name]
+        if name not in called and name not in evidence.bypassed:
+            stray = next((s for s in strays if s[0] == inputs and outputs in s[1]), None)
+            if stray is not None:
+                strays.remove(stray)
+                found.append(name)
+    return found
 
 
 def counted(numbers: Mapping[str, Any]) -> dict[str, int]:

@@ -59,7 +59,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
             QUESTION,
             Verdict.FAIL,
             f"{len(lost)} weights are in no optimizer of the FP8 arm",
-            expected=f"all {len(evidence.bf16[seeds[0]].trained)} weights that BF16 trains",
+            expected=f"all {len(evidence.bf16[seeds[0]].trained or ())} weights that BF16 trains",
             seen=f"never stepped: {', '.join(lost[:SHOWN])}"
             + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""),
             cause="the optimizer was made before the conversion, which put new parameters in place of its own",
@@ -123,7 +123,9 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> D
 
 def _untrained(fp8: Curve, bf16: Curve) -> set[str]:
     """What the reference trains and the FP8 arm does not; nothing where an arm did not say what it trains."""
-    return set(bf16.trained) - set(fp8.trained) if fp8.trained else set()
+    if fp8.trained is None or bf16.trained is None:
+        return set()
+    return set(bf16.trained) - set(fp8.trained)
 
 
 def first_bad_step(curve: Curve) -> int | None:

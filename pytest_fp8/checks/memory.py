@@ -22,7 +22,8 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         "reserved_ratio": evidence.fp8["peak_reserved"] / evidence.bf16["peak_reserved"],
         "bf16_peak_gib": evidence.bf16["peak_allocated"] / GIB,
         "fp8_peak_gib": evidence.fp8["peak_allocated"] / GIB,
-        "phases": {name: evidence.fp8["phases"][name]["allocated"] / GIB for name in evidence.fp8["phases"]},
+        # Evaluation is no training, and in no peak.
+        "phases": {n: p["allocated"] / GIB for n, p in evidence.fp8["phases"].items() if n != "evaluation"},
     }
     phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"

@@ -29,8 +29,11 @@ TORCHAO_INSTEAD = "torchao instead of Transformer Engine through Accelerate"
 LORA_8B = (Near(replace(TENSORWISE_8B, lora=32), f"{TORCHAO_INSTEAD}; batch 1x4096"),)
 LOW_RANK_8B = (Near(replace(TENSORWISE_8B, lora=16), f"rank 16 instead of 8; {TORCHAO_INSTEAD}"),)
 FULL_8B = (
-    Near(Case("8b", "trainer_te", "delayed"), "without the framework's own kernels"),
-    Near(Case("8b", "accelerate_te", "delayed"), "Accelerate without the Trainer and without the framework's kernels"),
+    Near(Case("8b", "trainer_te", "delayed", {"amax_compute_algo": "max"}), "without the framework's own kernels"),
+    Near(
+        Case("8b", "accelerate_te", "delayed", {"amax_compute_algo": "max"}),
+        "Accelerate without the Trainer and without the framework's kernels",
+    ),
     Near(DELAYED_8B, "Transformer Engine without Trainer, Accelerate or the framework's kernels"),
 )
 BASE_8B = (
@@ -142,8 +145,14 @@ FINETUNING: tuple[Claim, ...] = (
         0,
         FULL,
         (
-            Near(Case("tiny", "trainer_te", "delayed"), "tiny; variables set before the Trainer, bf16 off"),
-            Near(Case("1b", "trainer_te", "delayed"), "1B; variables set before the Trainer, bf16 off"),
+            Near(
+                Case("tiny", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
+                "tiny; variables set before the Trainer, bf16 off",
+            ),
+            Near(
+                Case("1b", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
+                "1B; variables set before the Trainer, bf16 off",
+            ),
         ),
     ),
     _speed("guide-1b-speed", "a 1B Llama gains 30 %", 1.3, 1.3, GUIDE, GUIDED_1B),

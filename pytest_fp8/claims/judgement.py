@@ -48,7 +48,8 @@ class Finding:
     def command(self, gpu: str) -> str:
         """What measures the nearest case, or both cases of two."""
         nearest = self.claim.cases[0]
-        chosen = " or ".join(case.id for case in (nearest.case, nearest.other) if case is not None)
+        # In the brackets of a test's name an id is itself alone, and no part of a longer one.
+        chosen = " or ".join(f"[{case.id}]" for case in (nearest.case, nearest.other) if case is not None)
         return (
             f'pytest suites -k "{chosen}" --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "claim {self.claim.id}"'
         )

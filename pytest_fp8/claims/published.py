@@ -85,7 +85,10 @@ PUBLISHED: tuple[Claim, ...] = (
         1.13,
         LLAMA_FACTORY,
         (
-            Near(Case("8b", "accelerate_te", "delayed"), "8B Llama instead of a 7B model; Accelerate alone"),
+            Near(
+                Case("8b", "accelerate_te", "delayed", {"amax_compute_algo": "max"}),
+                "8B Llama instead of a 7B model; Accelerate alone",
+            ),
             Near(DELAYED_8B, "8B Llama instead of a 7B model; Transformer Engine without a framework above it"),
         ),
     ),

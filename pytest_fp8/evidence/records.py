@@ -114,12 +114,12 @@ class Curve:
     gradient_norms: Sequence[float]
     data: int = 0
     """Checksum of the batches of all steps."""
-    trained: Sequence[str] = ()
-    """Parameters that the arm's optimizer steps, by plain name; empty where the arm did not say."""
+    trained: Sequence[str] | None = None
+    """Parameters that the arm's optimizer steps, by plain name; ``None`` where the arm did not say."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Curve:
-        return cls(data["seed"], data["losses"], data["gradient_norms"], data.get("data", 0), data.get("trained", ()))
+        return cls(data["seed"], data["losses"], data["gradient_norms"], data.get("data", 0), data.get("trained"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The Linears of a Llama block; peft calls them "all-linear"."""
 LEARNING_RATE = 2e-4
-"""Adapters start at zero and learn with rates some ten times those of full training (peft's own examples)."""
+"""Adapters start at zero and learn with rates some ten times those of full training (peft's own examples). Like alpha
+and dropout below it is in no case's hash: whoever changes one raises ``cases.MEASUREMENT``, which a test asks for."""
 
 
 def add_adapters(model: torch.nn.Module, rank: int, targets: Sequence[str] = ()) -> torch.nn.Module:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_fp8.backends.base import LEFT
+
 
 class FusedAttention(nn.Module):
     """Grouped-query attention with one projection for q, k and v: its rows are q's, then k's, then v's."""
@@ -106,6 +108,8 @@ def fuse(model: nn.Module) -> None:
             piece = getattr(module, part)
             if type(piece) is not nn.Linear:
                 raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
+            if getattr(piece, LEFT, ""):
+                raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be joined with others")
     for name, module in found:
         replace(model, name, fused[type(module)](module))
 

@@ -1,0 +1,154 @@
+"""What a training run can hide from a suite: layers passed by, steps that train nothing, code behind the code."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchao")
+
+from test_loop import CASE, batch, build, judge, loop, serve
+
+from pytest_fp8 import Case, Verdict, Workload
+from pytest_fp8.zoo import adapters
+
+
+def frozen_bypass():
+    """A net whose second layer is frozen and whose weight is used past it."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.middle, self.out = (torch.nn.Linear(i, o) for i, o in ((32, 32), (32, 64), (64, 32)))
+            self.middle.requires_grad_(False)
+
+        def forward(self, x):
+            hidden = torch.nn.functional.linear(self.enter(x), self.middle.weight, self.middle.bias)
+            return self.out(hidden)
+
+    return Net()
+
+
+def squares(model, x):
+    return (model(x) - x).float().pow(2).mean()
+
+
+def test_a_frozen_layer_whose_weight_is_used_past_it_is_named():
+    decision = judge(serve(build=frozen_bypass, loss=squares))
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert "never called" in decision.headline
+    assert "middle" in decision.seen
+
+
+def test_a_layer_that_nothing_of_its_size_stands_in_for_may_rest():
+    import torch
+
+    def resting():
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.enter, self.expert = torch.nn.Linear(32, 32), torch.nn.Linear(32, 64)
+
+            def forward(self, x):
+                return self.enter(x)
+
+        return Net()
+
+    decision = judge(serve(build=resting, loss=squares))
+    assert decision.verdict is Verdict.PASS, decision.message
+
+
+def test_a_pass_without_gradients_below_the_model_s_own_call_is_no_training():
+    import torch
+
+    def step(model, x, optimizer, precision):
+        with torch.no_grad(), precision():
+            target = model.enter(x)
+        with precision():
+            loss = (model(x) - target).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    decision = judge(serve(step=step))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["wgrad"] == {"expected": 5, "fp8": 5}
+
+
+def warming(parameters):
+    """A rate that is nothing at first: a schedule that is never stepped trains nothing."""
+    import torch
+
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    optimizer.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+    return optimizer
+
+
+def test_a_schedule_moves_on_where_the_step_is_ours():
+    losses = serve(loss=squares, batch=lambda step: batch(0), optimizer=warming).engine.curve(0, 8)["losses"]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_an_own_step_goes_through_accelerate_s_optimizer():
+    pytest.importorskip("accelerate")
+    case = replace(CASE, backend="accelerate_torchao")
+    server = serve(case, step=loop(2, clip=1.0))
+    decision = judge(server, case)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert server.engine.curve(0, 3)["losses"][2] < server.engine.curve(0, 3)["losses"][0]
+
+
+def test_what_the_workload_leaves_and_accelerate_converts_is_named():
+    pytest.importorskip("accelerate")
+    case = replace(CASE, backend="accelerate_torchao")
+    decision = judge(serve(case, step=loop(), leave=("blocks.0.up",)), case)
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert "blocks.0.up" in decision.message
+
+
+RATE = 0.1
+
+
+def scaled(factor):
+    def made(step):
+        return RATE * factor * step
+
+    return made
+
+
+def test_a_workload_s_hash_sees_what_its_functions_refer_to(monkeypatch):
+    def mark(function):
+        return Workload(build=build, batch=function).fingerprint()
+
+    assert mark(scaled(2)) == mark(scaled(2))
+    assert mark(scaled(2)) != mark(scaled(48)), "closed over"
+    assert mark(functools.partial(loop, 2)) != mark(functools.partial(loop, 9))
+    before = mark(scaled(2))
+    monkeypatch.setattr(f"{__name__}.RATE", 0.2)
+    assert mark(scaled(2)) != before, "a constant of the module"
+
+
+def test_adapters_learn_as_the_user_says_or_as_adapters_do():
+    pytest.importorskip("peft")
+    from pytest_fp8.arms.material import Material
+    from pytest_fp8.backends import backend
+
+    def rate(**given):
+        import torch
+
+        case = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, lora=4, lora_targets=("up",))
+        material = Material(case, Workload(build=build, batch=batch, **given), backend("torchao"), torch.device("cpu"))
+        return material.optimizer(material.fresh_model(0)).param_groups[0]["lr"]
+
+    assert rate() == adapters.LEARNING_RATE
+    assert rate(learning_rate=1e-5) == 1e-5
+
+
+def test_what_no_hash_holds_of_adapters_is_as_it_was_measured():
+    from pytest_fp8.cases import MEASUREMENT
+
+    assert (MEASUREMENT, adapters.LEARNING_RATE) == (2, 2e-4), "raise cases.MEASUREMENT with the rate, then this line"
