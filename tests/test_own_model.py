@@ -87,3 +87,18 @@ def test_models_in_the_tests_own_process_have_the_same_weights(pytester):
         """
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_a_library_that_keeps_global_state_is_not_let_into_the_test_s_own_process(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.fp8(model="tiny", backend="accelerate_torchao", recipe="tensorwise", emulated=True)
+        def test_weights(fp8_model):
+            raise AssertionError("not reached")
+        """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*changes the whole process it is used in*ask fp8_pair*"])

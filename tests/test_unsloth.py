@@ -9,6 +9,8 @@ import types
 from functools import partial
 
 import pytest
+
+pytest.importorskip("peft")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
