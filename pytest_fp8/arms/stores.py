@@ -40,6 +40,13 @@ class UnreadableWeightError(TypeError):
     fp8_next = "set ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, or pass AORecipeKwargs(config=...)"
 
 
+class StrayParameter(RuntimeError):
+    """The optimizer holds what the model no longer does."""
+
+    fp8_cause = "it was made before the conversion put new parameters in place of its own"
+    fp8_next = "make the optimizer after the conversion; the loss question names the weights that nothing trains"
+
+
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
@@ -164,6 +171,8 @@ def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
     entries: list[tuple[str, torch.Tensor]] = []
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise StrayParameter("the optimizer steps a parameter that the model does not have")
             for entry, value in engine.optimizer.state.get(parameter, {}).items():
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
                 parts = split([(names[id(parameter)], tensor)], joined)

@@ -151,7 +151,7 @@ def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:
 
 
 def _switches(asked: Mapping[str, str]) -> dict[str, str]:
-    return {"asked": asked[PREFIX + "MIXED_PRECISION"], "arguments": ""}
+    return {"asked": asked[PREFIX + "MIXED_PRECISION"]}
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class UnslothBf16(Backend):
         import torch
         from unsloth import FastLanguageModel
 
-        from pytest_fp8.zoo.adapters import PROJECTIONS
+        from pytest_fp8.zoo.adapters import ALPHA, PROJECTIONS
 
         tokens = case.tokens
         assert tokens is not None, "such a case has a model of the suite"
@@ -80,7 +80,7 @@ class UnslothBf16(Backend):
         model = FastLanguageModel.get_peft_model(
             model,
             r=case.lora,
-            lora_alpha=2 * case.lora,
+            lora_alpha=ALPHA * case.lora,
             lora_dropout=0.0,
             target_modules=list(case.lora_targets or PROJECTIONS),
             use_gradient_checkpointing=False,
