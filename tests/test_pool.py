@@ -55,7 +55,7 @@ def test_a_large_arm_makes_room_for_the_next(world):
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
     two.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
-    assert len(pool.pids) == 2
+    assert len(pool._processes) == 2
     pool.close()
     assert world.closed >= 3
 
@@ -134,7 +134,7 @@ def test_bf16_against_bf16_is_two_processes(world):
     pool = ArmPool(H200)
     null = PairArms(Case("1b", "bf16", "none"), pool, None)
     null.start()
-    assert len(pool.pids) == 2
+    assert len(pool._processes) == 2
     pool.close()
 
 
@@ -146,4 +146,14 @@ def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch):
         facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
         monkeypatch.setattr(pool, "_facts", {pair.fp8.key: facts, pair.bf16.key: facts})
         assert pool.tight(pair.fp8, pair.bf16) is tight
+    pool.close()
+
+
+def test_a_process_that_waits_with_its_library_imported_is_no_stranger(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    one.start(ahead(pool, [two]))
+    waiting = {process.pid for process in pool._spares.values()}
+    assert waiting
+    assert waiting < pool.pids
     pool.close()
