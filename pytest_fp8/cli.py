@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--case", action="append", default=[], help="this one alone; may be repeated")
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
-    from pytest_fp8.claims.command import add_claims
+    from pytest_fp8.claims_command import add_claims
     from pytest_fp8.compare_command import add_compare
 
     add_compare(commands)

@@ -102,7 +102,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
         if not usable:
             pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
         if workload is not None and workload.convert is not None:
-            model = workload.convert(model) or model
+            model = workload.converted(model)
         else:
             made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False)
             model = made.model

@@ -63,6 +63,12 @@ class Workload:
     learning_rate: float | None = None
     name: str = "own"
 
+    def converted(self, model: Any) -> Any:
+        """``model`` as this workload's own ``convert`` hands it back: a model, or nothing where it works in place."""
+        assert self.convert is not None, "asked where there is one"
+        given = self.convert(model)
+        return model if given is None else given
+
     def fingerprint(self) -> str:
         """Hash of the functions' source text and of what they refer to, for the case's hash: the same under every
         Python version."""

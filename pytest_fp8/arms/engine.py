@@ -20,6 +20,7 @@ from pytest_fp8.arms import memory
 from pytest_fp8.arms.layout import Joined, split, trained
 from pytest_fp8.arms.loop import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.arms.material import Material
+from pytest_fp8.arms.phases import Seen
 from pytest_fp8.arms.preparation import (
     accelerate_precision,
     checkpoint_activations,
@@ -169,8 +170,7 @@ class Engine:
         on_gradients: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         if self.own_step is not None:
-            asked = (self.own_step, self.model, batch, self.optimizer, self.precision)
-            own_loss, _ = run_step(*asked, phase, on_gradients)
+            own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
             self.hooks.stepped(self)
             return own_loss
         loss = training.training_step(
@@ -194,8 +194,16 @@ class Engine:
         if self.own_step is None:
             self.step(batch)
             return
-        asked = (self.own_step, self.model, batch, self.optimizer, self.precision, nullcontext)
-        require_whole(self.own_step, *run_step(*asked))
+        require_whole(self.own_step, *self._run_own(self.own_step, batch))
+
+    def _run_own(
+        self,
+        step: Step,
+        batch: Any,
+        phase: training.Phase = nullcontext,
+        on_gradients: Callable[[], None] | None = None,
+    ) -> tuple[torch.Tensor, Seen]:
+        return run_step(step, self.model, batch, self.optimizer, self.precision, phase, on_gradients)
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
         """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``."""
@@ -285,23 +293,25 @@ class Engine:
             raise RuntimeError(f"recipe {self.case.recipe!r} cannot run here: {reason}")
 
     def _convert(self) -> Conversion:
-        case = self.case
-        own = self.material.own
-        if own is not None and own.convert is not None and recipe_facts(case.backend, case.recipe).roles:
-            converted = own.convert(self.model)
-            self.model = self.model if converted is None else converted
+        own = self._own_fp8()
+        if own is not None and own.convert is not None:
+            self.model = own.converted(self.model)
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
-        self._prepared = self.backend.prepare(self.model, self.material.optimizer, case, self.compiled)
+        self._prepared = self.backend.prepare(self.model, self.material.optimizer, self.case, self.compiled)
         self.model = self._prepared.model
         if self._prepared.layers is not None:
             self.originals = dict(self._prepared.layers)
         return self._prepared.conversion
 
     def _precision(self) -> Callable[[], Any]:
-        own, case = self.material.own, self.case
-        if own is not None and own.precision is not None and recipe_facts(case.backend, case.recipe).roles:
+        own = self._own_fp8()
+        if own is not None and own.precision is not None:
             return own.precision
-        return self.backend.precision(case.recipe, case.full_options)
+        return self.backend.precision(self.case.recipe, self.case.full_options)
+
+    def _own_fp8(self) -> Workload | None:
+        """The workload, whose own way of switching FP8 on counts in the FP8 arm alone."""
+        return self.material.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -18,7 +18,7 @@ Joined = Mapping[str, Sequence[tuple[str, slice]]]
 def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[str, Any]]:
     """(plain name, tensor) for each (live name, tensor): parts of a joined one are views of it."""
     for name, tensor in tensors:
-        for part, rows in joined.get(name, ((name, None),)):
+        for part, rows in _parts(name, joined):
             if rows is None:
                 yield part, tensor
             else:
@@ -26,11 +26,16 @@ def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[
                 yield part, tensor[rows] if tensor.dim() else tensor.clone()
 
 
+def _parts(name: str, joined: Joined) -> Sequence[tuple[str, slice | None]]:
+    """Plain names of a live parameter's parts, with their rows; of one that is not joined itself, whole."""
+    return joined.get(name, ((name, None),))
+
+
 def trained(model: torch.nn.Module, optimizer: Any, joined: Joined) -> list[str]:
     """Plain names of the parameters that the optimizer steps, second names of tied ones included."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     live = model.named_parameters(remove_duplicate=False)
-    return sorted(part for name, value in live if id(value) in stepped for part, _ in joined.get(name, ((name, None),)))
+    return sorted(part for name, value in live if id(value) in stepped for part, _ in _parts(name, joined))
 
 
 def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pytest_fp8.arms.layout import join, split
+from pytest_fp8.arms.layout import Joined, join, split
 from pytest_fp8.arms.loop import schedule_of
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     aliases: dict[str, str] = {}
     scaling: list[str] = []
     owner: dict[tuple[int, torch.Size], str] = {}
-    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
+    joined = _plain_joined(engine)
     for key, value in engine.model.state_dict().items():
         name = plain_name(key)
         if not engine.backend.saved(key):
@@ -164,10 +164,15 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     return weights, aliases, scaling
 
 
+def _plain_joined(engine: Engine) -> Joined:
+    """The joined parameters, by the plain names of the live ones: without what wrappers add."""
+    return {plain_name(name): parts for name, parts in engine.joined.items()}
+
+
 def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
     """The optimizer's tensors by parameter name: ``optimizer/<parameter>/<entry>``, in parameter order."""
     names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
-    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
+    joined = _plain_joined(engine)
     entries: list[tuple[str, torch.Tensor]] = []
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
@@ -182,7 +187,7 @@ def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
 
 def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
     parameters = {plain_name(name): parameter for name, parameter in engine.model.named_parameters()}
-    joined = {plain_name(name): parts for name, parts in engine.joined.items()}
+    joined = _plain_joined(engine)
     by_entry: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in stored.items():
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)

@@ -11,7 +11,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.preparation import forget_accelerate
-from pytest_fp8.backends.base import Conversion, Prepared, installed, linears, odd_size, reason_to_leave, ties, why_left
+from pytest_fp8.backends.base import (
+    Backend,
+    Conversion,
+    Prepared,
+    installed,
+    linears,
+    odd_size,
+    plan,
+    reason_to_leave,
+    ties,
+    why_left,
+)
 from pytest_fp8.backends.torchao import TorchAO
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
 
@@ -24,28 +35,29 @@ MINIMUM = "1.10"
 EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
 
 
-def with_accelerate(library: tuple[bool, str]) -> tuple[bool, str]:
-    """Whether the library and Accelerate above it are both there, and the reason."""
-    if not library[0]:
-        return library
-    mine = installed("accelerate", MINIMUM)
-    return mine[0], f"{mine[1]} over {library[1]}" if mine[0] else mine[1]
+class ThroughAccelerate(Backend):
+    """A library's backend with Accelerate above it: both must be there, and Accelerate's state stays in the process."""
 
-
-class AccelerateTransformerEngine(TransformerEngine):
-    """``Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs(...)])``; of Transformer Engine's recipes
-    only delayed scaling is offered here."""
-
-    name = "accelerate_te"
     keeps_state = True
 
     def available(self) -> tuple[bool, str]:
-        return with_accelerate(super().available())
+        there, what = super().available()
+        if not there:
+            return there, what
+        accelerate, said = installed("accelerate", MINIMUM)
+        return accelerate, f"{said} over {what}" if accelerate else said
 
     def import_library(self) -> None:
         import accelerate  # noqa: F401
 
         super().import_library()
+
+
+class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
+    """``Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs(...)])``; of Transformer Engine's recipes
+    only delayed scaling is offered here."""
+
+    name = "accelerate_te"
 
     def prepare(
         self,
@@ -68,19 +80,10 @@ class AccelerateTransformerEngine(TransformerEngine):
         return nullcontext
 
 
-class AccelerateTorchAO(TorchAO):
+class AccelerateTorchAO(ThroughAccelerate, TorchAO):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""
 
     name = "accelerate_torchao"
-    keeps_state = True
-
-    def available(self) -> tuple[bool, str]:
-        return with_accelerate(super().available())
-
-    def import_library(self) -> None:
-        import accelerate  # noqa: F401
-
-        super().import_library()
 
     def prepare(
         self,
@@ -106,35 +109,33 @@ class AccelerateTorchAO(TorchAO):
 # -- what both roads through Accelerate do ----------------------------------------------------------------------------
 
 
-def prepare_te(accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool) -> Prepared:
-    """``accelerator.prepare`` over Transformer Engine, and what it was meant to convert."""
-    meant, tied = meant_for_te(model), ties(model)
+def prepare_through(
+    accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, meant: Conversion
+) -> Prepared:
+    """``accelerator.prepare``, with what it was ``meant`` to convert and the ties that it broke."""
+    tied = ties(model)
     model, optimizer = accelerator.prepare(model, optimizer)
     meant.untied = broken(tied, model)
-    if compiled:
-        step_around(model)
     return Prepared(model, meant, optimizer, backward=accelerator.backward)
+
+
+def prepare_te(accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool) -> Prepared:
+    """Through Accelerate over Transformer Engine."""
+    prepared = prepare_through(accelerator, model, optimizer, meant_for_te(model))
+    if compiled:
+        step_around(prepared.model)
+    return prepared
 
 
 def prepare_torchao(accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Prepared:
-    """``accelerator.prepare`` over torchao, and what it was meant to convert."""
-    meant, tied = meant_for_torchao(model), ties(model)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    meant.untied = broken(tied, model)
-    return Prepared(model, meant, optimizer, backward=accelerator.backward)
+    """Through Accelerate over torchao."""
+    return prepare_through(accelerator, model, optimizer, meant_for_torchao(model))
 
 
 def meant_for_te(model: torch.nn.Module) -> Conversion:
     """Accelerate gives Transformer Engine every Linear of fitting sizes, output projections included. Adapters have no
     place there; they count as left, so that converting them is found."""
-    result = Conversion()
-    for name, linear in linears(model).items():
-        reason = _reason(name, linear)
-        if reason:
-            result.left[name] = reason
-        else:
-            result.converted.append(name)
-    return result
+    return plan(model, _reason)
 
 
 def meant_for_torchao(model: torch.nn.Module) -> Conversion:

@@ -165,11 +165,12 @@ def installed(distribution: str, minimum: str) -> tuple[bool, str]:
     return True, f"{distribution} {found}"
 
 
-def plan(model: torch.nn.Module) -> Conversion:
-    """What a conversion of this model is meant to do: each Linear converted, or left with a reason."""
+def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], str] | None = None) -> Conversion:
+    """What a conversion of this model is meant to do: each Linear converted, or left with a reason; ``why`` gives it,
+    where it is not :func:`why_left`."""
     result = Conversion()
     for name, module in linears(model).items():
-        reason = why_left(name, module)
+        reason = (why or why_left)(name, module)
         if reason:
             result.left[name] = reason
         else:
