@@ -13,7 +13,7 @@ from pytest_fp8.errors import SettingsError, refuse
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
 from pytest_fp8.recipes import recipe_facts
-from pytest_fp8.session import case_of
+from pytest_fp8.session import case_of, question_of
 
 if TYPE_CHECKING:
     import pytest
@@ -135,8 +135,7 @@ def in_order(items: list[pytest.Item]) -> None:
 
     def rank(item: pytest.Item) -> tuple[int, int, int]:
         case = case_of(item)
-        mark = item.get_closest_marker("fp8")
-        question = mark.kwargs.get("question") if mark is not None else None
+        question = question_of(item)
         asked = QUESTIONS.index(question) if question in QUESTIONS else len(QUESTIONS)
         return references[case.reference().id], cases[case.id], asked
 

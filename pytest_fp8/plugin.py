@@ -10,7 +10,7 @@ import pytest
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
 from pytest_fp8.options import MARKER, add_options, read_settings
-from pytest_fp8.session import Session, case_of
+from pytest_fp8.session import Session, case_of, question_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -77,10 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    cases = [case for case in map(case_of, session.items) if case is not None]
-    if cases:
+    asked = [(case, question_of(item)) for item in session.items if (case := case_of(item)) is not None]
+    if asked:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
-        session.config.stash[SESSION].selected(cases, whole)
+        session.config.stash[SESSION].selected(asked, whole)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

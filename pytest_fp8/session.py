@@ -35,6 +35,8 @@ class Session:
         """Stored baselines that this run had no use for."""
         self._origin: dict[str, Any] = {}
         self.upcoming: list[Case] = []
+        self._timed: set[str] = set()
+        """Ids of the cases that may be asked for their speed in this session."""
         self._pool: ArmPool | None = None
         self._pairs: dict[str, Fp8Pair] = {}
         self._held = ExitStack()
@@ -46,11 +48,13 @@ class Session:
 
             self._held.enter_context(updating(self.settings.baseline_dir))
 
-    def selected(self, cases: list[Case], whole: bool) -> None:
-        """Note which cases were collected, and whether nothing was left out by a path, ``-k`` or ``-m``."""
+    def selected(self, asked: list[tuple[Case, str | None]], whole: bool) -> None:
+        """Note which cases were collected with which questions (``None``: the mark names none, and any may come), and
+        whether nothing was left out by a path, ``-k`` or ``-m``."""
         from dataclasses import replace
 
-        self.upcoming = list({case.id: case for case in cases}.values())
+        self.upcoming = list({case.id: case for case, _ in asked}.values())
+        self._timed = {case.id for case, question in asked if question in (None, "speedup")}
         self.ledger.partial |= not whole
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
@@ -76,7 +80,15 @@ class Session:
             arms = PairArms(case, self.pool(), shipped, fingerprint)
             stored = str(baseline_path(folder, gpu, case.id))
             self._pairs[digest] = Fp8Pair(
-                arms, self.settings, self.ledger, baseline, stored, digest, gpu, self.gated_cases
+                arms,
+                self.settings,
+                self.ledger,
+                baseline,
+                stored,
+                digest,
+                gpu,
+                self.gated_cases,
+                time_first=case.id in self._timed,
             )
         pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
@@ -86,7 +98,7 @@ class Session:
     @property
     def gated_cases(self) -> int:
         """Cases of this session that are gated on speed: they share its false alarms. Known after collection."""
-        return max(1, sum(case.asks("speedup") for case in self.upcoming))
+        return max(1, sum(case.asks("speedup") for case in self.upcoming if case.id in self._timed))
 
     def pool(self) -> ArmPool:
         if self._pool is None:
@@ -256,6 +268,12 @@ class Session:
 
         gpu, _ = detect()
         return gpu.key if gpu is not None else "none"
+
+
+def question_of(item: pytest.Item) -> str | None:
+    """The question that a test's own or nearest mark names."""
+    mark = item.get_closest_marker("fp8")
+    return mark.kwargs.get("question") if mark is not None else None
 
 
 def case_of(item: pytest.Item) -> Any:

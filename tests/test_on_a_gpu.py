@@ -258,3 +258,18 @@ def test_a_failure_that_a_library_s_defect_explains_is_shown_as_known(pytester, 
     result = pytester.runpytest("--fp8-gpu=h200")
     result.assert_outcomes(xfailed=1)
     result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*fails as known: somelib 1.2: leaves its backward in BF16*"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "order"),
+    [("test_layers and rowwise", ["layers"]), ("(test_layers or test_faster) and rowwise", ["blocks", "layers"])],
+)
+def test_speed_is_measured_before_presence_and_only_where_a_test_will_ask_for_it(suite, monkeypatch, asked, order):
+    install(monkeypatch, H200)
+    requests = []
+    real = FakeProcess.request
+    monkeypatch.setattr(
+        FakeProcess, "request", lambda self, what, *a, **more: requests.append(what) or real(self, what, *a, **more)
+    )
+    assert suite.runpytest("--fp8-gpu=h200", "-k", asked).ret == 0
+    assert [what for what in dict.fromkeys(requests) if what in ("blocks", "layers")] == order
