@@ -145,7 +145,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine is None:
         return
     mine.close()
-    mine.ledger.partial |= bool(session.shouldstop or session.shouldfail)
+    mine.interrupted = (
+        bool(session.shouldstop or session.shouldfail) or session.exitstatus == pytest.ExitCode.INTERRUPTED
+    )
+    mine.ledger.partial |= mine.interrupted
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return

@@ -35,8 +35,9 @@ class Session:
         """Stored baselines that this run had no use for."""
         self._origin: dict[str, Any] = {}
         self.upcoming: list[Case] = []
-        self._timed: set[str] = set()
-        """Ids of the cases that may be asked for their speed in this session."""
+        self._asked: dict[str, set[str | None]] = {}
+        """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
+        self.interrupted = False
         self._pool: ArmPool | None = None
         self._pairs: dict[str, Fp8Pair] = {}
         self._held = ExitStack()
@@ -54,7 +55,8 @@ class Session:
         from dataclasses import replace
 
         self.upcoming = list({case.id: case for case, _ in asked}.values())
-        self._timed = {case.id for case, question in asked if question in (None, "speedup")}
+        for case, question in asked:
+            self._asked.setdefault(case.id, set()).add(question)
         self.ledger.partial |= not whole
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
@@ -88,7 +90,7 @@ class Session:
                 digest,
                 gpu,
                 self.gated_cases,
-                time_first=case.id in self._timed,
+                time_first=self._may_ask_speed(case),
             )
         pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
@@ -98,7 +100,10 @@ class Session:
     @property
     def gated_cases(self) -> int:
         """Cases of this session that are gated on speed: they share its false alarms. Known after collection."""
-        return max(1, sum(case.asks("speedup") for case in self.upcoming if case.id in self._timed))
+        return max(1, sum(case.asks("speedup") and self._may_ask_speed(case) for case in self.upcoming))
+
+    def _may_ask_speed(self, case: Case) -> bool:
+        return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
 
     def pool(self) -> ArmPool:
         if self._pool is None:
@@ -181,6 +186,10 @@ class Session:
     def _why_not_stored(self, case: str) -> str:
         entry = self.ledger.entries[case]
         layers = entry.decisions.get("layers")
+        answered = {"speedup" if question == "faster" else question for question in entry.decisions}
+        open_ones = sorted(question for question in self._asked.get(case, ()) if question and question not in answered)
+        if self.interrupted and open_ones:
+            return f"the run was cut short before all its questions were answered (open: {', '.join(open_ones)})"
         if entry.errors:
             return f"its arms failed ({entry.errors[0]})"
         if layers is None or layers["verdict"] != "PASS":

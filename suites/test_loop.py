@@ -7,6 +7,7 @@ a batch is too small for FP8 to pay (0.86x with torchao on an H200).
 import pytest
 
 import roads
+from floor import assert_faster
 from pytest_fp8 import Case, Workload, pad_to_multiple
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
@@ -99,8 +100,8 @@ def test_the_loop_s_loss_is_right(fp8_pair):
 
 
 @pytest.mark.fp8(cases=CASES, question="speedup")
-def test_the_loop_is_faster(fp8_pair):
-    fp8_pair.assert_speedup(against_baseline=False)
+def test_the_loop_is_faster(request, fp8_pair):
+    assert_faster(request, fp8_pair)
 
 
 @pytest.mark.fp8(cases=CASES, question="memory")

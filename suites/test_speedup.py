@@ -3,6 +3,7 @@
 import pytest
 
 import matrix
+from floor import assert_faster
 from pytest_fp8 import Verdict
 
 
@@ -13,10 +14,7 @@ def test_speedup_holds_its_baseline(fp8_pair):
 
 @pytest.mark.fp8(cases=matrix.ALL, question="speedup")
 def test_faster_than_bf16(request, fp8_pair):
-    if fp8_pair.case.slower_because:
-        # Strict: the day FP8 becomes faster here, this test says so.
-        request.applymarker(pytest.mark.xfail(reason=fp8_pair.case.slower_because, strict=True))
-    fp8_pair.assert_speedup(against_baseline=False)
+    assert_faster(request, fp8_pair)
 
 
 @pytest.mark.fp8(cases=[matrix.NULL], question="speedup")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pytest_fp8.arms.profile import PHASE, TE_RANGE, TraceEvent, read_profile, te_extents
+from pytest_fp8.arms.profile import PHASE, TraceEvent, read_profile
+from pytest_fp8.arms.te_products import TE_RANGE, te_extents
 from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, LayerCall, Product, attribute, role_table
 
@@ -80,6 +81,28 @@ def test_two_roles_of_equal_sizes_in_two_precisions_are_not_told_apart_with_conf
     assert {a.role for a in attribute(ran, square).attributions if not a.sure} == {"dgrad", "wgrad"}
 
 
+# As many tokens as inputs and outputs, as an 8B model has: dgrad and wgrad of both Linears have the same extents. "out"
+# is converted, "left" is not, and a compiled backward pass runs what is ready first.
+ALIKE = [LayerCall("left", 128, 128, rows=128), LayerCall("out", 128, 128, rows=128, fp8=True)]
+
+
+def interleaved(*kinds):
+    forward = [Product("forward", 128, (128, 128), kind, "mm") for kind in ("bfloat16", FP8)]
+    return forward + [Product("backward", 128, (128, 128), kind, "mm") for kind in kinds]
+
+
+def test_high_precision_products_are_those_of_the_layer_that_was_left():
+    result = attribute(interleaved(FP8, "bfloat16", FP8, "bfloat16"), ALIKE)
+    assert role_table(result, ALIKE) == {role: {"expected": 1, "fp8": 1} for role in ("fprop", "dgrad", "wgrad")}
+    assert {(a.layer, a.kind, a.sure) for a in result.attributions} == {("left", "bfloat16", True), ("out", FP8, True)}
+
+
+def test_one_high_precision_product_too_many_is_still_found_among_alike_layers():
+    result = attribute(interleaved(FP8, "bfloat16", "bfloat16", "bfloat16"), ALIKE)
+    assert sum(a.kind == "bfloat16" for a in result.attributions if a.layer == "out") == 1
+    assert not any(a.sure for a in result.attributions if a.role != "fprop")
+
+
 @pytest.mark.parametrize(
     ("layout", "a", "b", "role"),
     [
@@ -147,6 +170,25 @@ def test_a_profile_is_read_by_where_kernels_were_launched():
         ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
     ]
     assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
+
+
+@pytest.mark.parametrize("inner", ["aten::_scaled_mm", "aten::_scaled_mm_v2"])
+def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
+    # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::mm", 10, 50, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event(inner, 20, 40, shapes=([32, 64], [64, 128]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 25, 26, correlation=1),
+        event("nvjet_sm90_qqtst_1x1", 500, 520, gpu=True, correlation=1),
+        event("aten::mm", 60, 80, shapes=([32, 128], [128, 16]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 65, 66, correlation=2),
+        event("nvjet_sm90_tst_1x1", 530, 540, gpu=True, correlation=2),
+    ]
+    assert [(p.inner, p.kind, p.kernel) for p in read_profile(events)["products"]] == [
+        (64, FP8, "nvjet_sm90_qqtst_1x1"),
+        (128, "bfloat16", "nvjet_sm90_tst_1x1"),
+    ]
 
 
 def one_step(call, phase="forward", rows=None):

@@ -249,3 +249,22 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monke
     result = suite.runpytest(*update(), "--fp8-baseline-dir=a_file/below")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*cannot be updated*", "*NotADirectoryError*", "*--fp8-baseline-dir*"])
+
+
+@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "pytest.fail('first of all')"])
+def test_a_case_that_an_interrupted_run_left_half_asked_is_not_stored(pytester, monkeypatch, capfd, how):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        SUITE
+        + f"""
+    @pytest.fixture(autouse=True)
+    def cut_short(request):
+        if request.node.name == "test_loss[tiny-te-current]":
+            {how}
+    """
+    )
+    pytester.inline_run(*update(), "-x", no_reraise_ctrlc=True)
+    assert [path.stem for path in (pytester.path / "baselines/h200").glob("*.json")] == ["tiny-torchao-rowwise"]
+    said = capfd.readouterr().out
+    assert "tiny-te-current was not updated: the run was cut short" in said
+    assert "(open: loss, memory, speedup)" in said

@@ -1,15 +1,13 @@
 """Reads one profiled training step on a GPU: its matrix products, the kernels that ran them, the attention kernels.
 
 The profiler sees operators with shapes and types, and the kernels each one launched. Transformer Engine's products pass
-through no torch operator; they are wrapped in a profiler range of their own.
+through no torch operator: ``te_products.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +15,12 @@ import torch
 
 from pytest_fp8.arms.observe import OPERANDS, product_of
 from pytest_fp8.arms.recomputation import watch_recomputation
+from pytest_fp8.arms.te_products import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.evidence.kernels import kernel_family
 from pytest_fp8.evidence.products import FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 
 PHASE = "fp8 phase: "
-TE_RANGE = "fp8 te product: "
 
 
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
@@ -85,6 +83,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     """
     kernels_of = kernel_finder(events)
     host = sorted((e for e in events if not e.gpu), key=lambda e: (e.start, -e.end))
+    wraps_scaled = scaled_finder(host)
     phases = [(e.name.removeprefix(PHASE), e.start, e.end) for e in host if e.name.startswith(PHASE)]
     products: list[Product] = []
     attention: dict[str, set[str]] = {}
@@ -108,11 +107,10 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
                 attention.setdefault(operator, set()).update(families)
         elif event.name.startswith(TE_RANGE):
             inside[event.thread] = event.end
-            layout, left, right, kind = event.name.removeprefix(TE_RANGE).split("|")
-            inner, outer = te_extents(layout, _shape(left), _shape(right))
-            add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
-            products.append(Product(phase, inner, outer, kind, f"te.{layout}", longest(kernels_of(event))))
-        elif event.name.startswith("aten::") and operator in OPERANDS:
+            product = te_product(phase, event.name, longest(kernels_of(event)))
+            add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
+            products.append(product)
+        elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event):
             inside[event.thread] = event.end
             one, two = OPERANDS[operator]
             fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
@@ -125,6 +123,25 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
         "milliseconds": kernel_times(spent, [event for event in events if event.gpu]),
     }
+
+
+def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
+    """A function that says whether another operator's product is computed by a scaled one inside it.
+
+    Uncompiled, torchao's tensors reach ``aten::mm`` as what they stand for, bfloat16, and only inside it multiply their
+    FP8 values.
+    """
+    starts: dict[int, list[int]] = {}
+    for event in host:
+        if event.name.startswith("aten::_scaled_mm"):
+            starts.setdefault(event.thread, []).append(event.start)
+
+    def wraps_scaled(event: TraceEvent) -> bool:
+        mine = starts.get(event.thread, [])
+        first = bisect_left(mine, event.start)
+        return not event.name.startswith("aten::_scaled_mm") and first < len(mine) and mine[first] < event.end
+
+    return wraps_scaled
 
 
 def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, float]:
@@ -225,63 +242,3 @@ def learn_families(products: list[Product], most: int = 8) -> dict[str, list[str
         if kernels:
             seen[event.name.removeprefix(KNOWN)].add(kernel_family(longest(kernels)))
     return {kind: sorted(families - seen["bfloat16" if kind == FP8 else FP8]) for kind, families in seen.items()}
-
-
-# -- Transformer Engine -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def watch_transformer_engine() -> Iterator[None]:
-    """Wrap Transformer Engine's ``general_gemm`` in a profiler range that names layout, shapes and precision.
-
-    It calls cuBLASLt without a torch operator, so that without this its products have kernels but no shapes.
-    """
-    patched: list[tuple[Any, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
-            patched.append((module, module.general_gemm))
-    wrappers: dict[Any, Any] = {}
-    for module, original in patched:
-        module.general_gemm = wrappers.setdefault(original, _watched(original))
-    try:
-        yield
-    finally:
-        for module, original in patched:
-            module.general_gemm = original
-
-
-def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-        quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
-        kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
-        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind])
-        with torch.profiler.record_function(TE_RANGE + label):
-            return general_gemm(a, b, *args, **kwargs)
-
-    return wrapper
-
-
-def te_extents(layout: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, tuple[int, int]]:
-    """Inner and outer extents of ``general_gemm(A, B, layout)``, shapes as row-major tensors flattened to two dims.
-
-    TN is fprop (A the weight [N, K], B the input [M, K]); NN is dgrad (A the weight, B the output's gradient [M, N]);
-    NT is wgrad (A the input, B the output's gradient).
-    """
-    if layout == "TN":
-        return a[-1], (a[0], b[0])
-    if layout == "NN":
-        return a[0], (b[0], a[-1])
-    return a[0], (b[-1], a[-1])
-
-
-def _text(operand: Any) -> str:
-    size = operand.size() if callable(getattr(operand, "size", None)) else operand.shape
-    dims = [int(n) for n in size]
-    rows = 1
-    for n in dims[:-1]:
-        rows *= n
-    return f"{rows}x{dims[-1]}"
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split("x"))

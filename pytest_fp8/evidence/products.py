@@ -158,22 +158,39 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
         seen = ran.pop(extents, [])
-        kinds = {product.kind for product in seen}
-        ambiguous = len(kinds) > 1 and len({role for _, role in wanted}) > 1
         if len(seen) < len(wanted):
             # What is missing is first of all a recomputation that ended early: a stable sort.
             wanted.sort(key=lambda slot: slot[1] == RECOMPUTE)
+        kinds, sure = _by_layer(wanted, seen)
         for index, (call, role) in enumerate(wanted):
-            kind = seen[index].kind if index < len(seen) else "absent"
+            kind = kinds[index] if index < len(kinds) else "absent"
             if kind == "absent":
                 open_slots.append((len(result.attributions), call, role))
             flops = 2 * call.rows * call.in_features * call.out_features
-            result.attributions.append(Attribution(call.name, role, kind, flops, sure=not ambiguous))
+            result.attributions.append(Attribution(call.name, role, kind, flops, sure=sure))
         result.others.extend(seen[len(wanted) :])
     for rest in ran.values():
         result.others.extend(rest)
     _match_moved(result, open_slots, recomputed_in)
     return result
+
+
+def _by_layer(wanted: list[tuple[LayerCall, Role]], seen: list[Product]) -> tuple[list[str], bool]:
+    """The kinds of products of equal extents in the order of the slots they fill, and whether that is sure.
+
+    A layer that is not of FP8 multiplies in high precision. Where exactly as many high-precision products ran as such
+    layers owe, they are theirs, whatever the order: a compiled backward pass interleaves its layers' products. Seen at
+    8B, whose 4096 tokens make dgrad and wgrad of a 4096-wide Linear alike, where one Linear of a block was left out.
+    """
+    in_order = [product.kind for product in seen]
+    high = [kind for kind in in_order if kind != FP8]
+    plain = [index for index, (call, _) in enumerate(wanted) if not call.fp8]
+    if len(seen) == len(wanted) and len(high) == len(plain):
+        kinds = [FP8] * len(wanted)
+        for index, kind in zip(plain, high, strict=True):
+            kinds[index] = kind
+        return kinds, True
+    return in_order, len(set(in_order)) < 2 or len({role for _, role in wanted}) < 2
 
 
 def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:
