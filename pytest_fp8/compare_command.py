@@ -87,11 +87,14 @@ def run(options: argparse.Namespace) -> int:
 
 def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
     """The cases of those ids: of the suite, or of the user's own model. Raises :class:`SettingsError`."""
-    from pytest_fp8.cases import OWN, Case
+    from pytest_fp8.cases import ADAPTERS_ALONE, OWN, Case
     from pytest_fp8.gate.shelf import suite_cases
     from pytest_fp8.recipes import RECIPES
 
-    known = [Case(OWN, backend, recipe) for backend, recipe in RECIPES] if own else suite_cases(suite)
+    if own:
+        known = [Case(OWN, backend, recipe) for backend, recipe in RECIPES if backend not in ADAPTERS_ALONE]
+    else:
+        known = suite_cases(suite)
     by_id = {case.id: case for case in known}
     unknown = [name for name in names if name not in by_id]
     if unknown:

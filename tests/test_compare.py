@@ -198,12 +198,19 @@ def test_no_gpu_no_speed(run):
         ((*CASE, "--head-python=/nowhere/python"), "is not a Python that arms can run in"),
         ((*CASE, "--head-git=no-such-branch"), "cannot be checked out"),
         ((*CASE, "--workload=no_colon"), "does not name a workload"),
+        ((*CASE, "--workload=a:b"), "expected: own-bf16, own-torchao-tensorwise, "),
     ],
 )
 def test_what_cannot_be_compared_is_refused(run, arguments, says):
     code, _, err = run(*arguments)
     assert code == 2
     assert says in err
+
+
+def test_a_workload_of_ones_own_is_compared_as_own(run):
+    code, out, _ = run("--workload=my_project:workload", "--case=own-torchao-tensorwise")
+    assert code == 0
+    assert "own-torchao-tensorwise: PASS" in out
 
 
 def test_one_side_is_no_comparison(run, capsys):
