@@ -43,5 +43,8 @@ EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 HOPPER = TINY + ONE_B + EIGHT_B
 ALL = EMULATED + HOPPER + roads.ALL
 
+OWN = roads.OWN
+"""Asked in the files that bring their workloads; listed here for `pytest-fp8 baselines`."""
+
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""

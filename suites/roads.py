@@ -109,4 +109,29 @@ CLAIMED = [
 ]
 """The configurations of claims (``pytest-fp8 claims``) that no other case has."""
 
+# Models and loops of one's own: a test file each, which brings the workload.
+HORIZON: dict[str, Any] = {"loss_steps": 20, "loss_seeds": 3}
+OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
+LOOP = [
+    Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
+    *(
+        Case("own", backend, recipe, name=name, **HORIZON, **WEIGHTS_ALONE)
+        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
+        for name in ("loop", "loop_ac")
+    ),
+]
+VIT = [
+    Case("own", "torchao", "tensorwise", name="vit", **OWN_EMULATED),
+    Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
+    Case("own", "transformer_engine", "current", name="vit", **HORIZON),
+]
+# Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
+EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}
+MOE = [
+    Case("own", "torchao", "tensorwise", name="moe", **OWN_EMULATED),
+    Case("own", "torchao", "tensorwise", name="moe", **EAGER_OWN),
+    Case("own", "transformer_engine", "current", name="moe", **EAGER_OWN),
+]
+OWN = LOOP + VIT + MOE
+
 ALL = ACCELERATE + DENSE + UNSLOTH + LORA + CLAIMED

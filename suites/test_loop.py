@@ -6,26 +6,16 @@ a batch is too small for FP8 to pay (0.86x with torchao on an H200).
 
 import pytest
 
-import roads
 from floor import assert_faster
-from pytest_fp8 import Case, Workload, pad_to_multiple
+from pytest_fp8 import Workload, pad_to_multiple
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
+from roads import LOOP
 
 MICRO_BATCHES = 2
 EVALUATED_EVERY = 10
 SHORT_OF = 3
 """Tokens by which each sequence misses its model's usual length."""
-
-HORIZON = {"loss_steps": 20, "loss_seeds": 3}
-CASES = [
-    Case("own", "torchao", "tensorwise", name="loop", emulated=True, **HORIZON),
-    *(
-        Case("own", backend, recipe, name=name, **HORIZON, **roads.WEIGHTS_ALONE)
-        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
-        for name in ("loop", "loop_ac")
-    ),
-]
 
 
 def step(model, batch, optimizer, precision):
@@ -86,7 +76,7 @@ def fp8_workload(fp8_case):
     return Workload(build=build, batch=batch, step=globals()["step"], learning_rate=shape.learning_rate)
 
 
-@pytest.mark.fp8(cases=CASES, question="layers")
+@pytest.mark.fp8(cases=LOOP, question="layers")
 def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
     # Seven Linears in each of the two blocks of micro; two micro-batches.
@@ -94,21 +84,21 @@ def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
         assert decision.numbers["roles"]["wgrad"] == {"expected": 7 * 2 * MICRO_BATCHES, "fp8": 7 * 2 * MICRO_BATCHES}
 
 
-@pytest.mark.fp8(cases=CASES, question="loss")
+@pytest.mark.fp8(cases=LOOP, question="loss")
 def test_the_loop_s_loss_is_right(fp8_pair):
     fp8_pair.assert_loss()
 
 
-@pytest.mark.fp8(cases=CASES, question="speedup")
+@pytest.mark.fp8(cases=LOOP, question="speedup")
 def test_the_loop_is_faster(request, fp8_pair):
     assert_faster(request, fp8_pair)
 
 
-@pytest.mark.fp8(cases=CASES, question="memory")
+@pytest.mark.fp8(cases=LOOP, question="memory")
 def test_the_loop_s_memory(fp8_pair):
     fp8_pair.assert_memory()
 
 
-@pytest.mark.fp8(cases=CASES, question="checkpoints")
+@pytest.mark.fp8(cases=LOOP, question="checkpoints")
 def test_the_loop_switches_back(fp8_pair):
     fp8_pair.assert_checkpoints()

@@ -3,22 +3,9 @@
 import pytest
 
 from floor import assert_faster
-from pytest_fp8 import Case, Workload, pad_to_multiple
+from pytest_fp8 import Workload, pad_to_multiple
+from roads import MOE, VIT
 
-HORIZON = {"loss_steps": 20, "loss_seeds": 3}
-EMULATED = {"emulated": True, **HORIZON}
-VIT = [
-    Case("own", "torchao", "tensorwise", name="vit", **EMULATED),
-    Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
-    Case("own", "transformer_engine", "current", name="vit", **HORIZON),
-]
-# Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
-EAGER = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}
-MOE = [
-    Case("own", "torchao", "tensorwise", name="moe", **EMULATED),
-    Case("own", "torchao", "tensorwise", name="moe", **EAGER),
-    Case("own", "transformer_engine", "current", name="moe", **EAGER),
-]
 CASES = VIT + MOE
 EXPERTS = 5
 CLASSES = 10

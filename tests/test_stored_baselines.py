@@ -20,7 +20,7 @@ def cases():
     sys.path.insert(0, str(ROOT / "suites"))
     import matrix
 
-    return {case.id: case for case in matrix.ALL}
+    return {case.id: case for case in matrix.ALL + matrix.OWN}
 
 
 def test_there_are_some():
@@ -31,7 +31,9 @@ def test_there_are_some():
 def test_a_stored_baseline_belongs_to_a_case_of_the_suite(path, cases):
     stored = parse_baseline(json.loads(path.read_text()), path)
     assert stored.case in cases, "orphaned: the suite has no such case"
-    assert read_baseline(ROOT / "baselines", path.parent.name, path.stem, cases[stored.case].digest()) == stored
+    if cases[stored.case].model != "own":
+        # The hash of one's own model covers its functions, which its test file alone has.
+        assert read_baseline(ROOT / "baselines", path.parent.name, path.stem, cases[stored.case].digest()) == stored
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
