@@ -82,13 +82,17 @@ DENSE = [
 ]
 
 # What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
-# two Linears of a block's seven, at one rank, tell their fixed part from the frozen base.
+# two Linears of a block's seven, at one rank, tell their fixed part from the frozen base. Transformer Engine's adapters
+# add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 at rank 16, which gates at 6 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
-    *(Case("1b", "transformer_engine", "delayed", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
-        Case("1b", backend, recipe, lora=16, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE)
-        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
+        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.06, **WEIGHTS_ALONE)
+        for rank in (8, 16, 32, 64)
+    ),
+    *(
+        Case("1b", backend, recipe, lora=16, lora_targets=("q_proj", "v_proj"), tolerance=tolerance, **WEIGHTS_ALONE)
+        for backend, recipe, tolerance in (("torchao", "tensorwise", 0.02), ("transformer_engine", "delayed", 0.06))
     ),
     *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
     Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
@@ -115,15 +119,19 @@ OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
 LOOP = [
     Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
     *(
-        Case("own", backend, recipe, name=name, **HORIZON, **WEIGHTS_ALONE)
-        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
+        Case("own", backend, recipe, name=name, **gate, **HORIZON, **WEIGHTS_ALONE)
+        for backend, recipe, gate in (
+            ("torchao", "tensorwise", {"tolerance": 0.03}),
+            # Half a batch is as long as the host takes to launch it: 1.03 +- 0.04 in two processes on an H200.
+            ("transformer_engine", "delayed", {"tolerance": 0.08, "floor": 0.95}),
+        )
         for name in ("loop", "loop_ac")
     ),
 ]
 VIT = [
     Case("own", "torchao", "tensorwise", name="vit", **OWN_EMULATED),
-    Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
-    Case("own", "transformer_engine", "current", name="vit", **HORIZON),
+    Case("own", "torchao", "tensorwise", name="vit", tolerance=0.03, **HORIZON),
+    Case("own", "transformer_engine", "current", name="vit", tolerance=0.03, **HORIZON),
 ]
 # Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
 EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}

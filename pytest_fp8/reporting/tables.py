@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-NARROWEST = 126
-"""Columns; a log or a pipe has no width of its own."""
+NARROWEST, WIDEST = 126, 150
+"""Columns; a log or a pipe has no width of its own, and gets what the table needs between these."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
@@ -16,14 +16,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequenc
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=NARROWEST, no_color=True)
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(columns):
         drawn.add_column(column, no_wrap=index == 0, overflow="fold")
     for index, row in enumerate(rows):
         drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, highlight=False, width=WIDEST, no_color=True)
+        console.width = max(NARROWEST, console.measure(drawn).maximum)
     with console.capture() as captured:
         console.print(drawn)
     for line in captured.get().splitlines():
