@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pytest_fp8.gate.verdicts import Verdict
 
 
 class Fp8Error(Exception):
@@ -53,7 +56,11 @@ class BaselineError(Fp8Error):
 
 
 class CheckFailed(AssertionError):
-    """A check's verdict is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
+    """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(message)
 
 
 def explain(headline: str, expected: str, seen: str, cause: str, next_step: str) -> str:

@@ -58,7 +58,8 @@ class Fp8Pair:
 
     def layers_evidence(self) -> LayersEvidence:
         # Speed before presence: a process that was profiled and hooked once is not what a user times. Seen on an H200:
-        # Transformer Engine at 1B takes 121 ms a step before its first profile and 128 ms after it.
+        # Transformer Engine at 1B takes 121 ms a step before its first profile and 128 ms after it. The compiled
+        # reference, which later cases share after its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
         if self._time_first:
             self._first_timing()
         return self._once("layers", self._arms.layers)  # type: ignore[no-any-return]
@@ -106,6 +107,9 @@ class Fp8Pair:
         """
         if not self.case.asks("speedup"):
             return self._note(self._cannot("speedup"))
+        if "layers" in self._evidence and not any(what.startswith("timing") for what in self._evidence):
+            # A test that was marked for another question has had the arms profiled.
+            self._arms.renew()
         bound = self.case.floor if floor == -1.0 else floor
         baseline = self._stored("speedup") if against_baseline else []
         if self._settings.update:
@@ -201,7 +205,7 @@ class Fp8Pair:
             # The user's line is where it happened; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
-            raise CheckFailed(decision.message)
+            raise CheckFailed(decision.message, decision.verdict)
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:

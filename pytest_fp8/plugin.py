@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    asked = [(case, question_of(item)) for item in session.items if (case := case_of(item)) is not None]
+    asked = [(case, question_of(item), item.nodeid) for item in session.items if (case := case_of(item)) is not None]
     if asked:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
         session.config.stash[SESSION].selected(asked, whole)
@@ -110,6 +110,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
+    if (report.when == "call" or not report.passed) and case_of(item) is not None:
+        item.config.stash[SESSION].ledger.finished(case_of(item).id, item.nodeid)
     if report.when == "call" and case_of(item) is not None:
         verdict = _verdict(item)
         if report.passed:
@@ -145,10 +147,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine is None:
         return
     mine.close()
-    mine.interrupted = (
-        bool(session.shouldstop or session.shouldfail) or session.exitstatus == pytest.ExitCode.INTERRUPTED
+    mine.ledger.partial |= bool(
+        session.shouldstop or session.shouldfail or any((mine.ledger.open_tests or {}).values())
     )
-    mine.ledger.partial |= mine.interrupted
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return

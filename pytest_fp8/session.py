@@ -37,7 +37,6 @@ class Session:
         self.upcoming: list[Case] = []
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
-        self.interrupted = False
         self._pool: ArmPool | None = None
         self._pairs: dict[str, Fp8Pair] = {}
         self._held = ExitStack()
@@ -49,14 +48,16 @@ class Session:
 
             self._held.enter_context(updating(self.settings.baseline_dir))
 
-    def selected(self, asked: list[tuple[Case, str | None]], whole: bool) -> None:
-        """Note which cases were collected with which questions (``None``: the mark names none, and any may come), and
-        whether nothing was left out by a path, ``-k`` or ``-m``."""
+    def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
+        """Note which cases were collected, by which tests, with which questions (``None``: the marks name none, and any
+        may come), and whether nothing was left out by a path, ``-k`` or ``-m``."""
         from dataclasses import replace
 
-        self.upcoming = list({case.id: case for case, _ in asked}.values())
-        for case, question in asked:
+        self.upcoming = list({case.id: case for case, _, _ in asked}.values())
+        self.ledger.open_tests = {case.id: [] for case in self.upcoming}
+        for case, question, test in asked:
             self._asked.setdefault(case.id, set()).add(question)
+            self.ledger.open_tests[case.id].append(test)
         self.ledger.partial |= not whole
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
@@ -186,10 +187,9 @@ class Session:
     def _why_not_stored(self, case: str) -> str:
         entry = self.ledger.entries[case]
         layers = entry.decisions.get("layers")
-        answered = {"speedup" if question == "faster" else question for question in entry.decisions}
-        open_ones = sorted(question for question in self._asked.get(case, ()) if question and question not in answered)
-        if self.interrupted and open_ones:
-            return f"the run was cut short before all its questions were answered (open: {', '.join(open_ones)})"
+        cut = (self.ledger.open_tests or {}).get(case)
+        if cut:
+            return f"the run was cut short before all its tests had run (open: {', '.join(sorted(cut))})"
         if entry.errors:
             return f"its arms failed ({entry.errors[0]})"
         if layers is None or layers["verdict"] != "PASS":
@@ -280,9 +280,9 @@ class Session:
 
 
 def question_of(item: pytest.Item) -> str | None:
-    """The question that a test's own or nearest mark names."""
-    mark = item.get_closest_marker("fp8")
-    return mark.kwargs.get("question") if mark is not None else None
+    """The question that a test's marks name, the nearest one first."""
+    named = (mark.kwargs["question"] for mark in item.iter_markers("fp8") if "question" in mark.kwargs)
+    return next(named, None)
 
 
 def case_of(item: pytest.Item) -> Any:

@@ -2,9 +2,26 @@
 
 import pytest
 
+from pytest_fp8 import CheckFailed, Verdict
+
+
+class Slower(AssertionError):
+    """FP8 is not faster than BF16, and no other failure: an arm that died is none of the known ones."""
+
 
 def assert_faster(request, fp8_pair):
-    if fp8_pair.case.slower_because:
-        # Strict: the day FP8 becomes faster here, this test says so.
-        request.applymarker(pytest.mark.xfail(reason=fp8_pair.case.slower_because, strict=True))
-    fp8_pair.assert_speedup(against_baseline=False)
+    because = fp8_pair.case.slower_because
+    if not because:
+        fp8_pair.assert_speedup(against_baseline=False)
+        return
+    # Strict: the day FP8 becomes faster here, this test says so. A disturbed measurement says neither.
+    known = pytest.mark.xfail(reason=because, strict=True, raises=Slower)
+    try:
+        decision = fp8_pair.assert_speedup(against_baseline=False)
+    except CheckFailed as failed:
+        if failed.verdict is not Verdict.FAIL:
+            raise
+        request.applymarker(known)
+        raise Slower(str(failed)) from None
+    if decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
+        request.applymarker(known)

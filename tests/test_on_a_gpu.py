@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 
 import pytest_fp8.pair
+from pytest_fp8.errors import ArmError
 from pytest_fp8.gate.decide import BASELINE_BLOCKS
 
 CHECKPOINTS = """
@@ -90,9 +92,10 @@ def test_the_cases_that_are_gated_on_speed_share_the_sessions_false_alarms(suite
     monkeypatch.setattr("pytest_fp8.pair.check_speedup", lambda *a, **k: asked.append(k["cases"]) or real(*a, **k))
     suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup")
     assert set(asked) == {2}
-    asked.clear()
-    suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
-    assert set(asked) == {1}
+    for chosen in ("test_speedup and rowwise", "test_layers or (test_speedup and rowwise)"):
+        asked.clear()
+        suite.runpytest("--fp8-gpu=h200", "-k", chosen)
+        assert set(asked) == {1}
 
 
 def test_a_baseline_too_coarse_for_its_tolerance_is_refused_and_says_what_it_could_hold(suite, monkeypatch):
@@ -260,16 +263,114 @@ def test_a_failure_that_a_library_s_defect_explains_is_shown_as_known(pytester, 
     result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*fails as known: somelib 1.2: leaves its backward in BF16*"])
 
 
+@pytest.fixture
+def requests(monkeypatch):
+    """What the arms are asked, in order: (process, operation)."""
+    noted = []
+    real = FakeProcess.request
+
+    def request(self, operation, *rest, **more):
+        noted.append((self.pid, operation))
+        return real(self, operation, *rest, **more)
+
+    monkeypatch.setattr(FakeProcess, "request", request)
+    return noted
+
+
 @pytest.mark.parametrize(
     ("asked", "order"),
     [("test_layers and rowwise", ["layers"]), ("(test_layers or test_faster) and rowwise", ["blocks", "layers"])],
 )
-def test_speed_is_measured_before_presence_and_only_where_a_test_will_ask_for_it(suite, monkeypatch, asked, order):
+def test_speed_is_measured_before_presence_and_only_where_a_test_will_ask_for_it(
+    suite, monkeypatch, requests, asked, order
+):
     install(monkeypatch, H200)
-    requests = []
-    real = FakeProcess.request
-    monkeypatch.setattr(
-        FakeProcess, "request", lambda self, what, *a, **more: requests.append(what) or real(self, what, *a, **more)
-    )
     assert suite.runpytest("--fp8-gpu=h200", "-k", asked).ret == 0
-    assert [what for what in dict.fromkeys(requests) if what in ("blocks", "layers")] == order
+    assert [what for what in dict.fromkeys(what for _, what in requests) if what in ("blocks", "layers")] == order
+
+
+ONE_TEST = """
+    import pytest
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise"{more})
+    def test_both(fp8_pair):
+        fp8_pair.assert_layers()
+        fp8_pair.assert_speedup(floor=None)
+"""
+
+
+def test_a_test_that_names_no_question_may_ask_for_speed_and_is_timed_first(pytester, monkeypatch, requests):
+    install(monkeypatch, H200)
+    pytester.makepyfile(ONE_TEST.format(more=""))
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+    assert [what for what in dict.fromkeys(what for _, what in requests) if what in ("blocks", "layers")] == [
+        "blocks",
+        "layers",
+    ]
+
+
+def test_speed_that_was_not_announced_is_measured_in_processes_that_nobody_profiled(pytester, monkeypatch, requests):
+    install(monkeypatch, H200)
+    pytester.makepyfile(ONE_TEST.format(more=", question='layers'"))
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+    profiled = set()
+    for process, operation in requests:
+        assert operation != "blocks" or process not in profiled
+        profiled |= {process} if operation == "layers" else set()
+    assert profiled
+
+
+def test_a_question_on_the_class_counts_for_its_methods(pytester, monkeypatch, requests):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.fp8(question="layers")
+        class TestIt:
+            @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+            def test_layers(self, fp8_pair):
+                fp8_pair.assert_layers()
+        """
+    )
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+    assert "blocks" not in {what for _, what in requests}
+
+
+# -- the suite's own floor --------------------------------------------------------------------------------------------
+
+KNOWN_SLOWER = """
+    import sys
+    sys.path.insert(0, {suites!r})
+    import pytest
+    from floor import assert_faster
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    def test_faster(request, fp8_pair):
+        assert_faster(request, fp8_pair)
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "strict", "outcome", "says"),
+    [
+        ({"speedup": 0.8}, (), {"xfailed": 1}, "fails as known: narrow"),
+        ({"speedup": 1.2}, (), {"failed": 1}, "XPASS(strict)] narrow"),
+        ({"strangers": (4242,)}, (), {}, "1 invalid"),
+        ({"strangers": (4242,)}, ("--fp8-strict",), {"failed": 1}, "another process used the GPU"),
+        ({"fails": {"tiny-torchao-rowwise": "out of memory"}}, (), {"failed": 1}, "tiny-torchao-rowwise"),
+        ({"fails_blocks": True}, (), {"failed": 1}, "blocks went wrong"),
+    ],
+)
+def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, world, strict, outcome, says):
+    if world.pop("fails_blocks", False):
+
+        def blocks(self, **_):
+            raise ArmError("died", "blocks went wrong")
+
+        monkeypatch.setattr(FakeProcess, "blocks", blocks)
+    install(monkeypatch, H200, **world)
+    pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
+    result = pytester.runpytest("--fp8-gpu=h200", *strict)
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])

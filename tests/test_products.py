@@ -94,13 +94,27 @@ def interleaved(*kinds):
 def test_high_precision_products_are_those_of_the_layer_that_was_left():
     result = attribute(interleaved(FP8, "bfloat16", FP8, "bfloat16"), ALIKE)
     assert role_table(result, ALIKE) == {role: {"expected": 1, "fp8": 1} for role in ("fprop", "dgrad", "wgrad")}
-    assert {(a.layer, a.kind, a.sure) for a in result.attributions} == {("left", "bfloat16", True), ("out", FP8, True)}
+    assert {(a.layer, a.kind) for a in result.attributions} == {("left", "bfloat16"), ("out", FP8)}
 
 
-def test_one_high_precision_product_too_many_is_still_found_among_alike_layers():
-    result = attribute(interleaved(FP8, "bfloat16", "bfloat16", "bfloat16"), ALIKE)
-    assert sum(a.kind == "bfloat16" for a in result.attributions if a.layer == "out") == 1
-    assert not any(a.sure for a in result.attributions if a.role != "fprop")
+def test_a_role_that_the_recipe_keeps_in_high_precision_is_none_that_lost_its_fp8():
+    result = attribute(interleaved("bfloat16", FP8, "bfloat16", "bfloat16"), ALIKE, fp8_roles=("fprop", "dgrad"))
+    assert [(a.layer, a.role) for a in result.attributions if a.kind == FP8] == [("out", "fprop"), ("out", "dgrad")]
+
+
+@pytest.mark.parametrize(
+    "kinds", [(FP8, "bfloat16", "bfloat16", "bfloat16"), ("bfloat16",) * 4, (FP8, "bfloat16", "bfloat16")]
+)
+def test_one_product_in_fp8_too_few_is_still_found_among_alike_layers(kinds):
+    result = attribute(interleaved(*kinds), ALIKE)
+    assert [a for a in result.attributions if a.layer == "out" and a.kind != FP8]
+    assert not any(a.sure for a in result.attributions if a.role != "fprop") or len(set(kinds)) == 1
+
+
+def test_in_the_forward_pass_order_counts():
+    swapped = [Product("forward", 128, (128, 128), kind, "mm") for kind in (FP8, "bfloat16")]
+    result = attribute(swapped + interleaved(FP8, FP8, "bfloat16", "bfloat16")[2:], ALIKE)
+    assert [(a.layer, a.kind) for a in result.attributions if a.role == "fprop"] == [("left", FP8), ("out", "bfloat16")]
 
 
 @pytest.mark.parametrize(

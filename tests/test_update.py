@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from fakes import H200, SUITE, install
@@ -251,20 +252,53 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monke
     result.stderr.fnmatch_lines(["*cannot be updated*", "*NotADirectoryError*", "*--fp8-baseline-dir*"])
 
 
-@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "pytest.fail('first of all')"])
-def test_a_case_that_an_interrupted_run_left_half_asked_is_not_stored(pytester, monkeypatch, capfd, how):
-    install(monkeypatch, H200)
-    pytester.makepyfile(
-        SUITE
-        + f"""
+CUT_SHORT = """
     @pytest.fixture(autouse=True)
     def cut_short(request):
         if request.node.name == "test_loss[tiny-te-current]":
             {how}
-    """
-    )
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["raise KeyboardInterrupt", "pytest.fail('first of all')", "pytest.exit('enough', returncode=3)"]
+)
+@pytest.mark.parametrize("marked", [True, False], ids=["questions", "no questions"])
+def test_a_case_that_an_interrupted_run_left_half_asked_is_not_stored(pytester, monkeypatch, capfd, how, marked):
+    install(monkeypatch, H200)
+    tests = SUITE if marked else re.sub(', question="[a-z]+"', "", SUITE)
+    assert ("question" in tests) is marked
+    pytester.makepyfile(tests + CUT_SHORT.format(how=how))
     pytester.inline_run(*update(), "-x", no_reraise_ctrlc=True)
     assert [path.stem for path in (pytester.path / "baselines/h200").glob("*.json")] == ["tiny-torchao-rowwise"]
-    said = capfd.readouterr().out
-    assert "tiny-te-current was not updated: the run was cut short" in said
-    assert "(open: loss, memory, speedup)" in said
+    if "exit" not in how:
+        # pytest itself writes no summary after pytest.exit with a status of its own.
+        assert "tiny-te-current was not updated: the run was cut short" in capfd.readouterr().out
+
+
+def test_under_xdist_open_are_the_tests_that_no_worker_ran():
+    learned = Ledger()
+    for tests in ({"a": ["a1", "a2"], "b": ["b1"]}, {"a": ["a2"], "b": ["b1"]}, {"a": ["a1", "a2"]}):
+        worker = Ledger(open_tests=tests)
+        learned.merge(json.loads(json.dumps(worker.to_json())))
+    assert learned.open_tests is not None
+    assert learned.to_json()["open_tests"] == {"a": ["a2"]}
+
+
+def test_what_was_skipped_and_what_failed_elsewhere_leaves_a_whole_case_whole(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        SUITE
+        + """
+    @pytest.mark.skip(reason="not today")
+    @pytest.mark.fp8(cases=CASES, question="checkpoints")
+    def test_checkpoints(fp8_pair): ...
+
+    def test_something_else():
+        assert False
+
+    def test_never_reached(): ...
+    """
+    )
+    pytester.runpytest(*update(), "-x")
+    assert len(list((pytester.path / "baselines/h200").glob("*.json"))) == 2

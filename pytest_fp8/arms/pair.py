@@ -59,6 +59,11 @@ class PairArms:
         self._ahead = list(ahead) or self._ahead
         self.pool.ensure(self.bf16, self.fp8, self._ahead)
 
+    def renew(self) -> None:
+        """Have fresh processes: those of before were profiled, which slows what the host launches."""
+        self.pool.renew(self.fp8, self.bf16)
+        self.start()
+
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def layers(self) -> LayersEvidence:
@@ -143,8 +148,7 @@ class PairArms:
         """Measure fresh pairs until there are that many."""
         while len(self._timing["fp8"]) < processes:
             if self._timing["fp8"]:
-                self.pool.renew(self.fp8, self.bf16)
-                self.start()
+                self.renew()
             self._timing["bf16"].append([])
             self._timing["fp8"].append([])
             self._extend(len(self._timing["fp8"]) - 1, blocks)

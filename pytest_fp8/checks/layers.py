@@ -8,7 +8,7 @@ from typing import Any
 from pytest_fp8.cases import Case
 from pytest_fp8.checks.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.checks.findings import SHOWN, Finding, eval_cause, fail, some
-from pytest_fp8.evidence.products import FP8, Attribution, StepProducts
+from pytest_fp8.evidence.products import FP8, Attribution, StepProducts, role_table
 from pytest_fp8.evidence.records import LayersEvidence
 from pytest_fp8.gate.verdicts import Decision, Verdict
 from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
@@ -37,7 +37,7 @@ def check_layers(
     ``baseline_share``: the stored share of GEMM FLOPs in FP8; it is exact, so any loss of more than rounding fails.
     ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails.
     """
-    step = evidence.step()
+    step = evidence.step(recipe_facts(case.backend, case.recipe).roles)
     numbers = summarise(evidence, step)
     found = (
         find_in_conversion(case, evidence)
@@ -70,7 +70,7 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
         "converted": len(evidence.converted),
         "parameter_share": sum(sizes[n] for n in evidence.converted) / max(1, sum(sizes.values())),
         "fp8_share": step.fp8_share(),
-        "roles": evidence.roles(),
+        "roles": role_table(step, evidence.calls),
         "left": reasons,
         "stacked": list(evidence.stacked),
         "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},

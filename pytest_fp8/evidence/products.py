@@ -18,7 +18,7 @@ to layers in execution order (reversed in the backward pass), which is how the a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -126,13 +126,19 @@ class StepProducts:
         return self.fp8_flops() / total if total else 0.0
 
 
-def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute: bool = False) -> StepProducts:
+def attribute(
+    products: Iterable[Product],
+    calls: Sequence[LayerCall],
+    recompute: bool = False,
+    fp8_roles: Collection[Role] = ROLES,
+) -> StepProducts:
     """Match executed products to layers and roles.
 
     Within one set of extents the products run in the layers' order in the forward pass and in reverse order in the
     backward pass. Where dgrad and wgrad of a layer have equal extents, each library runs dgrad first; a pair of
     unequal kinds is still marked as not sure. Recomputed products may bear a phase of their own, ``recompute``.
-    ``recompute``: every call is recomputed; without it those that say so. Rows may have moved between the pass that was
+    ``recompute``: every call is recomputed; without it those that say so. ``fp8_roles``: the roles that the recipe runs
+    in FP8. Rows may have moved between the pass that was
     observed and the step that was measured, where a router sends them; products that find no layer by their extents
     are then matched by the layer's own two sizes.
     """
@@ -161,7 +167,11 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
         if len(seen) < len(wanted):
             # What is missing is first of all a recomputation that ended early: a stable sort.
             wanted.sort(key=lambda slot: slot[1] == RECOMPUTE)
-        kinds, sure = _by_layer(wanted, seen)
+        owes_fp8 = [call.fp8 and (FPROP if role == RECOMPUTE else role) in fp8_roles for call, role in wanted]
+        kinds = [product.kind for product in seen]
+        sure = len(set(kinds)) < 2 or len({role for _, role in wanted}) < 2
+        if extents[0] != "forward":
+            kinds = _by_number(kinds, owes_fp8)
         for index, (call, role) in enumerate(wanted):
             kind = kinds[index] if index < len(kinds) else "absent"
             if kind == "absent":
@@ -175,22 +185,18 @@ def attribute(products: Iterable[Product], calls: Sequence[LayerCall], recompute
     return result
 
 
-def _by_layer(wanted: list[tuple[LayerCall, Role]], seen: list[Product]) -> tuple[list[str], bool]:
-    """The kinds of products of equal extents in the order of the slots they fill, and whether that is sure.
+def _by_number(kinds: list[str], owes_fp8: Sequence[bool]) -> list[str]:
+    """The kinds of a backward pass's products of equal extents, in the order of the slots they fill.
 
-    A layer that is not of FP8 multiplies in high precision. Where exactly as many high-precision products ran as such
-    layers owe, they are theirs, whatever the order: a compiled backward pass interleaves its layers' products. Seen at
-    8B, whose 4096 tokens make dgrad and wgrad of a 4096-wide Linear alike, where one Linear of a block was left out.
+    A compiled backward pass runs what is ready first, so that order says little where a Linear that was left out, or a
+    role that a recipe keeps in high precision, is as large as one that owes FP8: at 8B, 4096 tokens make dgrad and
+    wgrad of a 4096-wide Linear alike. The number decides: where just as many products ran in FP8 as are owed, they are
+    the owed ones. One too few is always found, in one slot or another.
     """
-    in_order = [product.kind for product in seen]
-    high = [kind for kind in in_order if kind != FP8]
-    plain = [index for index, (call, _) in enumerate(wanted) if not call.fp8]
-    if len(seen) == len(wanted) and len(high) == len(plain):
-        kinds = [FP8] * len(wanted)
-        for index, kind in zip(plain, high, strict=True):
-            kinds[index] = kind
-        return kinds, True
-    return in_order, len(set(in_order)) < 2 or len({role for _, role in wanted}) < 2
+    if len(kinds) != len(owes_fp8) or kinds.count(FP8) != sum(owes_fp8):
+        return kinds
+    high = iter([kind for kind in kinds if kind != FP8])
+    return [FP8 if owed else next(high) for owed in owes_fp8]
 
 
 def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from pytest_fp8.evidence.products import (
     StepProducts,
     attribute,
     products_from_json,
-    role_table,
 )
+from pytest_fp8.recipes import ROLES, Role
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,9 @@ class LayersEvidence:
             )
         return checked
 
-    def step(self) -> StepProducts:
-        return attribute(self.verified(), self.calls, self.recompute)
-
-    def roles(self) -> dict[str, dict[str, int]]:
-        return role_table(self.step(), self.calls)
+    def step(self, fp8_roles: Collection[Role] = ROLES) -> StepProducts:
+        """The products by layer and role; ``fp8_roles``: those that the recipe runs in FP8."""
+        return attribute(self.verified(), self.calls, self.recompute, fp8_roles)
 
 
 @dataclass(frozen=True)

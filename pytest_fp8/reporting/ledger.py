@@ -43,6 +43,8 @@ class Ledger:
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time of this session's arms went."""
 
+    open_tests: dict[str, list[str]] | None = None
+    """Case -> collected tests that have not run to an end; ``None`` until they are known."""
     recent: list[str] = field(default_factory=list)
     """Verdicts since :meth:`taken` was last asked."""
 
@@ -78,6 +80,17 @@ class Ledger:
         if reason not in reasons:
             reasons.append(reason)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether a collected test has not run to an end."""
+        return any((self.open_tests or {}).values())
+
+    def finished(self, case: str, test: str) -> None:
+        """A test of this case was skipped, failed or passed."""
+        tests = (self.open_tests or {}).get(case, [])
+        if test in tests:
+            tests.remove(test)
+
     def skipped(self, test: str, reason: str) -> None:
         self.not_run.setdefault(reason, []).append(test)
 
@@ -89,6 +102,7 @@ class Ledger:
             "collected": self.collected,
             "partial": self.partial,
             "seconds": self.seconds,
+            "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
         }
 
     def merge(self, data: Mapping[str, Any]) -> None:
@@ -106,5 +120,14 @@ class Ledger:
         self.ran_on_gpu += data["ran_on_gpu"]
         self.collected = sorted({*self.collected, *data["collected"]})
         self.partial |= data["partial"]
+        if self.open_tests is None:
+            self.open_tests = data["open_tests"]
+        elif data["open_tests"] is not None:
+            # Each worker collects all tests and runs some: open are those that no worker ran.
+            theirs = data["open_tests"]
+            self.open_tests = {
+                case: [test for test in tests if test in theirs.get(case, ())]
+                for case, tests in self.open_tests.items()
+            }
         for what, spent in data["seconds"].items():
             self.seconds[what] = self.seconds.get(what, 0.0) + spent
