@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -186,6 +188,16 @@ def test_no_arm_outlives_a_parent_that_was_killed(tmp_path):
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert gone(pid)
+
+
+def test_no_garbage_is_looked_for_in_what_was_imported_and_all_is_looked_at_afterwards():
+    program = (
+        "import gc; from pytest_fp8.arms.worker import _import_ahead; before = gc.get_stats()[2]['collections'];"
+        "_import_ahead('bf16');"
+        "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count() > 100_000, gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "True", "True"]
 
 
 def test_a_function_that_cannot_travel_names_the_test_that_asked():
