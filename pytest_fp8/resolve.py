@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import gc
 import json
 import os
 import signal
@@ -31,7 +33,8 @@ def resolve(
     """What is trained in for each of ``asked`` (``bf16``: ``TrainingArguments(bf16=True)``; empty: neither flag).
 
     ``environment`` is ACCELERATE_MIXED_PRECISION outside. No default config of this machine is read, and no other of
-    its ACCELERATE_ variables. Raises :class:`ArmError` where the program fails, with its last words.
+    its ACCELERATE_ variables. What was answered once is remembered while nothing that matters is another. Raises
+    :class:`ArmError` where the program fails, with its last words.
     """
     launched = launch or config_file is not None
     program = ["-m", "pytest_fp8.resolve", *(f"--ask={what}" for what in asked)]
@@ -39,8 +42,20 @@ def resolve(
     if launched:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1"]
         command += [f"--config_file={config_file}", *program] if config_file is not None else program
+    content = config_file.read_bytes() if config_file is not None else b""
+    lines = _answers(tuple(command), tuple(sorted(_clean(environment).items())), os.getcwd(), content)
+    outside = {"environment": environment, "launched": launched, "config_file": _precision_of(config_file)}
+    return [Switches.from_json({**json.loads(line), **outside}) for line in lines]
+
+
+@functools.cache
+def _answers(
+    command: tuple[str, ...], environment: tuple[tuple[str, str], ...], folder: str, content: bytes
+) -> tuple[str, ...]:
+    """What the program printed, without its mark. ``folder``, where it is started, and ``content``, that of the config
+    file, are there to be told apart by; an exception is never remembered."""
     with tempfile.TemporaryDirectory() as home:
-        done = _run(command, _clean(environment, home))
+        done = _run(list(command), {**dict(environment), "HF_HOME": home})
     lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise ArmError(
@@ -50,8 +65,7 @@ def resolve(
             seen=done.stderr.strip()[-1500:],
             next_step=" ".join(command),
         )
-    outside = {"environment": environment, "launched": launched, "config_file": _precision_of(config_file)}
-    return [Switches.from_json({**json.loads(line), **outside}) for line in lines]
+    return tuple(lines)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -77,10 +91,11 @@ def _run(command: list[str], environment: dict[str, str]) -> subprocess.Complete
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _clean(environment: str, home: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+def _clean(environment: str) -> dict[str, str]:
+    # The name of the test that asks is another one each time, and nothing that the answer depends on.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_") and k != "PYTEST_CURRENT_TEST"}
     root = str(Path(__file__).parents[1])
-    kept |= {"HF_HOME": home, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, kept.get("PYTHONPATH", "")) if part)
     return {**kept, VARIABLE: environment} if environment else kept
 
@@ -106,6 +121,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _inside(asked: str) -> Mapping[str, Any]:
     """One Trainer, made as users make it, around a model of one layer."""
+    gc.disable()  # importing makes next to no garbage, and this process is about to end
     import torch
     from transformers import Trainer, TrainingArguments
 

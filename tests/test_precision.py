@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
-from pytest_fp8 import Verdict
+from pytest_fp8 import ArmError, Verdict, resolve
 from pytest_fp8.checks.precision import Switches, check_precision, winner
-from pytest_fp8.resolve import _precision_of
+from pytest_fp8.resolve import MARK, _precision_of
 
 HEALTHY = [
     (Switches("fp8", used="fp8"), "ACCELERATE_MIXED_PRECISION"),
@@ -48,3 +52,58 @@ def test_a_config_files_precision_is_read_from_yaml_and_json(tmp_path, text):
     file = tmp_path / "c"
     file.write_text(text)
     assert _precision_of(file) == ("fp8" if "fp8" in text else "")
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Stands in for the process that is asked: what it was started with, and its exit status."""
+    made = SimpleNamespace(started=[], status=0)
+
+    def run(command, environment):
+        made.started.append(command)
+        answers = "".join(MARK + json.dumps({"used": "fp8"}) + "\n" for part in command if part.startswith("--ask"))
+        return subprocess.CompletedProcess(command, made.status, answers, "its last words")
+
+    monkeypatch.setattr(resolve, "_run", run)
+    resolve._answers.cache_clear()
+    yield made
+    resolve._answers.cache_clear()
+
+
+def test_the_same_question_is_asked_once(program, monkeypatch):
+    first = resolve.resolve("fp8")
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
+    assert resolve.resolve("fp8") == first
+    assert len(program.started) == 1
+
+
+def test_whatever_matters_makes_it_another_question(program, monkeypatch, tmp_path):
+    file = tmp_path / "fp8.yaml"
+    asked = 0
+
+    def is_new(*arguments, **named):
+        nonlocal asked
+        asked += 1
+        resolve.resolve(*arguments, **named)
+        return len(program.started) == asked
+
+    assert is_new("fp8")
+    assert is_new("bf16")
+    assert is_new("fp8", launch=True)
+    assert is_new("fp8", asked=("",))
+    for text in ("mixed_precision: fp8", "mixed_precision: bf16"):
+        file.write_text(text)
+        assert is_new("", file), "the file's content has changed, its name has not"
+    monkeypatch.setenv("OMP_NUM_THREADS_OF_SOMETHING", "3")
+    assert is_new("fp8")
+    monkeypatch.chdir(tmp_path)
+    assert is_new("fp8"), "python -m finds its modules where it is started"
+
+
+def test_an_answer_that_failed_is_asked_for_again(program):
+    program.status = 1
+    with pytest.raises(ArmError, match="its last words"):
+        resolve.resolve("fp8")
+    program.status = 0
+    assert [s.used for s in resolve.resolve("fp8")] == ["fp8", "fp8"]
+    assert len(program.started) == 2
