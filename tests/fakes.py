@@ -94,12 +94,17 @@ class FakeProcess:
         self.pid = next(self._pids)
         self.alive = True
         self.spec: Any = None
+        self.asked: tuple[str, dict[str, Any]] | None = None
+        self.backend = backend
         self.noise = np.random.default_rng(self.pid)
 
     def start_build(self, spec: Any) -> None:
         self.spec = spec
 
     def receive(self, timeout: float = 0) -> Any:
+        if self.asked is not None:
+            (operation, arguments), self.asked = self.asked, None
+            return self.request(operation, **arguments)
         kind = self.world.fails.get(self.spec.case.id)
         if kind:
             raise ArmError(kind, f"the arm {self.spec.name!r} failed", seen=kind)
@@ -114,8 +119,12 @@ class FakeProcess:
         self.world.closed += self.alive
         self.alive = False
 
+    def send(self, operation: str, **arguments: Any) -> None:
+        self.asked = operation, arguments
+
     def request(self, operation: str, timeout: float = 0, **arguments: Any) -> Any:
         assert self.alive, "asked after it was closed"
+        assert self.asked is None, "asked before it answered"
         return getattr(self, operation)(**arguments)
 
     # -- operations -----------------------------------------------------------------------------------------------

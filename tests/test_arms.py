@@ -93,6 +93,26 @@ def test_an_arm_killed_in_the_middle_is_one_clear_error(fresh):
     assert gone(fresh.pid)
 
 
+def test_a_question_before_the_last_ones_answer_is_refused(arm):
+    arm.send("curve", seed=0, steps=1)
+    with pytest.raises(RuntimeError, match="asked to 'layers' before it answered to 'curve'"):
+        arm.send("layers")
+    assert arm.receive()["losses"]
+
+
+def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):
+    fresh.build(spec())
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pytest_fp8.arms.process.select.select", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.request("curve", seed=0, steps=1)
+    assert not fresh.alive, "its answer would be taken for the next question's"
+    assert gone(fresh.pid)
+
+
 def hang():
     time.sleep(600)
 

@@ -104,14 +104,27 @@ class PairArms:
 
     def _curves(self, seed: int, into: dict[str, dict[int, Curve]], twin: bool) -> None:
         wanted = {"seed": seed, "steps": self.case.horizon}
-        into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
+        if self.pool.side_by_side(self.fp8, self.bf16):
+            # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
+            with self.fp8.asked("curve", **wanted) as answer:
+                reference = self._reference_curves(wanted, twin)
+                into["fp8"][seed] = Curve.from_json(answer())
+        else:
+            into["fp8"][seed] = Curve.from_json(self.fp8.request("curve", **wanted))
+            reference = self._reference_curves(wanted, twin)
+        for name, curve in reference.items():
+            into[name][seed] = curve
 
-        def reference(jitter: bool) -> Curve:
+    def _reference_curves(self, wanted: dict[str, int], twin: bool) -> dict[str, Curve]:
+        """What other cases have asked is not asked again."""
+
+        def ask(jitter: bool) -> Curve:
             return Curve.from_json(self.bf16.request("curve", jitter=jitter, **wanted))
 
-        into["bf16"][seed] = self.shared(f"curve {seed}", lambda: reference(jitter=False))
+        curves = {"bf16": self.shared(f"curve {wanted['seed']}", lambda: ask(jitter=False))}
         if twin:
-            into["twin"][seed] = self.shared(f"twin {seed}", lambda: reference(jitter=True))
+            curves["twin"] = self.shared(f"twin {wanted['seed']}", lambda: ask(jitter=True))
+        return curves
 
     # -- speed ----------------------------------------------------------------------------------------------------
 

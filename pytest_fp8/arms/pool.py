@@ -7,7 +7,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,28 @@ class Arm:
         process = self.pool.live(self)
         with self.pool.clock(operation):
             return process.request(operation, timeout, **arguments)
+
+    @contextlib.contextmanager
+    def asked(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Iterator[Callable[[], Any]]:
+        """The arm works on its answer while the block runs; what this gives waits for it. Raises :class:`ArmError`.
+
+        An arm that is left before it answered is closed: the answer belongs to no later question.
+        """
+        process = self.pool.live(self)
+        process.send(operation, **arguments)
+        received = False
+
+        def answer() -> Any:
+            nonlocal received
+            received = True
+            with self.pool.clock(operation):
+                return process.receive(timeout)
+
+        try:
+            yield answer
+        finally:
+            if not received:
+                process.close()
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Run ``function(model)`` on the live model inside the arm's process; gives its result.
@@ -100,6 +122,12 @@ class ArmPool:
 
     def facts_of(self, arm: Arm) -> dict[str, Any]:
         return self._facts.get(arm.key, {})
+
+    def side_by_side(self, *arms: Arm) -> bool:
+        """Whether these arms can work at the same time: on a CPU, each in a process of its own. On a GPU they would
+        change what is read of each other's memory and speed."""
+        on_cpu = all(arm.spec.device == "cpu" for arm in arms)
+        return on_cpu and len({self.live(arm).pid for arm in arms}) == len(arms)
 
     def takes_turns(self, arm: Arm) -> bool:
         """Whether this arm and its partner do not fit the GPU together."""

@@ -65,7 +65,7 @@ class ArmProcess:
                 os.close(descriptor)
         self.name = "an arm"
         self._buffer = b""
-        self._asked = ""
+        self._asked, self._answer_due = "", False
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
 
@@ -116,7 +116,10 @@ class ArmProcess:
         return self.receive(timeout)
 
     def send(self, operation: str, **arguments: Any) -> None:
-        self._asked = operation
+        """Ask without waiting. Answers carry no name: a second question before the first one's answer is a mistake."""
+        if self._answer_due:
+            raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
+        self._asked, self._answer_due = operation, True
         line = json.dumps({"operation": operation, "arguments": arguments}) + "\n"
         try:
             write_all(self._requests, line.encode())
@@ -124,6 +127,20 @@ class ArmProcess:
             self._raise_dead(error)
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
+        """Wait for the answer to what was sent. Raises :class:`ArmError` as :meth:`request` does."""
+        try:
+            answer = self._read(timeout)
+        except BaseException:
+            # Whatever interrupts the wait (Ctrl-C, a test's own time limit), the next question must not be given this
+            # one's answer.
+            self.close()
+            raise
+        self._answer_due = False
+        if "error" in answer:
+            self._raise_error(answer)
+        return answer["result"]
+
+    def _read(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
@@ -136,10 +153,8 @@ class ArmProcess:
                     self._raise_dead(None)
                 self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer = json.loads(line)
-        if "error" in answer:
-            self._raise_error(answer)
-        return answer["result"]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """End the process and everything it started. Safe to call twice."""

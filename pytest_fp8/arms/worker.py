@@ -55,7 +55,7 @@ def _import_ahead(name: str) -> None:
 
     A library that is not there is reported when the arm is built, not here.
     """
-    # Next to nothing that an import makes is garbage. Looking through it meanwhile, and in each collection from then on,
+    # Next to nothing that an import makes is garbage. To look through it meanwhile, and in each collection afterwards,
     # takes half a second of five.
     gc.disable()
     try:
