@@ -74,29 +74,15 @@ def test_the_backend_is_taken_as_the_launcher_spells_it(accelerate):
 
 
 @known("transformers", "bf16=True wins over ACCELERATE_MIXED_PRECISION=fp8 without a word")
-def test_bf16_of_the_trainer_does_not_take_fp8_away():
-    from pytest_fp8.resolve import resolve
-
-    _needs_accelerate()
-    # Asked as test_precision.py asks, whose answer is then remembered.
-    [switches] = [answer for answer in resolve("fp8") if answer.arguments == "bf16"]
-    decision = check_precision(switches)
+def test_bf16_of_the_trainer_does_not_take_fp8_away(resolved):
+    decision = check_precision(resolved("environment", "bf16"))
     assert decision.verdict.passes, decision.message
 
 
 @known("accelerate", "accelerate launch without a config file sets ACCELERATE_MIXED_PRECISION=no over the user's")
-def test_the_launcher_leaves_the_environment_alone():
-    from pytest_fp8.resolve import resolve
-
-    _needs_accelerate()
-    decision = check_precision(resolve("fp8", launch=True, asked=("",))[0])
+def test_the_launcher_leaves_the_environment_alone(resolved):
+    decision = check_precision(resolved("launch", ""))
     assert decision.verdict.passes, decision.message
-
-
-def _needs_accelerate():
-    for package in ("accelerate", "torchao"):
-        if not _installed(package):
-            pytest.skip(f"needs {package}: pip install {package}")
 
 
 # -- the same, and what only training shows, in a pair of arms --------------------------------------------------------
