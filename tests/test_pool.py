@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fakes import H200, FakeProcess, install
 
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms, make_arm
-from pytest_fp8.arms.pool import ArmPool, step_bytes
+from pytest_fp8.arms.pool import MOST_SPARES_ON_CPU, ArmPool, step_bytes
+from pytest_fp8.options import Settings
+from pytest_fp8.session import Session
 
 GIB = 2**30
 
@@ -153,7 +157,129 @@ def test_a_process_that_waits_with_its_library_imported_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     one.start(ahead(pool, [two]))
-    waiting = {process.pid for process in pool._spares.values()}
+    waiting = {process.pid for _, process in pool._spares}
     assert waiting
     assert waiting < pool.pids
     pool.close()
+
+
+EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What arms were asked to and answered, in order: each beginning and each end of a curve."""
+    seen: list[str] = []
+    send, curve = FakeProcess.send, FakeProcess.curve
+
+    def note_send(self, operation, **arguments):
+        seen.append(f"{self.spec.case.backend} begins")
+        send(self, operation, **arguments)
+
+    def note_curve(self, *arguments, **named):
+        seen.append(self.spec.case.backend)
+        return curve(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, "send", note_send)
+    monkeypatch.setattr(FakeProcess, "curve", note_curve)
+    return seen
+
+
+def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    evidence = pair.losses([])
+    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"], "curve and twin, before FP8's answer is awaited"
+    assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
+    assert evidence.fp8[0].losses != evidence.bf16[0].losses != evidence.twin[0].losses
+    pool.close()
+
+
+def test_on_a_gpu_one_arm_trains_after_the_other(world, told):
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "tiny", "tensorwise")
+    pair.losses([])
+    assert told[:3] == ["torchao", "bf16", "bf16"]
+    assert not any("begins" in what for what in told)
+    pool.close()
+
+
+def test_one_process_is_never_asked_for_both_curves_at_once(world):
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    assert pool.side_by_side(pair.fp8, pair.bf16)
+    assert not pool.side_by_side(pair.fp8, pair.fp8)
+    pool.close()
+
+
+def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch):
+    curve = FakeProcess.curve
+
+    def fail(self, *arguments, **named):
+        if not self.is_fp8:
+            raise ArmError("raised", "the reference failed")
+        return curve(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, "curve", fail)
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    pair.start()
+    before = pool.live(pair.fp8)
+    with pytest.raises(ArmError, match="the reference failed"):
+        pair.losses([])
+    assert not before.alive
+    assert pair.fp8.request("logits", seed=0), "a fresh process answers"
+    pool.close()
+
+
+def test_a_process_waits_for_each_arm_that_is_expected_and_no_more(world):
+    pool = ArmPool(None)
+    pool.expect(["torchao"], most=3)
+    for _ in range(2):
+        pool.expect(["torchao", "torchao", "bf16", "torchao"], most=3)
+    assert [backend for backend, _ in pool._spares] == ["torchao", "torchao", "bf16"]
+    waiting = [process for _, process in pool._spares]
+    PairArms(EMULATED, pool, None).start()
+    assert {process.pid for process in pool._processes.values()} == {waiting[0].pid, waiting[2].pid}
+    pool.close()
+    assert not any(process.alive for process in waiting), "the one that was never wanted too"
+
+
+def test_a_process_that_ended_while_it_waited_is_passed_over(world):
+    pool = ArmPool(None)
+    pool.expect(["torchao", "torchao"], most=2)
+    pool._spares[0][1].alive = False
+    second = pool._spares[1][1]
+    PairArms(EMULATED, pool, None).start()
+    assert second in pool._processes.values()
+    pool.close()
+
+
+def session_of(*cases, is_worker=False):
+    session = Session(Settings(), Path(), is_worker=is_worker)
+    session.upcoming = list(cases)
+    return session
+
+
+def test_libraries_are_imported_ahead_for_the_emulated_cases_that_follow(monkeypatch):
+    install(monkeypatch, None)
+    same = Case("tiny", "torchao", "rowwise", emulated=True)
+    on_gpu = Case("1b", "transformer_engine", "delayed")
+    other = Case("micro", "trainer_torchao", "tensorwise", emulated=True)
+    session = session_of(EMULATED, same, on_gpu, other)
+    session.pair(EMULATED, None, "a test")
+    waiting = [backend for backend, _ in session.pool()._spares]
+    assert waiting == ["torchao", "trainer_torchao", "bf16"], "the first two cases share their reference"
+    assert len(waiting) <= MOST_SPARES_ON_CPU
+    session.pair(other, None, "a test")
+    assert [backend for backend, _ in session.pool()._spares] == ["torchao"], "two were taken, none is to come"
+    session.close()
+
+
+@pytest.mark.parametrize(("gpu", "is_worker"), [(H200, False), (None, True)])
+def test_nothing_is_imported_ahead_beside_a_gpu_or_for_another_worker(monkeypatch, gpu, is_worker):
+    install(monkeypatch, gpu)
+    session = session_of(EMULATED, Case("tiny", "torchao", "rowwise", emulated=True), is_worker=is_worker)
+    session.pair(EMULATED, None, "a test")
+    assert session.pool()._spares == []
+    session.close()
