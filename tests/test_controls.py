@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 import pytest
 from fakes import H200, FakeProcess, install
@@ -21,7 +23,8 @@ from pytest_fp8.cases import QUESTIONS
 from pytest_fp8.controls import breakages
 from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.controls.control import ANYWHERE, GPU
-from pytest_fp8.controls.laboratory import Laboratory
+from pytest_fp8.controls.laboratory import Bench, Laboratory
+from pytest_fp8.errors import ArmError
 from pytest_fp8.gate.baseline import read_baseline
 from pytest_fp8.options import Settings
 
@@ -158,3 +161,49 @@ def test_the_laboratory_writes_nothing_and_notes_nothing(laboratory, monkeypatch
     monkeypatch.setattr("pytest_fp8.gate.baseline.write_atomically", lambda *_: pytest.fail("something was written"))
     made = Laboratory(Settings(baseline_dir=ROOT / "baselines", update=True), laboratory._gpu_pool, "h200")
     assert made.run(BY_ID["fp8-slower"]).caught, "held against the baseline, not stored as one"
+
+
+def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(monkeypatch):
+    bench, healthy = Bench(), Case("micro", "torchao", "tensorwise", emulated=True)
+    broken = replace(healthy, weights="/nowhere")
+    monkeypatch.setattr("pytest_fp8.controls.laboratory.ArmProcess", FakeArm)
+    try:
+        pair = PairArms(healthy, bench, None)
+        with pytest.raises(ArmError, match="nowhere"):
+            PairArms(broken, bench, None).start()
+        assert not bench._held
+        pair.start()
+        assert [FakeArm.built[pair.bf16.key], FakeArm.built[pair.fp8.key]] == [1, 1]
+    finally:
+        bench.close()
+    assert FakeArm.open == 0
+
+
+class FakeArm:
+    """A process that answers one question at a time, and cannot be built from a folder that is not there."""
+
+    built: ClassVar[Counter[str]] = Counter()
+    open = 0
+
+    def __init__(self):
+        self.alive, self.due = True, None
+        FakeArm.open += 1
+
+    def start_build(self, spec):
+        assert self.due is None, "asked before it answered"
+        self.due = spec
+
+    def receive(self, timeout):
+        spec, self.due = self.due, None
+        if spec.case.weights:
+            raise ArmError("raised", f"no weights in {spec.case.weights}")
+        FakeArm.built[make_key(spec)] += 1
+        return {}
+
+    def close(self):
+        FakeArm.open -= self.alive
+        self.alive = False
+
+
+def make_key(spec):
+    return spec.case.digest("")

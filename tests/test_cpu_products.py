@@ -37,6 +37,43 @@ for role, product in found.items():
 print("equal")
 """
 
+ATTENTION = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from pytest_fp8.arms.preparation import multiply_bfloat16_through_float32
+
+torch.manual_seed(0)
+torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
+operands = [torch.randn(2, 4, 48, 64).bfloat16() for _ in range(4)]
+mask = torch.ones(48, 48, dtype=torch.bool).tril()[None, None]
+
+def gradients(dtype, **how):
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in operands[:3])
+    scaled_dot_product_attention(q, k, v, **how).backward(operands[3].to(dtype))
+    return [x.grad for x in (q, k, v)]
+
+for how in ({"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask, "scale": 0.3}, {}):
+    exact, before = gradients(torch.float32, **how), gradients(torch.bfloat16, **how)
+    library = multiply_bfloat16_through_float32(torch.device("cpu"))
+    for one, two, three in zip(exact, before, gradients(torch.bfloat16, **how)):
+        assert three.dtype == torch.bfloat16
+        distance = [float((x.float() - one).norm() / one.norm()) for x in (two, three)]
+        assert distance[1] <= min(distance[0], 0.005), (how, distance)
+    assert all(torch.equal(x, y) for x, y in zip(exact, gradients(torch.float32, **how))), how
+    # A process that serves one arm after another begins the next before the last is gone.
+    again = multiply_bfloat16_through_float32(torch.device("cpu"))
+    assert gradients(torch.bfloat16, **how)
+    library._destroy()
+    assert gradients(torch.bfloat16, **how)
+    again._destroy()
+print("equal")
+"""
+
+
+def test_attention_s_backward_pass_is_no_further_from_float32_than_torch_s_own():
+    done = subprocess.run([sys.executable, "-c", ATTENTION], capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
+
 
 def test_all_three_layouts_are_float32_products_rounded_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -76,10 +77,20 @@ def forget_accelerate() -> None:
         state.GradientState._reset_state()
 
 
+ATTENTION_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+@functools.cache
+def _own_attention_backward() -> Any:
+    """torch's kernel, as it was before any arm of this process put another in its place."""
+    return torch.library.get_kernel(f"aten::{ATTENTION_BACKWARD}", "CPU")
+
+
 def multiply_bfloat16_through_float32(device: torch.device) -> torch.library.Library | None:
     """On a CPU without BF16 instructions, compute ``mm`` of BF16 in float32 and round once, for as long as the value is
-    held. torch's own path there takes 20 times as long in one of the three layouts: 171 ms for 512 x 768 x 256 on a
-    processor that ends at AVX2. The result is that of BF16 operands with a float32 accumulator, as on a GPU.
+    held; attention's backward pass likewise. torch's own path there takes 20 times as long in one of the three layouts:
+    171 ms for 512 x 768 x 256 on a processor that ends at AVX2; attention over 128 tokens goes from 9.2 to 3.6 ms. The
+    result is that of BF16 operands with a float32 accumulator, as on a GPU.
     """
     if device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
@@ -89,6 +100,18 @@ def multiply_bfloat16_through_float32(device: torch.device) -> torch.library.Lib
         nothing = torch.zeros(1, dtype=torch.float32 if left.dtype == torch.bfloat16 else left.dtype)
         return torch.addmm(nothing, left.to(nothing.dtype), right.to(nothing.dtype), beta=0).to(left.dtype)
 
+    backward = _own_attention_backward()
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def attention_backward(gradient: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        def widened(value: Any) -> Any:
+            return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
+
+        wide = {name: widened(value) for name, value in options.items()}
+        found = backward.call_boxed(keys, widened(gradient), *map(widened, rest), **wide)
+        return tuple(value.to(gradient.dtype) for value in found)
+
     library = torch.library.Library("aten", "IMPL")
     library.impl("mm", mm, "CPU")
+    library.impl(ATTENTION_BACKWARD, attention_backward, "CPU")
     return library

@@ -90,8 +90,14 @@ class Bench(ArmPool):
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
-        for arm in arms:
-            self._facts[arm.key] = self._held[_side(arm)][1].receive(REQUEST_SECONDS)
+        try:
+            for arm in arms:
+                self._facts[arm.key] = self._held[_side(arm)][1].receive(REQUEST_SECONDS)
+        except BaseException:
+            # One of them is not that arm, the other's answer was not fetched: neither serves the next control.
+            for arm in arms:
+                self._held.pop(_side(arm))[1].close()
+            raise
 
 
 def _side(arm: Arm) -> str:
