@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import H200, FakeProcess, install
+from fakes import H100, H200, FakeProcess, install
 
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms, make_arm
-from pytest_fp8.arms.pool import MOST_SPARES_ON_CPU, ArmPool, step_bytes
+from pytest_fp8.arms.pool import MOST_SPARES_ON_CPU, ArmPool
+from pytest_fp8.arms.room import step_bytes
 from pytest_fp8.options import Settings
 from pytest_fp8.session import Session
 
@@ -62,6 +63,31 @@ def test_a_large_arm_makes_room_for_the_next(world):
     assert len(pool._processes) == 2
     pool.close()
     assert world.closed >= 3
+
+
+@pytest.mark.parametrize(
+    ("case", "gpu", "together"),
+    [
+        (Case("8b", "torchao", "tensorwise", lora=16), H200, True),
+        (Case("8b", "torchao", "tensorwise", lora=16), H100, False),
+        (Case("3b", "torchao", "tensorwise"), H200, True),
+        (Case("8b", "torchao", "tensorwise"), H200, False),
+    ],
+)
+def test_large_arms_warm_up_together_where_two_steps_fit_the_gpu(world, monkeypatch, case, gpu, together):
+    order: list[str] = []
+
+    def note(what):
+        real = getattr(FakeProcess, what)
+        monkeypatch.setattr(FakeProcess, what, lambda self, *rest: order.append(what) or real(self, *rest))
+
+    note("start_build")
+    note("receive")
+    pool = ArmPool(gpu)
+    PairArms(case, pool, None).start()
+    one_by_one = ["start_build", "receive"] * 2
+    assert order == (sorted(one_by_one, reverse=True) if together else one_by_one)
+    pool.close()
 
 
 def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.room import CONTEXT_BYTES, FILL, resident_bytes, step_bytes
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cases import OWN
 from pytest_fp8.errors import ArmError
@@ -23,16 +24,10 @@ from pytest_fp8.zoo.shapes import SHAPES
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
 
-# Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
-# parameters, 44.9 GiB for 8.03e9.
-RESIDENT_BYTES = 6
-CONTEXT_BYTES = int(1.5 * 2**30)
 MOST_SPARES = 2
 """One for BF16 and one for FP8, which is what a fresh pair takes; each holds its imported libraries while it waits."""
 MOST_SPARES_ON_CPU = 4
 """Two pairs' worth: cases that leave a core idle and cases that are little but imports come in runs."""
-FILL = 0.92
-"""Share of the GPU's memory that is planned with."""
 
 
 @dataclass
@@ -173,6 +168,8 @@ class ArmPool:
         try:
             if self._small(reference):
                 self._build(missing, others)
+            elif self._can_warm_up_together(missing):
+                self._build(missing)
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.
                 for arm in missing:
@@ -270,7 +267,7 @@ class ArmPool:
         first = building[0]
         if self.gpu is None or first.spec.device != "cuda" or not self._small(first):
             return 0
-        resident = RESIDENT_BYTES * SHAPES[first.spec.case.model].parameters + CONTEXT_BYTES
+        resident = resident_bytes(first.spec.case)
         free = FILL * self.gpu.memory - len(self._processes) * resident
         return max(0, int(free / (resident + step_bytes(first.spec.case.model))) - len(building))
 
@@ -281,21 +278,24 @@ class ArmPool:
             return False
         told = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
-        resident = sum(self._facts[key].get("memory", {}).get("allocated", 0) + CONTEXT_BYTES for key in others)
-        return bool(sum(told) + resident > FILL * self.gpu.memory)
+        return bool(sum(told) + self._held_by(others) > FILL * self.gpu.memory)
+
+    def _can_warm_up_together(self, arms: list[Arm]) -> bool:
+        """Whether large arms of the suite's models fit this GPU at once with a training step each."""
+        if self.gpu is None or any(arm.spec.device != "cuda" or arm.spec.case.model == OWN for arm in arms):
+            return False
+        needed = sum(resident_bytes(arm.spec.case) + step_bytes(arm.spec.case.model) for arm in arms)
+        return needed + self._held_by(self._processes) <= FILL * self.gpu.memory
+
+    def _held_by(self, keys: Iterable[str]) -> int:
+        """Bytes of live arms between their steps, as they said when they were built."""
+        held = (self._facts.get(key, {}).get("memory", {}).get("allocated", 0) for key in keys)
+        return sum(int(allocated) + CONTEXT_BYTES for allocated in held)
 
     def _small(self, arm: Arm) -> bool:
         """Whether several such arms can warm up side by side on any GPU with FP8."""
         model = arm.spec.case.model
         return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
-
-
-def step_bytes(model: str) -> float:
-    """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
-    about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
-    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.6 GiB in Transformer Engine."""
-    shape = SHAPES[model]
-    return 1.5 * shape.tokens * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
 
 
 def cpu_threads() -> int:
