@@ -110,15 +110,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    if (report.when == "call" or not report.passed) and case_of(item) is not None:
-        item.config.stash[SESSION].ledger.finished(case_of(item).id, item.nodeid)
-    if report.when == "call" and case_of(item) is not None:
+    case = case_of(item)
+    if case is None:
+        return report
+    ledger = item.config.stash[SESSION].ledger
+    if report.when == "call" or not report.passed:
+        ledger.finished(case.id, item.nodeid)
+    if report.when == "call":
         verdict = _verdict(item)
         if report.passed:
             report.fp8_verdict = verdict
         if report.skipped and getattr(report, "wasxfail", ""):
-            reason = report.wasxfail.removeprefix("reason: ")
-            item.config.stash[SESSION].ledger.failed_as_expected(case_of(item).id, reason)
+            ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))
     return report
 
 
@@ -147,9 +150,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine is None:
         return
     mine.close()
-    mine.ledger.partial |= bool(
-        session.shouldstop or session.shouldfail or any((mine.ledger.open_tests or {}).values())
-    )
+    mine.ledger.partial |= bool(session.shouldstop or session.shouldfail) or mine.ledger.cut_short
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return

@@ -206,7 +206,8 @@ class Session:
         layers = entry.decisions.get("layers")
         cut = (self.ledger.open_tests or {}).get(case)
         if cut:
-            return f"the run was cut short before all its tests had run (open: {', '.join(sorted(cut))})"
+            left = ", ".join(sorted(cut))
+            return f"the run was cut short before all its tests had run (open: {left}); run its update again"
         if entry.errors:
             return f"its arms failed ({entry.errors[0]})"
         if layers is None or layers["verdict"] != "PASS":

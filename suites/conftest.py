@@ -16,16 +16,20 @@ fp8_config:
 
 
 @pytest.fixture(scope="session")
-def resolved(tmp_path_factory):
+def with_accelerate():
+    """Skips where Accelerate or torchao is not installed, which are not imported here: that is the arms' business."""
+    for package in ("torchao", "accelerate"):
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}: pip install {package}")
+
+
+@pytest.fixture(scope="session")
+def resolved(with_accelerate, tmp_path_factory):
     """``resolved(road, flag)``: what is trained in, with the Trainer's own flag (``bf16``) or none.
 
     Three roads, each a process, all asked at once: the environment alone, a config file through ``accelerate launch``,
     and ``accelerate launch`` without a file.
     """
-    for package in ("torchao", "accelerate"):
-        # Not imported here: that is the arms' business.
-        if find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install {package}")
     from concurrent.futures import ThreadPoolExecutor
 
     from pytest_fp8.resolve import resolve

@@ -98,6 +98,7 @@ LORA = [
     Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
 ]
 
+JOINED = {**SCATTERED["182m"], **LEVEL["182m-te.fused-delayed"]}
 LAYERS_AND_LOSS: dict[str, Any] = {"questions": ("layers", "loss")}
 CLAIMED = [
     Case("1b", "transformer_engine", "delayed", {"amax_history_len": 32}, **LAYERS_AND_LOSS),
@@ -105,7 +106,7 @@ CLAIMED = [
     Case("1b", "transformer_engine", "delayed", {"fp8_format": "E4M3"}, **LAYERS_AND_LOSS),
     Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, **WEIGHTS_ALONE),
     Case("1b", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
-    Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, tolerance=0.06, floor=0.9, **WEIGHTS_ALONE),
+    Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, **JOINED, **WEIGHTS_ALONE),
     Case("454m", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
     Case("454m", "torchao", "tensorwise", activation_checkpointing=True, **WEIGHTS_ALONE),
     Case("8b", "accelerate_te", "delayed", MOST, **WEIGHTS_ALONE),

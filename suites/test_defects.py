@@ -37,20 +37,11 @@ def judge(decision, words):
 
 
 @pytest.fixture(scope="module")
-def accelerate():
+def accelerate(with_accelerate):
     """Accelerate's own answers, from a process of its own: nothing heavy is imported here."""
-    for package in ("torchao", "accelerate"):
-        if not _installed(package):
-            pytest.skip(f"needs {package}: pip install {package}")
     program = Path(__file__).with_name("accelerate_answers.py")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=180, check=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _installed(package):
-    import importlib.util
-
-    return importlib.util.find_spec(package) is not None
 
 
 @known("accelerate", "to_kwargs() drops amax_compute_algo='most_recent', its own default; max is in force")

@@ -64,12 +64,14 @@ class Material:
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         if self.own is not None and self.own.optimizer is not None:
             return self.own.optimizer(model.parameters())  # type: ignore[no-any-return]
-        rate = adapters.LEARNING_RATE if self.case.lora else OWN_LEARNING_RATE
+        return training.adamw(model.parameters(), self._learning_rate())
+
+    def _learning_rate(self) -> float:
         if self.own is not None and self.own.learning_rate is not None:
-            rate = self.own.learning_rate
-        elif self.own is None and not self.case.lora:
-            rate = SHAPES[self.case.model].learning_rate
-        return training.adamw(model.parameters(), rate)
+            return self.own.learning_rate
+        if self.case.lora:
+            return adapters.LEARNING_RATE
+        return OWN_LEARNING_RATE if self.own is not None else SHAPES[self.case.model].learning_rate
 
     def _place(self, batch: Any) -> Any:
         """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""

@@ -164,12 +164,10 @@ class ArmPool:
         if not missing:
             return
         others = [arm for arm in later if not self._is_alive(arm) and arm.key not in self._refused]
-        others = others[: self._room_beside(missing)]
+        room = self._room_beside(missing)
         try:
-            if self._small(reference):
-                self._build(missing, others)
-            elif self._can_warm_up_together(missing):
-                self._build(missing)
+            if self._small(reference) or room >= 0:
+                self._build(missing, others[: max(0, room)])
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.
                 for arm in missing:
@@ -263,13 +261,13 @@ class ArmPool:
         return ArmProcess(backend, self._log_folder)
 
     def _room_beside(self, building: list[Arm]) -> int:
-        """How many further arms can warm up at the same time as these, beside those that are already resident."""
-        first = building[0]
-        if self.gpu is None or first.spec.device != "cuda" or not self._small(first):
-            return 0
-        resident = resident_bytes(first.spec.case)
-        free = FILL * self.gpu.memory - len(self._processes) * resident
-        return max(0, int(free / (resident + step_bytes(first.spec.case.model))) - len(building))
+        """How many further arms of the same model can warm up at the same time as these, beside those that are already
+        resident. Negative: these alone do not fit at once, or nobody knows what they take."""
+        first = building[0].spec
+        if self.gpu is None or first.device != "cuda" or first.case.model == OWN:
+            return -1
+        free = FILL * self.gpu.memory - self._held_by(self._processes)
+        return int(free // (resident_bytes(first.case) + step_bytes(first.case.model))) - len(building)
 
     def tight(self, *arms: Arm) -> bool:
         """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident: then each must
@@ -279,13 +277,6 @@ class ArmPool:
         told = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
         return bool(sum(told) + self._held_by(others) > FILL * self.gpu.memory)
-
-    def _can_warm_up_together(self, arms: list[Arm]) -> bool:
-        """Whether large arms of the suite's models fit this GPU at once with a training step each."""
-        if self.gpu is None or any(arm.spec.device != "cuda" or arm.spec.case.model == OWN for arm in arms):
-            return False
-        needed = sum(resident_bytes(arm.spec.case) + step_bytes(arm.spec.case.model) for arm in arms)
-        return needed + self._held_by(self._processes) <= FILL * self.gpu.memory
 
     def _held_by(self, keys: Iterable[str]) -> int:
         """Bytes of live arms between their steps, as they said when they were built."""

@@ -12,7 +12,8 @@ A product is known by its *extents*: the inner (contracted) size and the two out
     ========  =============  =======  ========
 
 Extents do not depend on how a library transposes its operands. Products of equal extents within a phase are matched
-to layers in execution order (reversed in the backward pass), which is how the autograd engine runs them.
+to layers in execution order (reversed in the backward pass, where number goes before order), which is how the autograd
+engine runs them.
 """
 
 from __future__ import annotations
@@ -134,13 +135,15 @@ def attribute(
 ) -> StepProducts:
     """Match executed products to layers and roles.
 
-    Within one set of extents the products run in the layers' order in the forward pass and in reverse order in the
-    backward pass. Where dgrad and wgrad of a layer have equal extents, each library runs dgrad first; a pair of
-    unequal kinds is still marked as not sure. Recomputed products may bear a phase of their own, ``recompute``.
+    Within one set of extents the products run in the layers' order in the forward pass. In the backward pass they run
+    in reverse order, dgrad before wgrad where a layer's are alike, as far as their number does not tell
+    (:func:`_by_number`); a role among others of equal extents and unequal kinds is marked as not sure. Recomputed
+    products may bear a phase of their own, ``recompute``. Rows may have moved between the pass that was observed and
+    the step that was measured, where a router sends them; products that find no layer by their extents are then matched
+    by the layer's own two sizes.
+
     ``recompute``: every call is recomputed; without it those that say so. ``fp8_roles``: the roles that the recipe runs
-    in FP8. Rows may have moved between the pass that was
-    observed and the step that was measured, where a router sends them; products that find no layer by their extents
-    are then matched by the layer's own two sizes.
+    in FP8.
     """
     recompute = recompute and not any(call.recomputed for call in calls)
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
