@@ -32,12 +32,13 @@ SHORT_BACKENDS = {
     "accelerate_torchao": "accelerate.torchao",
     "trainer_te": "trainer.te",
     "trainer_torchao": "trainer.torchao",
+    "unsloth_te": "unsloth.te",
     "unsloth_bf16": "unsloth.bf16",
 }
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "bf16")
-REFERENCES = {"unsloth": "unsloth_bf16"}
+REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 """The BF16 that a backend is measured against, where it is not the plain model, compiled: the fastest honest one."""
-ADAPTERS_ALONE = ("unsloth", "unsloth_bf16")
+ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 """Backends that train adapters on a frozen base and nothing else, with a model and kernels that they bring along."""
 CHIPS = ("hopper", "blackwell", "ada")
 

@@ -72,6 +72,7 @@ _RECIPES = [
     *(RecipeFacts(f"{road}_te", "delayed", options=_ACCELERATE) for road in ("accelerate", "trainer")),
     # FP8 weights that stay frozen: the forward product is FP8, the backward runs on weights brought back to BF16.
     RecipeFacts("unsloth", "rowwise", roles=(FPROP,), minimum_capability=(9, 0)),
+    RecipeFacts("unsloth_te", "delayed", options=_ACCELERATE),
     RecipeFacts("unsloth_bf16", "none", roles=()),
 ]
 RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
@@ -84,6 +85,7 @@ LIBRARIES = {
     "accelerate_torchao": "torchao",
     "trainer_torchao": "torchao",
     "unsloth": "torchao",
+    "unsloth_te": "transformer_engine",
 }
 """Whose FP8 a backend runs, where its name is another."""
 

@@ -48,9 +48,11 @@ def main():
     Accelerator(cpu=True)  # convert_model asks for the process's state
     row = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 10), nn.Linear(32, 32))
     head = tied()
+    base = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     with torch.no_grad():
         convert_model(row)
         convert_model(head)
+        convert_model(base)
     try:
         lower = FP8BackendType("te").value
     except ValueError as error:
@@ -59,6 +61,7 @@ def main():
         "most_recent": TERecipeKwargs(amax_compute_algo="most_recent").to_kwargs().get("amax_compute_algo", "dropped"),
         "converted": [isinstance(layer, te.Linear) for layer in row],
         "tied": head["head"].weight is head["embed"].weight,
+        "frozen": not any(parameter.requires_grad for parameter in base.parameters()),
         "te": lower,
     }
     print(json.dumps(answers))

@@ -45,6 +45,9 @@ UNSLOTH = [
     Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION, **WEIGHTS_ALONE),
     Case("1b", "unsloth", "rowwise", lora=16, **WEIGHTS_ALONE),
     Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE),
+    # The other way to FP8 that such users are told of: Accelerate's Transformer Engine on Unsloth's 16-bit model. What
+    # becomes of its layers is in test_defects.py; this is what it costs.
+    Case("1b", "unsloth_te", "delayed", MOST, lora=16, lora_targets=ATTENTION, questions=("speedup", "memory")),
 ]
 """Unsloth's ``load_in_fp8`` against its own 16-bit LoRA: the settings that its users are told to take."""
 

@@ -59,6 +59,11 @@ def test_a_tied_head_stays_tied(accelerate):
     assert accelerate["tied"]
 
 
+@known("accelerate", "convert_model makes new parameters, and the frozen base under adapters takes gradients again")
+def test_a_frozen_weight_stays_frozen(accelerate):
+    assert accelerate["frozen"]
+
+
 @known("accelerate", "accelerate launch --fp8_backend takes te, Accelerator takes TE alone")
 def test_the_backend_is_taken_as_the_launcher_spells_it(accelerate):
     assert accelerate["te"] == "TE"
@@ -104,6 +109,17 @@ class TestTrainerWithTorchAO:
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
     judge(fp8_pair.layers(), "another recipe was in force")
+
+
+@pytest.mark.fp8(
+    cases=[
+        Case("tiny", "unsloth_te", "delayed", roads.MOST, lora=16),
+        Case("tiny", "accelerate_te", "delayed", roads.MOST, lora=16),
+    ]
+)
+@known("accelerate", "convert_model takes adapters for layers like any other", Known)
+def test_adapters_stay_in_high_precision(fp8_pair):
+    judge(fp8_pair.layers(), "was an adapter")
 
 
 @pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", roads.MOST)])

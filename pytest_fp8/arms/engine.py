@@ -64,7 +64,10 @@ class Engine:
             mark_left(self.model, own.leave if own is not None else ())
             self.compiled = self.case.compile and self.hooks.compiles
             self._prepared: Prepared | None = None
+            frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
+            live = self.model.named_parameters()
+            self.conversion.thawed = [name for name, parameter in live if parameter.requires_grad and name in frozen]
             self.switches["accelerate"] = accelerate_precision()
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:

@@ -123,6 +123,7 @@ class ArmServer:
             "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
             "agreement": agreement,
             "bypassed": sorted(bypassed),
+            "thawed": engine.conversion.thawed,
             "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
             "switches": {**engine.switches, **engine.backend.switches},
@@ -240,4 +241,6 @@ class ArmServer:
 
 
 def _kind(module: torch.nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+    """Its class; where a class of this package stands in for a library's, the library's, which is what users see."""
+    kind = next(k for k in type(module).__mro__ if not k.__module__.startswith("pytest_fp8."))
+    return f"{kind.__module__}.{kind.__qualname__}"

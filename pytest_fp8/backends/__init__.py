@@ -31,6 +31,10 @@ def backend(name: str) -> Backend:
         from pytest_fp8.backends.unsloth import Unsloth, UnslothBf16
 
         return Unsloth() if name == "unsloth" else UnslothBf16()
+    if name == "unsloth_te":
+        from pytest_fp8.backends.unsloth_te import UnslothTransformerEngine
+
+        return UnslothTransformerEngine()
     if name == "bf16":
         from pytest_fp8.backends.bf16 import Bf16
 

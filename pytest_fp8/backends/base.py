@@ -35,6 +35,8 @@ class Conversion:
     left: dict[str, str] = field(default_factory=dict)
     untied: dict[str, str] = field(default_factory=dict)
     """Weight that was one with another before the conversion and is none any more -> that other."""
+    thawed: list[str] = field(default_factory=list)
+    """Weights that were frozen before the conversion and take gradients after it."""
 
 
 @dataclass

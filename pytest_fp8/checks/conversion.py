@@ -39,6 +39,15 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
             + ("was an adapter" if evidence.left[name].startswith("adapter") else "was converted with the rest"),
             next_step="pass the filter as module_filter_fn",
         )
+    if evidence.thawed:
+        return fail(
+            f"{len(evidence.thawed)} frozen weight(s) take gradients since the conversion",
+            expected="what was frozen before the conversion to be frozen after it",
+            seen=f"requires_grad: {some(evidence.thawed)}",
+            cause="the conversion made new parameters and forgot requires_grad: their gradients are computed and "
+            "kept, for nothing or for an optimizer that should not have them",
+            next_step="after the conversion, model.requires_grad_(False) for all but the adapters",
+        )
     unaccounted = names - converted - left
     if unaccounted:
         return fail(

@@ -36,6 +36,7 @@ _HOMES = {
     "optimizer-too-early": ("roads", "OptimizerMadeBefore"),
     "model-unprepared": ("roads", "ModelNotPrepared"),
     "tie-broken": ("roads", "TieBroken"),
+    "base-thawed": ("roads", "BaseThawed"),
 }
 ARMS = tuple(_HOMES)
 """The controls that break an arm; the others break a baseline or a run."""

@@ -1,4 +1,4 @@
-"""The catalogue of controls: 32 ways in which FP8 training was broken, and the check and cause that must name each."""
+"""The catalogue of controls: 33 ways in which FP8 training was broken, and the check and cause that must name each."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ CATALOGUE: tuple[Control, ...] = (
         16,
         "FP8 3 % slower than its baseline",
         USERS,
-        "the GPU spins for 3 % of each step",
+        "products in BF16 for 3 % of each step",
         "speedup",
         "FP8 lost speed against BF16 since the baseline",
         CLOSE,
@@ -187,7 +187,7 @@ CATALOGUE: tuple[Control, ...] = (
         17,
         "both arms 10 % slower",
         "hosts of one kind differ by 5 %",
-        "the GPU spins for 10 % of each step in both arms",
+        "products in BF16 for 10 % of each step in both arms",
         "speedup",
         "",
         ONE_B,
@@ -348,5 +348,17 @@ CATALOGUE: tuple[Control, ...] = (
         "precision",
         "accelerate launch without a file or --mixed_precision wins over it",
         needs=("accelerate",),
+    ),
+    Control(
+        "base-thawed",
+        33,
+        "the frozen base under adapters takes gradients again",
+        "accelerate utils/transformer_engine.py, convert_model: te.Linear(...) without requires_grad",
+        "the converted weights are new parameters",
+        "layers",
+        "forgot requires_grad",
+        micro(model="own"),
+        workload="adapters",
+        needs=("peft",),
     ),
 )

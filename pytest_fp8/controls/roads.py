@@ -59,3 +59,17 @@ class TieBroken(Hooks):
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         meant.untied = broken(tied, engine.model)
         return meant
+
+
+class BaseThawed(Hooks):
+    """The converted layers get new parameters, which take gradients, whatever those did that they replace."""
+
+    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        import torch
+
+        meant = convert()
+        for name in meant.converted:
+            layer = engine.model.get_submodule(name)
+            assert isinstance(layer.weight, torch.nn.Parameter)
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        return meant

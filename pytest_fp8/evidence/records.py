@@ -48,6 +48,8 @@ class LayersEvidence:
     """FP8 layers whose amax history a training step left as it was."""
     bypassed: Sequence[str] = ()
     """Converted layers that were never called, though their weights got gradients."""
+    thawed: Sequence[str] = ()
+    """Weights that were frozen before the conversion and take gradients after it."""
     stacked: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Parameters that stack the weights of several products, which no conversion of Linears reaches: name -> shape."""
     switches: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class LayersEvidence:
             agreement=data.get("agreement", {}),
             frozen_history=data.get("frozen_history", ()),
             bypassed=data.get("bypassed", ()),
+            thawed=data.get("thawed", ()),
             stacked=data.get("stacked", {}),
             switches=data.get("switches", {}),
         )
