@@ -31,7 +31,7 @@ ACCELERATE = [
     Case("1b", "accelerate_te", "delayed", MOST, questions=UNTIED),
     Case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=UNTIED, slower_because=EAGER),
     Case("1b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
-    Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED),
+    Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED, tolerance=0.04),
     Case("1b", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, **WEIGHTS_ALONE),
     Case("8b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
 ]
@@ -45,9 +45,6 @@ UNSLOTH = [
     Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION, **WEIGHTS_ALONE),
     Case("1b", "unsloth", "rowwise", lora=16, **WEIGHTS_ALONE),
     Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE),
-    # The other way to FP8 that such users are told of: Accelerate's Transformer Engine on Unsloth's 16-bit model. What
-    # becomes of its layers is in test_defects.py; this is what it costs.
-    Case("1b", "unsloth_te", "delayed", MOST, lora=16, lora_targets=ATTENTION, questions=("speedup", "memory")),
 ]
 """Unsloth's ``load_in_fp8`` against its own 16-bit LoRA: the settings that its users are told to take."""
 
@@ -86,7 +83,8 @@ DENSE = [
 
 # What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
 # two Linears of a block's seven, at one rank, tell their fixed part from the frozen base. Transformer Engine's adapters
-# add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 at rank 16, which gates at 6 %.
+# add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02 at rank 16, which gates at
+# 6 %; at 8B two processes could hold 3.3 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
@@ -98,7 +96,7 @@ LORA = [
         for backend, recipe, tolerance in (("torchao", "tensorwise", 0.02), ("transformer_engine", "delayed", 0.06))
     ),
     *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
-    Case("8b", "transformer_engine", "current", lora=16, **WEIGHTS_ALONE),
+    Case("8b", "transformer_engine", "current", lora=16, tolerance=0.04, **WEIGHTS_ALONE),
 ]
 
 JOINED = {**SCATTERED["182m"], **LEVEL["182m-te.fused-delayed"]}

@@ -33,8 +33,9 @@ def vision_transformer(case):
         labels = pixels[:, 0, :, :CLASSES].mean(1).argmax(1)
         return {"pixel_values": pixels, "labels": labels}
 
-    # From random weights without a warm-up, at this width, the usual one makes the loss jump by more than FP8 could.
-    return Workload(build=build, batch=batch, learning_rate=None if small else 1e-4)
+    # From random weights without a warm-up, at this width, the usual one makes the loss jump by more than FP8 could: at
+    # 1e-4 it still ended above chance, and eight seeds lay 0.1 nats apart.
+    return Workload(build=build, batch=batch, learning_rate=None if small else 2e-5)
 
 
 def mixture(padded=True, width=64, experts=EXPERTS):

@@ -3,6 +3,7 @@
 import pytest
 
 import roads
+from floor import assert_faster
 from pytest_fp8 import Case
 
 pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=roads.ATTENTION)])
@@ -47,3 +48,22 @@ def test_full_fine_tuning_is_refused(fp8_pair):
 )
 def test_block_scaling_loads(fp8_pair):
     assert fp8_pair.fp8.call(load(load_in_fp8="block")) == ""
+
+
+TWO_LIBRARIES = Case(
+    "1b",
+    "unsloth_te",
+    "delayed",
+    roads.MOST,
+    lora=16,
+    lora_targets=roads.ATTENTION,
+    questions=("speedup", "memory"),
+    slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x of Unsloth's 16-bit LoRA on an H200, for "
+    "the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",
+)
+"""The other way to FP8 that Unsloth's users are told of. What becomes of its layers is in test_defects.py."""
+
+
+@pytest.mark.fp8(cases=[TWO_LIBRARIES], question="speedup")
+def test_accelerate_on_unsloth_is_faster(request, fp8_pair):
+    assert_faster(request, fp8_pair)
