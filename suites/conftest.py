@@ -1,8 +1,12 @@
-"""What several files of the suite ask: which precision Accelerate and the Trainer resolve to, by each road to them."""
+"""The suite's groups for ``-m``; and which precision Accelerate and the Trainer resolve to, which several files ask."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+from matrix import GROUPS, group_of
+from pytest_fp8.session import case_of
 
 CONFIG = """
 compute_environment: LOCAL_MACHINE
@@ -13,6 +17,20 @@ use_cpu: true
 fp8_config:
   backend: AO
 """
+
+
+def pytest_configure(config):
+    for name, what in GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {what}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Before ``-m`` is applied."""
+    for item in items:
+        case = case_of(item) if item.path.parent == Path(__file__).parent else None
+        if case is not None and group_of(case):
+            item.add_marker(group_of(case))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import roads
 from pytest_fp8 import Case
+from pytest_fp8.cases import OWN as OWN_MODEL
 from roads import WEIGHTS_ALONE
 
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -48,3 +49,36 @@ OWN = roads.OWN
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 """BF16 against BF16: what the instrument reads when there is nothing to see."""
+
+GROUPS = {
+    "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
+    "accelerate": "through Accelerate and the Trainer",
+    "unsloth": "Unsloth's load_in_fp8",
+    "lora": "adapters on a base in FP8",
+    "dense": "182M to 3B, and Transformer Engine's joined layers",
+    "variants": "1B with other options, recomputation, or no torch.compile",
+    "own": "a loop and models that are not the suite's",
+}
+"""Names for ``-m``, so that a gate can ask a part of the matrix: each case on a GPU is in one."""
+
+
+def group_of(case: Case) -> str:
+    """The group of a case, or an empty string for an emulated one."""
+    if case.emulated:
+        return ""
+    if case.model == OWN_MODEL:
+        return "own"
+    if case.id in _CORE:
+        return "core"
+    if case.backend.startswith("unsloth"):
+        return "unsloth"
+    if case.lora:
+        return "lora"
+    if case.backend.startswith(("accelerate_", "trainer_")):
+        return "accelerate"
+    if case.backend == "te_fused" or case.model not in ("tiny", "1b", "8b"):
+        return "dense"
+    return "variants"
+
+
+_CORE = {case.id for case in [*HOPPER, NULL]}

@@ -61,21 +61,26 @@ BESIDE = {
     "454m": [("transformer_engine", "delayed"), ("torchao", "tensorwise")],
     "3b": [("torchao", "tensorwise"), ("transformer_engine", "current")],
 }
+NARROW = "768 to 1024 wide: casts cost more than the products save, {} on an H200"
 SLOWER = {
-    "182m-te-delayed": "launch-bound: 112 products a step that each wait for the host, 0.71x on an H200",
+    "182m-torchao-tensorwise": NARROW.format("0.94x"),
+    "350m-torchao-tensorwise": NARROW.format("0.94x"),
+    "454m-torchao-tensorwise": NARROW.format("0.97x"),
+    "182m-te-delayed": "launch-bound: 112 products a step that each wait for the host, 0.61x to 0.71x on an H200",
     "182m-te-current": "launch-bound: 112 products a step that each wait for the host, 0.61x on an H200",
     "182m-te.fused-current": "launch-bound: 64 products a step that each wait for the host, 0.88x on an H200",
 }
 DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
-# Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told. Joined and with delayed
-# scaling FP8 is level with BF16 there: 0.95x and 1.03x in two runs on an H200.
-SCATTERED = {"182m": {"tolerance": 0.06}}
+# Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told: two processes of 182M in
+# te.Linear could hold 9.4 %. Joined and with delayed scaling FP8 is level with BF16 there: 0.95x and 1.03x in two runs
+# on an H200.
+SCATTERED = {"182m": {"tolerance": 0.06}, "182m-te-delayed": {"tolerance": 0.1}, "182m-te-current": {"tolerance": 0.1}}
 LEVEL = {"182m-te.fused-delayed": {"floor": 0.9}}
 DENSE = [
     replace(
         case,
         slower_because=SLOWER.get(case.id, ""),
-        **SCATTERED.get(case.model, {}),
+        **SCATTERED.get(case.id, SCATTERED.get(case.model, {})),
         **LEVEL.get(case.id, {}),
     )
     for case in DENSE
@@ -84,7 +89,7 @@ DENSE = [
 # What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
 # two Linears of a block's seven, at one rank, tell their fixed part from the frozen base. Transformer Engine's adapters
 # add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02 at rank 16, which gates at
-# 6 %; at 8B two processes could hold 3.3 %.
+# 6 %; on q and v alone two processes could hold 7.3 %, at 8B 3.3 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
@@ -93,7 +98,7 @@ LORA = [
     ),
     *(
         Case("1b", backend, recipe, lora=16, lora_targets=("q_proj", "v_proj"), tolerance=tolerance, **WEIGHTS_ALONE)
-        for backend, recipe, tolerance in (("torchao", "tensorwise", 0.02), ("transformer_engine", "delayed", 0.06))
+        for backend, recipe, tolerance in (("torchao", "tensorwise", 0.02), ("transformer_engine", "delayed", 0.08))
     ),
     *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
     Case("8b", "transformer_engine", "current", lora=16, tolerance=0.04, **WEIGHTS_ALONE),
@@ -109,7 +114,15 @@ CLAIMED = [
     Case("1b", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
     Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, **JOINED, **WEIGHTS_ALONE),
     Case("454m", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
-    Case("454m", "torchao", "tensorwise", activation_checkpointing=True, **WEIGHTS_ALONE),
+    Case(
+        "454m",
+        "torchao",
+        "tensorwise",
+        activation_checkpointing=True,
+        slower_because="launch-bound: a step of 72 ms in which the GPU works 60, 0.84x on an H200",
+        tolerance=0.08,
+        **WEIGHTS_ALONE,
+    ),
     Case("8b", "accelerate_te", "delayed", MOST, **WEIGHTS_ALONE),
     Case("8b", "trainer_te", "delayed", MOST, **WEIGHTS_ALONE),
 ]
@@ -124,8 +137,9 @@ LOOP = [
         Case("own", backend, recipe, name=name, **gate, **HORIZON, **WEIGHTS_ALONE)
         for backend, recipe, gate in (
             ("torchao", "tensorwise", {"tolerance": 0.03}),
-            # Half a batch is as long as the host takes to launch it: 1.03 +- 0.04 in two processes on an H200.
-            ("transformer_engine", "delayed", {"tolerance": 0.08, "floor": 0.95}),
+            # Half a batch is as long as the host takes to launch it: 1.03 +- 0.04 and 1.04 +- 0.06 in two processes each
+            # on H200s, of which the latter could hold 10.4 %.
+            ("transformer_engine", "delayed", {"tolerance": 0.12, "floor": 0.9}),
         )
         for name in ("loop", "loop_ac")
     ),
