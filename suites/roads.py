@@ -137,8 +137,8 @@ LOOP = [
         Case("own", backend, recipe, name=name, **gate, **HORIZON, **WEIGHTS_ALONE)
         for backend, recipe, gate in (
             ("torchao", "tensorwise", {"tolerance": 0.03}),
-            # Half a batch is as long as the host takes to launch it: 1.03 +- 0.04 and 1.04 +- 0.06 in two processes each
-            # on H200s, of which the latter could hold 10.4 %.
+            # Half a batch is as long as the host takes to launch it: 1.03 +- 0.04 and 1.04 +- 0.06 in two processes
+            # each, of which the latter could hold 10.4 %.
             ("transformer_engine", "delayed", {"tolerance": 0.12, "floor": 0.9}),
         )
         for name in ("loop", "loop_ac")

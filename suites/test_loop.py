@@ -55,9 +55,9 @@ def evaluate(model, rows, precision):
     model.train()
 
 
-@pytest.fixture
-def fp8_workload(fp8_case):
-    size, checkpointed = ("micro" if fp8_case.emulated else "1b"), fp8_case.name.endswith("_ac")
+def loop(case):
+    """The workload of a case: micro on a CPU, 1B on a GPU."""
+    size, checkpointed = ("micro" if case.emulated else "1b"), case.name.endswith("_ac")
     shape = SHAPES[size]
 
     def build():
@@ -73,7 +73,12 @@ def fp8_workload(fp8_case):
 
         return data.text_batch(shape.batch, shape.seq - SHORT_OF, torch.initial_seed() % 2**31, step)
 
-    return Workload(build=build, batch=batch, step=globals()["step"], learning_rate=shape.learning_rate)
+    return Workload(build=build, batch=batch, step=step, learning_rate=shape.learning_rate)
+
+
+@pytest.fixture
+def fp8_workload(fp8_case):
+    return loop(fp8_case)
 
 
 @pytest.mark.fp8(cases=LOOP, question="layers")
