@@ -131,6 +131,7 @@ def stand_in(monkeypatch):
     """A transformer_engine whose te.Linear is an nn.Linear: Accelerate's and our own Python around it are real."""
     import sys
     import types
+    from importlib.machinery import ModuleSpec
 
     package, module = types.ModuleType("transformer_engine"), types.ModuleType("transformer_engine.pytorch")
 
@@ -139,12 +140,14 @@ def stand_in(monkeypatch):
             super().__init__(inputs, outputs, bias=bias, dtype=params_dtype)
 
     module.Linear, module.LayerNorm, package.pytorch = Linear, torch.nn.LayerNorm, module
+    package.__spec__ = ModuleSpec("transformer_engine", None)  # which Accelerate looks for
     monkeypatch.setitem(sys.modules, "transformer_engine", package)
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", module)
     return module
 
 
 def test_live_layers_are_stepped_around_by_one_class(stand_in):
+    from pytest_fp8.arms.server import _kind
     from pytest_fp8.backends.accelerate import step_around
 
     model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
@@ -154,6 +157,8 @@ def test_live_layers_are_stepped_around_by_one_class(stand_in):
     assert type(model[0]) is not stand_in.Linear
     assert type(model[1]) is torch.nn.Linear
     assert model(torch.ones(2, 16)).shape == (2, 16)
+    # What users see, and what the checks that look for a class are given, is the library's.
+    assert _kind(model[0]) == _kind(stand_in.Linear(16, 16))
 
 
 def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
@@ -177,3 +182,52 @@ def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without
     assert prepared.conversion.untied == {"lm_head.weight": "embed.weight"}
     assert "lm_head.weight" not in trained(model, prepared.optimizer, {})
     forget_accelerate()
+
+
+def adapted():
+    """A frozen Linear with adapters beside it, as peft names them, and a head."""
+    from torch import nn
+
+    base = nn.Linear(32, 32, bias=False).requires_grad_(False)
+    adapters = {"base_layer": base, "lora_A": nn.Linear(32, 16, bias=False), "lora_B": nn.Linear(16, 32, bias=False)}
+    return nn.ModuleDict({"q_proj": nn.ModuleDict(adapters)})
+
+
+def test_on_unsloths_model_adapters_become_layers_and_the_base_thaws(stand_in, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    from pytest_fp8.arms.preparation import forget_accelerate
+    from pytest_fp8.backends import backend
+    from pytest_fp8.backends.base import linears
+    from pytest_fp8.backends.unsloth import language_model_loss
+
+    monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+    monkeypatch.setattr("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True)
+    # Accelerate's own conversion, without the autocast that needs the real library.
+    monkeypatch.setattr(accelerate.Accelerator, "prepare", accelerate.Accelerator._prepare_te)
+    case = Case("1b", "unsloth_te", "delayed", {"amax_compute_algo": "max"}, lora=16)
+    model = adapted()
+    prepared = backend("unsloth_te").prepare(model, lambda m: torch.optim.AdamW(m.parameters()), case, compiled=True)
+    forget_accelerate()
+    assert prepared.loss_of is language_model_loss
+    assert set(prepared.conversion.left) == {"q_proj.lora_A", "q_proj.lora_B"}
+    assert all(type(linear) is stand_in.Linear for linear in linears(model).values()), "adapters too"
+    assert model["q_proj"]["base_layer"].weight.requires_grad, "what the layers question calls thawed"
+
+
+def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
+    from pytest_fp8.backends import base
+    from pytest_fp8.backends.unsloth_te import UnslothTransformerEngine
+
+    there = {"unsloth", "transformer-engine", "accelerate"}
+
+    def asked(distribution, minimum):
+        return distribution in there, distribution if distribution in there else f"no {distribution}"
+
+    monkeypatch.setattr(base, "installed", asked)
+    monkeypatch.setattr("pytest_fp8.backends.accelerate.installed", asked)
+    assert UnslothTransformerEngine().available()[0]
+    for missing in sorted(there):
+        there.remove(missing)
+        assert UnslothTransformerEngine().available() == (False, f"no {missing}")
+        there.add(missing)
