@@ -95,6 +95,7 @@ class FakeProcess:
         self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
         self.alive = True
+        self.template, self.not_forked = template, ""
         self.spec: Any = None
         self.asked: tuple[str, dict[str, Any]] | None = None
         self.backend = backend

@@ -69,43 +69,46 @@ class ForkedProcess:
         return -signal.SIGKILL
 
 
-class Template:
-    """The process that a session's CPU arms are forked from, started when the first is wanted.
+class CannotFork(Exception):
+    """Why this arm needs an interpreter of its own."""
 
-    What it cannot do, a fresh interpreter does: :meth:`fork` gives ``None``, and :attr:`refusal` says why.
-    """
+
+class Template:
+    """The process that a session's CPU arms are forked from, started when the first is wanted."""
 
     def __init__(self) -> None:
-        self.refusal = "" if hasattr(os, "pidfd_open") else "this system has no pidfd_open"
+        self._refusal = "" if hasattr(os, "pidfd_open") else "this system has no pidfd_open"
+        """Why nothing is forked any more."""
         self._variables: dict[str, str] = {}
         self._commands: socket.socket | None = None
         self._finalizer: weakref.finalize[..., Template] | None = None
         self.pid: int | None = None
 
-    def fork(
-        self, backend: str, variables: Mapping[str, str], requests: int, answers: int, log: int
-    ) -> ForkedProcess | None:
-        """An arm's process with these environment variables and descriptors. The caller's descriptors stay its own."""
-        if self.refusal:
-            return None
+    def fork(self, backend: str, variables: Mapping[str, str], requests: int, answers: int, log: int) -> ForkedProcess:
+        """An arm's process with these environment variables and descriptors, which stay the caller's own.
+
+        Raises :class:`CannotFork`; no process has the descriptors then.
+        """
+        if self._refusal:
+            raise CannotFork(self._refusal)
         wanted = {name: value for name, value in variables.items() if name != OF_EACH_TEST}
         if self._commands is None:
             self._start(wanted)
         # Libraries read variables when they are imported: no fork can be given others.
         if wanted != self._variables:
-            return None
+            raise CannotFork("the environment variables or the import path are others than they were")
+        order = {"backend": backend, "folder": _folder(), "test": variables.get(OF_EACH_TEST)}
         try:
-            order = {"backend": backend, "folder": os.getcwd(), "test": variables.get(OF_EACH_TEST)}
             return self._ask(order, requests, answers, log)
         except (OSError, ValueError) as error:
+            self._refusal = f"the process to fork from does not answer: {error}"
             # Whatever it was about to do, it does no more: the descriptors go to another process now.
             self.close()
-            self.refusal = f"the process to fork from does not answer: {error}"
-            return None
+            raise CannotFork(self._refusal) from error
 
     def close(self) -> None:
         """End the process, and with it every arm that was forked from it. Safe to call twice; none is started again."""
-        self.refusal = self.refusal or "the process to fork from was closed"
+        self._refusal = self._refusal or "the process to fork from was closed"
         if self._finalizer is not None:
             self._finalizer()
 
@@ -124,8 +127,8 @@ class Template:
         self._variables, self.pid = variables, process.pid
         self._finalizer = weakref.finalize(self, _end, process, self._commands)
 
-    def _ask(self, order: dict[str, str | None], requests: int, answers: int, log: int) -> ForkedProcess | None:
-        """Raises ``OSError`` or ``ValueError`` where there is no answer, or none that means anything."""
+    def _ask(self, order: dict[str, str | None], requests: int, answers: int, log: int) -> ForkedProcess:
+        """Raises :class:`CannotFork`, and ``OSError`` or ``ValueError`` where no answer comes that means anything."""
         assert self._commands is not None
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # An arm whose line is closed is ended by the template.
@@ -138,12 +141,19 @@ class Template:
             if not answer.startswith(PID):
                 if not answer:
                     raise ConnectionError("it is gone")
-                self.refusal = answer.removeprefix(REFUSED)
-                return None
+                self._refusal = answer.removeprefix(REFUSED)
+                raise CannotFork(self._refusal)
             line.settimeout(STATUS_SECONDS)
             process = ForkedProcess(int(answer.removeprefix(PID)), line)
             held.pop_all()
             return process
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise CannotFork("the current folder is gone") from error
 
 
 def _end(process: subprocess.Popen[bytes], commands: socket.socket) -> None:

@@ -226,7 +226,7 @@ class ArmPool:
                 self._expect(self._soon)
                 for arm, process in started:
                     try:
-                        self._facts[arm.key] = process.receive(BUILD_SECONDS)
+                        self._facts[arm.key] = {**process.receive(BUILD_SECONDS), "not forked": process.not_forked}
                         self._processes[arm.key] = process
                     except ArmError:
                         if arm.key not in optional:

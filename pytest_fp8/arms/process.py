@@ -59,16 +59,19 @@ class ArmProcess:
         self._answers, answers_write = os.pipe()
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
-        descriptors = [str(requests_read), str(answers_write)]
-        python = environment.python if environment is not None else sys.executable
         self._held = contextlib.ExitStack()
+        self.not_forked = ""
+        """Why there is an interpreter of its own although there is a template."""
         try:
-            variables = {**self._variables(environment), **self._places(backend)}
-            forked = None
-            if template is not None and environment is None:
-                forked = template.fork(backend, variables, requests_read, answers_write, handle)
+            places = self._places(backend)
+            variables = {**self._variables(environment), **places}
+            # What patches other libraries patches none that somebody else has imported.
+            alike = environment is None and not places
+            forked = self._fork(template, backend, variables, requests_read, answers_write, handle) if alike else None
+            python = environment.python if environment is not None else sys.executable
+            words = (requests_read, answers_write, os.getpid(), backend)
             self._process: ForkedProcess | FreshProcess = forked or FreshProcess(
-                [python, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid()), backend],
+                [python, "-m", "pytest_fp8.arms.worker", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=subprocess.STDOUT,
@@ -84,6 +87,19 @@ class ArmProcess:
         self._asked, self._answer_due = "", False
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
+
+    def _fork(
+        self, template: Template | None, backend: str, variables: dict[str, str], requests: int, answers: int, log: int
+    ) -> ForkedProcess | None:
+        if template is None:
+            return None
+        from pytest_fp8.arms.forked import CannotFork
+
+        try:
+            return template.fork(backend, variables, requests, answers, log)
+        except CannotFork as reason:
+            self.not_forked = str(reason)
+            return None
 
     def _places(self, backend: str) -> dict[str, str]:
         """A library that patches others also leaves files about (Unsloth: quantized copies, generated code in the
