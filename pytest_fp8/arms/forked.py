@@ -1,4 +1,7 @@
-"""Arms forked from one process that has imported their libraries, as pytest sees them and that process."""
+"""Arms forked from one process that has imported their libraries: how pytest sees them, and that process.
+
+Where anything stands in the way, an arm starts as an interpreter of its own, which is only slower.
+"""
 
 from __future__ import annotations
 

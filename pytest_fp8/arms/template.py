@@ -23,7 +23,7 @@ from pathlib import Path
 from pytest_fp8.arms import worker
 
 LONGEST = 1 << 16
-"""Bytes of a message: a folder and three short words."""
+"""Bytes of a message: a folder, a test's name and a few short words."""
 PID, REFUSED = "pid ", "refused: "
 STATUS, REAP = b"status", b"reap"
 
@@ -81,8 +81,8 @@ def serve(commands: socket.socket) -> Birth | None:
         line = socket.socket(fileno=descriptors[0])
         refusal = prepare(order["backend"])
         if refusal:
-            line.send(f"{REFUSED}{refusal}".encode())
-            line.close()
+            with contextlib.suppress(OSError), line:
+                line.send(f"{REFUSED}{refusal}".encode())
         else:
             pid = os.fork()
             if not pid:
@@ -152,12 +152,13 @@ def become(birth: Birth, template: int) -> None:
 
 def _answer(line: socket.socket, children: dict[socket.socket, int]) -> None:
     """How a child ended, as ``Popen.returncode`` has it. It is asked after it has ended."""
-    question = line.recv(LONGEST)
-    if question == STATUS:
-        ended = os.waitid(os.P_PID, children[line], os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        line.send(str(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status).encode())
-        return
+    # An error is pytest's word, too: it no longer listens.
+    with contextlib.suppress(OSError):
+        if line.recv(LONGEST) == STATUS:
+            ended = os.waitid(os.P_PID, children[line], os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            line.send(str(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status).encode())
+            return
     _reap(line, children)
 
 
