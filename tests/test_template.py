@@ -230,7 +230,15 @@ def test_a_forked_arm_is_where_pytest_is(shared, arms, tmp_path, monkeypatch):
     assert isinstance(arm._process, ForkedProcess)
     assert call(arm, os.getcwd) == str(tmp_path)
     assert call(arm, lambda: __import__("lies_here").VALUE) == 7
-    assert call(arm, lambda: os.environ["PYTEST_CURRENT_TEST"]).endswith("where_pytest_is (call)")
+
+
+def test_the_name_of_the_test_is_no_other_environment(shared, arms, monkeypatch):
+    arms(shared)
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another (call)")
+    arm = arms(shared)
+    arm.build(spec())
+    assert isinstance(arm._process, ForkedProcess)
+    assert call(arm, lambda: os.environ["PYTEST_CURRENT_TEST"]) == "another (call)"
 
 
 def test_a_folder_that_is_gone_is_no_error(shared, arms, tmp_path, monkeypatch):
@@ -265,20 +273,30 @@ def test_neither_another_interpreter_nor_a_library_that_patches_others_is_forked
     assert own.pid is None, "nothing was even started"
 
 
-def test_a_template_with_threads_of_its_own_forks_nothing(own, arms, tmp_path, monkeypatch):
-    thread = "threading.Thread(target=time.sleep, args=(600,)).start()"
-    (tmp_path / "peft.py").write_text(f"import threading, time\n{thread}")
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.fixture
+def in_templates(tmp_path, monkeypatch):
+    """``in_templates(code)``: what a template runs before anything else."""
+
+    def add(code):
+        only = f"import sys\nif 'pytest_fp8.arms.template' in sys.orig_argv:\n    {code}"
+        (tmp_path / "sitecustomize.py").write_text(only)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return add
+
+
+def test_a_template_with_threads_of_its_own_forks_nothing(own, arms, in_templates):
+    in_templates("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
     arm = arms(own)
     assert isinstance(arm._process, FreshProcess)
     assert "2 threads" in arm.not_forked
 
 
-def test_a_template_that_cannot_import_leaves_the_error_to_the_arm(own, arms, tmp_path, monkeypatch):
-    (tmp_path / "peft.py").write_text("raise RuntimeError('broken')")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_template_that_cannot_import_leaves_the_error_to_the_arm(own, arms, in_templates):
+    in_templates("sys.modules['torch'] = None")
     arm = arms(own)
     assert isinstance(arm._process, FreshProcess)
+    assert "it is gone" in arm.not_forked
     assert arm.build(spec())["libraries"]
 
 

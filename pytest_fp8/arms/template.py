@@ -101,9 +101,6 @@ def prepare(backend: str) -> str:
 
     import pytest_fp8.arms.server  # noqa: F401
 
-    # LoRA's cases; an arm that needs it and has it not says so itself.
-    with contextlib.suppress(ImportError):
-        import peft  # noqa: F401
     if backend != "bf16":
         # torchao's conversion imports it, compiled or not: a third of a second.
         with contextlib.suppress(ImportError):
