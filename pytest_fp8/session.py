@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,24 +96,7 @@ class Session:
         pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
         pair._arms.start(ahead)
-        if case.emulated:
-            self._prepare_for_what_follows(case)
         return pair
-
-    def _prepare_for_what_follows(self, case: Case) -> None:
-        """Have the next emulated pairs' libraries imported while this one, which seldom keeps all cores busy, answers.
-
-        Not beside a GPU, on which the next case may be timed; nor under xdist, where others run the next cases.
-        """
-        if self.is_worker or self.pool().gpu is not None:
-            return
-        from pytest_fp8.arms.pool import MOST_SPARES_ON_CPU
-
-        backends, reference = [], case.reference()
-        for later in [c for c in self._after(case) if c.emulated]:
-            backends += [later.backend] if later.reference() == reference else [later.backend, "bf16"]
-            reference = later.reference()
-        self.pool().expect(backends, MOST_SPARES_ON_CPU)
 
     @property
     def gated_cases(self) -> int:
@@ -125,10 +108,13 @@ class Session:
 
     def pool(self) -> ArmPool:
         if self._pool is None:
+            from pytest_fp8.arms.forked import Template
             from pytest_fp8.arms.pool import ArmPool
             from pytest_fp8.gpu import detect
 
-            self._pool = ArmPool(detect()[0])
+            gpu = detect()[0]
+            template = self._held.enter_context(closing(Template())) if gpu is None else None
+            self._pool = ArmPool(gpu, template=template)
         return self._pool
 
     def has_something_to_say(self) -> bool:
@@ -287,11 +273,8 @@ class Session:
     def _soon(self, case: Case) -> list[Case]:
         """Cases still to come that share this one's reference."""
         reference = case.reference()
-        return [c for c in self._after(case) if c.reference() == reference and c.needs_gpu]
-
-    def _after(self, case: Case) -> list[Case]:
         position = next((index for index, c in enumerate(self.upcoming) if c == case), len(self.upcoming))
-        return self.upcoming[position + 1 :]
+        return [c for c in self.upcoming[position + 1 :] if c.reference() == reference and c.needs_gpu]
 
     def _gpu_key(self) -> str:
         from pytest_fp8.gpu import detect

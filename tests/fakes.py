@@ -89,10 +89,13 @@ class FakeProcess:
     world = World()
     _pids = itertools.count(1000)
 
-    def __init__(self, backend: str = "bf16", log_folder: Any = None, environment: Any = None) -> None:
+    def __init__(
+        self, backend: str = "bf16", log_folder: Any = None, environment: Any = None, template: Any = None
+    ) -> None:
         self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
         self.alive = True
+        self.template, self.not_forked = template, ""
         self.spec: Any = None
         self.asked: tuple[str, dict[str, Any]] | None = None
         self.backend = backend

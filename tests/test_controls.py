@@ -185,7 +185,7 @@ class FakeArm:
     built: ClassVar[Counter[str]] = Counter()
     open = 0
 
-    def __init__(self):
+    def __init__(self, template=None):
         self.alive, self.due = True, None
         FakeArm.open += 1
 

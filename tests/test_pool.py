@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fakes import H100, H200, FakeProcess, install
 
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms, make_arm
-from pytest_fp8.arms.pool import MOST_SPARES_ON_CPU, ArmPool
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.room import step_bytes
-from pytest_fp8.options import Settings
-from pytest_fp8.session import Session
 
 GIB = 2**30
+RECIPES = ("tensorwise", "rowwise")
 
 
 @pytest.fixture
@@ -183,7 +180,7 @@ def test_a_process_that_waits_with_its_library_imported_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     one.start(ahead(pool, [two]))
-    waiting = {process.pid for _, process in pool._spares}
+    waiting = {process.pid for process in pool._spares.values()}
     assert waiting
     assert waiting < pool.pids
     pool.close()
@@ -258,54 +255,21 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
     pool.close()
 
 
-def test_a_process_waits_for_each_arm_that_is_expected_and_no_more(world):
-    pool = ArmPool(None)
-    pool.expect(["torchao"], most=3)
-    for _ in range(2):
-        pool.expect(["torchao", "torchao", "bf16", "torchao"], most=3)
-    assert [backend for backend, _ in pool._spares] == ["torchao", "torchao", "bf16"]
-    waiting = [process for _, process in pool._spares]
-    PairArms(EMULATED, pool, None).start()
-    assert {process.pid for process in pool._processes.values()} == {waiting[0].pid, waiting[2].pid}
-    pool.close()
-    assert not any(process.alive for process in waiting), "the one that was never wanted too"
-
-
 def test_a_process_that_ended_while_it_waited_is_passed_over(world):
-    pool = ArmPool(None)
-    pool.expect(["torchao", "torchao"], most=2)
-    pool._spares[0][1].alive = False
-    second = pool._spares[1][1]
-    PairArms(EMULATED, pool, None).start()
-    assert second in pool._processes.values()
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    one.start(ahead(pool, [two]))
+    [spare] = [pool._spares["torchao"]]
+    spare.alive = False
+    two.start()
+    assert spare not in pool._processes.values()
+    assert all(process.alive for process in pool._processes.values())
     pool.close()
 
 
-def session_of(*cases, is_worker=False):
-    session = Session(Settings(), Path(), is_worker=is_worker)
-    session.upcoming = list(cases)
-    return session
-
-
-def test_libraries_are_imported_ahead_for_the_emulated_cases_that_follow(monkeypatch):
-    install(monkeypatch, None)
-    same = Case("tiny", "torchao", "rowwise", emulated=True)
-    on_gpu = Case("1b", "transformer_engine", "delayed")
-    other = Case("micro", "trainer_torchao", "tensorwise", emulated=True)
-    session = session_of(EMULATED, same, on_gpu, other)
-    session.pair(EMULATED, None, "a test")
-    waiting = [backend for backend, _ in session.pool()._spares]
-    assert waiting == ["torchao", "trainer_torchao", "bf16"], "the first two cases share their reference"
-    assert len(waiting) <= MOST_SPARES_ON_CPU
-    session.pair(other, None, "a test")
-    assert [backend for backend, _ in session.pool()._spares] == ["torchao"], "two were taken, none is to come"
-    session.close()
-
-
-@pytest.mark.parametrize(("gpu", "is_worker"), [(H200, False), (None, True)])
-def test_nothing_is_imported_ahead_beside_a_gpu_or_for_another_worker(monkeypatch, gpu, is_worker):
-    install(monkeypatch, gpu)
-    session = session_of(EMULATED, Case("tiny", "torchao", "rowwise", emulated=True), is_worker=is_worker)
-    session.pair(EMULATED, None, "a test")
-    assert session.pool()._spares == []
-    session.close()
+def test_no_process_waits_for_a_case_on_the_cpu(world):
+    pool = ArmPool(None)
+    pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
+    pair.start(ahead(pool, [later]))
+    assert not pool._spares
+    pool.close()

@@ -7,7 +7,6 @@ import contextlib
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +22,10 @@ from pytest_fp8.zoo.shapes import SHAPES
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
+    from pytest_fp8.arms.forked import Template
 
 MOST_SPARES = 2
 """One for BF16 and one for FP8, which is what a fresh pair takes; each holds its imported libraries while it waits."""
-MOST_SPARES_ON_CPU = 4
-"""Two pairs' worth: cases that leave a core idle and cases that are little but imports come in runs."""
 
 
 @dataclass
@@ -86,15 +84,18 @@ class Arm:
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None) -> None:
+    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None, template: Template | None = None) -> None:
+        """``template``: what CPU arms are forked from. A session with a GPU has none: no process that has used CUDA can
+        be forked, and beside a GPU nothing is to be gained."""
         self.gpu = gpu
+        self.template = template
         self.seconds: dict[str, float] = {}
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._log_folder = log_folder
         self._processes: dict[str, ArmProcess] = {}
-        self._spares: list[tuple[str, ArmProcess]] = []
-        """Processes started before they are wanted, each with the backend whose library it has imported."""
+        self._spares: dict[str, ArmProcess] = {}
+        """Processes started before they are wanted, by the backend whose library they have imported."""
         self._soon: list[Arm] = []
         self._turns: set[str] = set()
         self._refused: set[str] = set()
@@ -105,7 +106,7 @@ class ArmPool:
     @property
     def pids(self) -> set[int]:
         """Of all processes that are ours, those included that wait for their turn with a library already imported."""
-        return {process.pid for process in [*self._processes.values(), *(spare for _, spare in self._spares)]}
+        return {process.pid for process in [*self._processes.values(), *self._spares.values()]}
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
@@ -192,7 +193,7 @@ class ArmPool:
 
     def close(self) -> None:
         self.close_all()
-        for _, spare in self._spares:
+        for spare in self._spares.values():
             spare.close()
         self._spares.clear()
         for folder in self._folders.values():
@@ -222,11 +223,10 @@ class ArmPool:
                     process = self._start(arm)
                     started.append((arm, process))
                     process.start_build(arm.spec)
-                here = [arm for arm in self._soon if arm.spec.device == "cuda" and arm.environment is None]
-                self.expect(dict.fromkeys(arm.spec.case.backend for arm in here))
+                self._expect(self._soon)
                 for arm, process in started:
                     try:
-                        self._facts[arm.key] = process.receive(BUILD_SECONDS)
+                        self._facts[arm.key] = {**process.receive(BUILD_SECONDS), "not forked": process.not_forked}
                         self._processes[arm.key] = process
                     except ArmError:
                         if arm.key not in optional:
@@ -237,28 +237,24 @@ class ArmPool:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def expect(self, backends: Iterable[str], most: int = MOST_SPARES) -> None:
-        """Start processes for the backends of arms that will be built next, the next one first and each as often as it
-        is named, so that their imports take no turn. No more than ``most`` wait at a time."""
-        waiting = Counter(backend for backend, _ in self._spares)
-        for backend in backends:
-            if len(self._spares) >= most:
-                return
-            if waiting[backend]:
-                waiting[backend] -= 1
-            else:
-                self._spares.append((backend, ArmProcess(backend, self._log_folder)))
+    def _expect(self, arms: Iterable[Arm]) -> None:
+        """Start processes for the backends of arms that may be built next, so that their imports take no turn."""
+        for arm in arms:
+            backend = arm.spec.case.backend
+            elsewhere = arm.spec.device != "cuda" or arm.environment is not None
+            if not elsewhere and backend not in self._spares and len(self._spares) < MOST_SPARES:
+                self._spares[backend] = ArmProcess(backend, self._log_folder)
 
     def _start(self, arm: Arm) -> ArmProcess:
         backend = arm.spec.case.backend
         if arm.environment is not None:
             return ArmProcess(backend, self._log_folder, arm.environment)
-        for spare in [spare for spare in self._spares if spare[0] == backend]:
-            self._spares.remove(spare)
-            if spare[1].alive:
-                return spare[1]
-            spare[1].close()
-        return ArmProcess(backend, self._log_folder)
+        spare = self._spares.pop(backend, None)
+        if spare is not None:
+            if spare.alive:
+                return spare
+            spare.close()
+        return ArmProcess(backend, self._log_folder, template=self.template if arm.spec.device == "cpu" else None)
 
     def _room_beside(self, building: list[Arm]) -> int:
         """How many further arms of the same model can warm up at the same time as these, beside those that are already

@@ -22,43 +22,62 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.variables import arm_environment, other_environment
 from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
+    from pytest_fp8.arms.forked import ForkedProcess, Template
 
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
-FEW_CORES = 4
-"""With more, two arms and their neighbours have cores enough to spin on."""
 LOG_LINES = 25
+
+
+class FreshProcess(subprocess.Popen[bytes]):
+    """An arm in an interpreter of its own, a child of this process."""
+
+    def reap(self) -> None:
+        """Wait for the end, as :meth:`ForkedProcess.reap` does."""
+        self.wait()
 
 
 class ArmProcess:
     """One worker process. Started with its backend's library alone; :meth:`build` tells it which arm to be."""
 
     def __init__(
-        self, backend: str = "bf16", log_folder: Path | None = None, environment: ArmEnvironment | None = None
+        self,
+        backend: str = "bf16",
+        log_folder: Path | None = None,
+        environment: ArmEnvironment | None = None,
+        template: Template | None = None,
     ) -> None:
-        """``environment``: another interpreter or another checkout; without it the arm runs as this process does."""
+        """``environment``: another interpreter or another checkout; without it the arm runs as this process does.
+        ``template``: what it is forked from where that comes to the same; never for an arm on a GPU."""
         requests_read, self._requests = os.pipe()
         self._answers, answers_write = os.pipe()
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
-        descriptors = [str(requests_read), str(answers_write)]
-        python = environment.python if environment is not None else sys.executable
         self._held = contextlib.ExitStack()
-        command = [python, "-m", "pytest_fp8.arms.worker", *descriptors, str(os.getpid()), backend]
+        self.not_forked = ""
+        """Why there is an interpreter of its own although there is a template."""
         try:
-            self._process = subprocess.Popen(
-                command,
+            places = self._places(backend)
+            variables = {**self._variables(environment), **places}
+            # What patches other libraries patches none that somebody else has imported.
+            alike = environment is None and not places
+            forked = self._fork(template, backend, variables, requests_read, answers_write, handle) if alike else None
+            python = environment.python if environment is not None else sys.executable
+            words = (requests_read, answers_write, os.getpid(), backend)
+            self._process: ForkedProcess | FreshProcess = forked or FreshProcess(
+                [python, "-m", "pytest_fp8.arms.worker", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=subprocess.STDOUT,
                 pass_fds=(requests_read, answers_write),
                 start_new_session=True,
-                env={**self._variables(environment), **self._places(backend)},
+                env=variables,
             )
         finally:
             for descriptor in (requests_read, answers_write, handle):
@@ -68,6 +87,19 @@ class ArmProcess:
         self._asked, self._answer_due = "", False
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._requests, self._answers, self.log)
+
+    def _fork(
+        self, template: Template | None, backend: str, variables: dict[str, str], requests: int, answers: int, log: int
+    ) -> ForkedProcess | None:
+        if template is None:
+            return None
+        from pytest_fp8.arms.forked import CannotFork
+
+        try:
+            return template.fork(backend, variables, requests, answers, log)
+        except CannotFork as reason:
+            self.not_forked = str(reason)
+            return None
 
     def _places(self, backend: str) -> dict[str, str]:
         """A library that patches others also leaves files about (Unsloth: quantized copies, generated code in the
@@ -218,51 +250,13 @@ class ArmProcess:
         ) from error
 
 
-def arm_environment() -> dict[str, str]:
-    """This process's environment, with the one addition that keeps two cuDNN libraries out of one arm.
-
-    Transformer Engine looks for a system cuDNN before the one torch came with. Where both exist, torch finds itself
-    with a version it was not built for and picks another attention kernel without a word, or loading fails.
-    ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own, in every arm: torch works with no other.
-    """
-    import importlib.util
-
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    if len(os.sched_getaffinity(0)) <= FEW_CORES:
-        # Threads that wait for each other by spinning take the cores from those they wait for, once anything else
-        # runs beside them: 1.3 s became 41 s on two busy cores.
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
-    spec = None
-    with contextlib.suppress(ModuleNotFoundError, ValueError):
-        spec = importlib.util.find_spec("nvidia.cudnn")
-    if spec is not None and spec.submodule_search_locations:
-        _point_at_cudnn(environment, next(iter(spec.submodule_search_locations)))
-    return environment
-
-
-def other_environment(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
-    """The same for an arm of another interpreter or checkout: its own cuDNN, its own import path."""
-    environment = {**os.environ, **chosen.variables(instrument)}
-    if chosen.cudnn:
-        _point_at_cudnn(environment, chosen.cudnn)
-    return environment
-
-
-def _point_at_cudnn(environment: dict[str, str], home: str) -> None:
-    environment["CUDNN_HOME"] = home
-    # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
-    paths = [str(Path(home) / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-
-
 def _signal_name(number: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
-def _end(process: subprocess.Popen[bytes], requests: int, answers: int, log: Path) -> None:
+def _end(process: ForkedProcess | FreshProcess, requests: int, answers: int, log: Path) -> None:
     # Closing the request pipe is the polite word; the group is killed either way, compile workers included.
     for descriptor in (requests, answers):
         with contextlib.suppress(OSError):
@@ -271,6 +265,6 @@ def _end(process: subprocess.Popen[bytes], requests: int, answers: int, log: Pat
         process.wait(timeout=0.2)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.reap()
     with contextlib.suppress(OSError):
         log.unlink()

@@ -23,9 +23,14 @@ from pytest_fp8.descriptors import write_all
 
 def main(arguments: list[str]) -> int:
     requests, answers, parent = (int(value) for value in arguments[:3])
-    _die_with(parent)
+    die_with(parent)
+    return serve(requests, answers, arguments[3])
+
+
+def serve(requests: int, answers: int, backend: str) -> int:
+    """Answer until no more requests can come."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _import_ahead(arguments[3])
+    _import_ahead(backend)
     server = None
     for request in _lines(requests):
         try:
@@ -59,13 +64,14 @@ def _import_ahead(name: str) -> None:
     # takes half a second of five.
     gc.disable()
     try:
-        _import_libraries(name)
+        import_libraries(name)
     finally:
         gc.freeze()
         gc.enable()
 
 
-def _import_libraries(name: str) -> None:
+def import_libraries(name: str) -> None:
+    """Import what an arm of this backend needs; a library of its own that is not there is passed over."""
     import torch  # noqa: F401
 
     from pytest_fp8.backends import backend
@@ -107,7 +113,7 @@ def _describe(error: Exception) -> dict[str, Any]:
     return described
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the parent goes, so that not even ``kill -9`` of pytest leaves an arm."""
     set_parent_death_signal = 1
     with contextlib.suppress(OSError, AttributeError):

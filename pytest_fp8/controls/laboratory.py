@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
@@ -59,8 +60,8 @@ class Bench(ArmPool):
     """Two processes for many small arms, one for references and one for FP8 arms: an arm that is asked is built anew
     where its process holds another. Starting a process costs more than all that is asked of an arm."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    def __init__(self, template: Template | None = None) -> None:
+        super().__init__(None, template=template)
         self._held: dict[str, tuple[str, ArmProcess]] = {}
 
     def live(self, arm: Arm) -> ArmProcess:
@@ -86,7 +87,7 @@ class Bench(ArmPool):
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
             _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else ArmProcess()
+            process = process if process is not None and process.alive else ArmProcess(template=self.template)
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
@@ -106,7 +107,7 @@ def _side(arm: Arm) -> str:
 
 class Laboratory:
     """Where controls are run. ``gpu_pool`` gives the pool for arms on a GPU: the session's own, whose arms are no
-    strangers to each other."""
+    strangers to each other. Where it has no GPU, all others are forked from its template."""
 
     def __init__(self, settings: Settings, gpu_pool: Callable[[], ArmPool], gpu: str = "none") -> None:
         self._settings = replace(settings, update=False, report_dir=None, strict=False)
@@ -165,7 +166,7 @@ class Laboratory:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._bench = self._bench or Bench()
+        self._bench = self._bench or Bench(self._gpu_pool().template)
         return self._bench
 
 
