@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,9 @@ def test_a_forked_arm_that_hangs_is_stopped_and_says_where_it_was(shared, arms):
     assert state(arm.pid) == ""
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile on a CPU needs a compiler"
+)
 def test_a_forked_arm_can_compile(shared, arms):
     def compiled():
         import torch
