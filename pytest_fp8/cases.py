@@ -122,7 +122,9 @@ class Case:
                 f"{self.backend!r} trains LoRA adapters alone",
                 expected="lora= a rank from 1",
                 seen="lora=0, which trains all weights",
-                cause="Unsloth itself: `load_in_fp8` is not compatible with full finetuning",
+                cause="Unsloth itself: `load_in_fp8` is not compatible with full finetuning"
+                if self.backend == "unsloth"
+                else "all that these arms draw, train and save are Unsloth's adapters",
                 next_step="lora=16, or backend='torchao' to train all weights in FP8",
             )
         if self.model == OWN or self.activation_checkpointing or not self.compile:

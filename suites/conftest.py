@@ -33,6 +33,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(group_of(case))
 
 
+@pytest.fixture
+def healthy_alone(request):
+    """Skips in an update of baselines, to which a case that is known to fail has nothing to say."""
+    from pytest_fp8.plugin import SESSION
+
+    if request.config.stash[SESSION].settings.update:
+        pytest.skip("an update of baselines measures healthy arms alone")
+
+
 @pytest.fixture(scope="session")
 def with_accelerate():
     """Skips where Accelerate or torchao is not installed, which are not imported here: that is the arms' business."""

@@ -52,8 +52,8 @@ NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
 
 GROUPS = {
     "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
-    "accelerate": "through Accelerate and the Trainer",
-    "unsloth": "Unsloth's load_in_fp8",
+    "hugging_face": "through Accelerate and the Trainer",
+    "unsloth": "Unsloth's load_in_fp8, and Accelerate on its model",
     "lora": "adapters on a base in FP8",
     "dense": "182M to 3B, and Transformer Engine's joined layers",
     "variants": "1B with other options, recomputation, or no torch.compile",
@@ -72,10 +72,10 @@ def group_of(case: Case) -> str:
         return "core"
     if case.backend.startswith("unsloth"):
         return "unsloth"
+    if case.backend.startswith(("accelerate_", "trainer_")):
+        return "hugging_face"
     if case.lora:
         return "lora"
-    if case.backend.startswith(("accelerate_", "trainer_")):
-        return "accelerate"
     if case.backend == "te_fused" or case.model not in ("tiny", "1b", "8b"):
         return "dense"
     return "variants"

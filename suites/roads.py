@@ -31,7 +31,7 @@ ACCELERATE = [
     Case("1b", "accelerate_te", "delayed", MOST, questions=UNTIED),
     Case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=UNTIED, slower_because=EAGER),
     Case("1b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
-    Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED, tolerance=0.04),
+    Case("1b", "trainer_te", "delayed", MOST, questions=UNTIED),
     Case("1b", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, **WEIGHTS_ALONE),
     Case("8b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
 ]
@@ -72,28 +72,32 @@ SLOWER = {
 }
 DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
 # Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told: two processes of 182M in
-# te.Linear could hold 9.4 %. Joined and with delayed scaling FP8 is level with BF16 there: 0.95x and 1.03x in two runs
-# on an H200.
-SCATTERED = {"182m": {"tolerance": 0.06}, "182m-te-delayed": {"tolerance": 0.1}, "182m-te-current": {"tolerance": 0.1}}
-LEVEL = {"182m-te.fused-delayed": {"floor": 0.9}}
+# te.Linear could hold 9.4 %, joined 5 %. Joined and with delayed scaling FP8 is about level with BF16 there, 0.95x and
+# 1.03x in two runs on an H200, and held to a floor of 0.9.
+JOINED: dict[str, Any] = {"tolerance": 0.06, "floor": 0.9}
+SCATTERED: dict[str, dict[str, Any]] = {
+    "182m-te-delayed": {"tolerance": 0.1},
+    "182m-te-current": {"tolerance": 0.1},
+    "182m-te.fused-delayed": JOINED,
+    "182m-te.fused-current": {"tolerance": 0.06},
+}
 DENSE = [
     replace(
         case,
         slower_because=SLOWER.get(case.id, ""),
-        **SCATTERED.get(case.id, SCATTERED.get(case.model, {})),
-        **LEVEL.get(case.id, {}),
+        **SCATTERED.get(case.id, {}),
     )
     for case in DENSE
 ]
 
 # What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
 # two Linears of a block's seven, at one rank, tell their fixed part from the frozen base. Transformer Engine's adapters
-# add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02 at rank 16, which gates at
-# 6 %; on q and v alone two processes could hold 7.3 %, at 8B 3.3 %.
+# add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02 at rank 16. Two
+# processes could hold 3.0 % to 4.1 %, on q and v alone 7.3 %, at 8B 3.3 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
-        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.06, **WEIGHTS_ALONE)
+        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.045, **WEIGHTS_ALONE)
         for rank in (8, 16, 32, 64)
     ),
     *(
@@ -104,7 +108,6 @@ LORA = [
     Case("8b", "transformer_engine", "current", lora=16, tolerance=0.04, **WEIGHTS_ALONE),
 ]
 
-JOINED = {**SCATTERED["182m"], **LEVEL["182m-te.fused-delayed"]}
 LAYERS_AND_LOSS: dict[str, Any] = {"questions": ("layers", "loss")}
 CLAIMED = [
     Case("1b", "transformer_engine", "delayed", {"amax_history_len": 32}, **LAYERS_AND_LOSS),
@@ -119,7 +122,7 @@ CLAIMED = [
         "torchao",
         "tensorwise",
         activation_checkpointing=True,
-        slower_because="launch-bound: a step of 72 ms in which the GPU works 60, 0.84x on an H200",
+        slower_because="768 to 1024 wide, and launch-bound: the GPU works 60 ms of a 72 ms step, 0.84x on an H200",
         tolerance=0.08,
         **WEIGHTS_ALONE,
     ),
@@ -146,8 +149,8 @@ LOOP = [
 ]
 VIT = [
     Case("own", "torchao", "tensorwise", name="vit", **OWN_EMULATED),
-    Case("own", "torchao", "tensorwise", name="vit", tolerance=0.03, **HORIZON),
-    Case("own", "transformer_engine", "current", name="vit", tolerance=0.03, **HORIZON),
+    Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
+    Case("own", "transformer_engine", "current", name="vit", **HORIZON),
 ]
 # Routed rows are other ones in each step, which is nothing to compile: not a case for speed.
 EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}

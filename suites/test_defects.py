@@ -89,6 +89,7 @@ WRAPPED = "enable_fsdp_float8_all_gather, on by default, wraps weights into para
 @pytest.mark.fp8(
     cases=[Case("micro", "trainer_torchao", "tensorwise", emulated=True), Case("tiny", "trainer_torchao", "tensorwise")]
 )
+@pytest.mark.usefixtures("healthy_alone")
 class TestTrainerWithTorchAO:
     @known("accelerate", WRAPPED, Known)
     def test_every_weight_is_trained(self, fp8_pair):
@@ -107,6 +108,7 @@ class TestTrainerWithTorchAO:
 
 @pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed"), Case("tiny", "trainer_te", "delayed")])
 @known("accelerate", "amax_compute_algo='most_recent' is dropped; max is in force", Known)
+@pytest.mark.usefixtures("healthy_alone")
 def test_the_recipe_asked_for_is_in_force(fp8_pair):
     judge(fp8_pair.layers(), "another recipe was in force")
 
@@ -118,11 +120,13 @@ def test_the_recipe_asked_for_is_in_force(fp8_pair):
     ]
 )
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
+@pytest.mark.usefixtures("healthy_alone")
 def test_adapters_stay_in_high_precision(fp8_pair):
     judge(fp8_pair.layers(), "was an adapter")
 
 
 @pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", roads.MOST)])
+@pytest.mark.usefixtures("healthy_alone")
 class TestTiedHead:
     @known("accelerate", "convert_model unties the head, which the optimizer does not get", Known)
     def test_the_head_is_trained(self, fp8_pair):

@@ -64,6 +64,15 @@ TWO_LIBRARIES = Case(
 """The other way to FP8 that Unsloth's users are told of. What becomes of its layers is in test_defects.py."""
 
 
-@pytest.mark.fp8(cases=[TWO_LIBRARIES], question="speedup")
-def test_accelerate_on_unsloth_is_faster(request, fp8_pair):
-    assert_faster(request, fp8_pair)
+@pytest.mark.fp8(cases=[TWO_LIBRARIES])
+@pytest.mark.usefixtures("healthy_alone")
+class TestAccelerateOnUnsloth:
+    """Of a case whose layers are not as they should be no baseline is kept."""
+
+    @pytest.mark.fp8(question="speedup")
+    def test_it_is_faster(self, request, fp8_pair):
+        assert_faster(request, fp8_pair)
+
+    @pytest.mark.fp8(question="memory")
+    def test_its_memory(self, fp8_pair):
+        fp8_pair.assert_memory()

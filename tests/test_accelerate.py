@@ -231,3 +231,38 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
         there.remove(missing)
         assert UnslothTransformerEngine().available() == (False, f"no {missing}")
         there.add(missing)
+
+
+def test_a_thawed_head_is_seen_under_its_own_name():
+    from pytest_fp8.arms.layout import trainable
+
+    model = blocks().requires_grad_(False)
+    assert trainable(model)["lm_head.weight"] is trainable(model)["embed.weight"] is False
+    model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
+    assert trainable(model)["lm_head.weight"] is True
+    assert trainable(model)["embed.weight"] is False
+
+
+def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_library():
+    names = {"q": (32, 32), "q.lora_A": (32, 16)}
+    evidence = layers_evidence(
+        originals=names, converted=["q"], left={"q.lora_A": "adapter: LoRA"}, live_fp8=list(names), thawed=["q.weight"]
+    )
+    decision = check_layers(DEFAULT, evidence)
+    assert "was an adapter" in decision.message
+    assert "take gradients: q.weight" in decision.message
+    assert "module_filter_fn" not in decision.message
+    assert "module_filter_fn" in check_layers(Case("1b", "torchao", "tensorwise"), evidence).message
+
+
+def test_an_update_asks_nothing_of_what_is_known_to_fail():
+    """`-m hugging_face` with an update must not refuse 1b-accelerate.te for the known defect of its head."""
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse((Path(__file__).parent.parent / "suites" / "test_defects.py").read_text())
+    for node in tree.body:
+        functions = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+        pairs = [f for f in functions if isinstance(f, ast.FunctionDef) and "fp8_pair" in {a.arg for a in f.args.args}]
+        if pairs and isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert any("healthy_alone" in ast.unparse(d) for d in node.decorator_list), node.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -374,3 +375,10 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
     result = pytester.runpytest("--fp8-gpu=h200", *strict)
     result.assert_outcomes(**outcome)
     result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])
+
+
+def test_what_an_h200_showed_is_not_asked_of_another_gpu(pytester, monkeypatch):
+    h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
+    install(monkeypatch, h100, speedup=1.2)
+    pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
+    pytester.runpytest("--fp8-gpu=h100").assert_outcomes(xpassed=1)

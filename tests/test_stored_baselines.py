@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8.gate.baseline import parse_baseline, read_baseline
+from pytest_fp8.gate.decide import holds
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "baselines").rglob("*.json"))
@@ -53,3 +54,14 @@ def test_a_stored_baseline_says_where_it_came_from_and_not_from_whom(path):
     assert provenance["gpu"]["name"] == "NVIDIA H200"
     assert set(provenance) == {"date", "commit", "dirty", "gpu", "libraries", "reason"}
     assert "/" not in json.dumps(provenance["libraries"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_case_gates_at_what_its_baseline_can_hold_and_not_far_above(path, cases):
+    """A tolerance above the usual one is for what scatters, and no wider than that asks for."""
+    case, speed = cases[path.stem], json.loads(path.read_text())["metrics"].get("speedup")
+    if speed is None:
+        pytest.skip("its speed is not asked")
+    could_hold = holds(speed["values"])
+    assert could_hold <= case.tolerance
+    assert case.tolerance <= max(0.02, 1.6 * could_hold)

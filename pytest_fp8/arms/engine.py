@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.arms import memory
-from pytest_fp8.arms.layout import Joined, split, trained
+from pytest_fp8.arms.layout import Joined, split, trainable, trained
 from pytest_fp8.arms.loop import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.arms.material import Material
 from pytest_fp8.arms.phases import Seen
@@ -64,10 +64,11 @@ class Engine:
             mark_left(self.model, own.leave if own is not None else ())
             self.compiled = self.case.compile and self.hooks.compiles
             self._prepared: Prepared | None = None
-            frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+            frozen = {name for name, trained in trainable(self.model).items() if not trained}
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
-            live = self.model.named_parameters()
-            self.conversion.thawed = [name for name, parameter in live if parameter.requires_grad and name in frozen]
+            self.conversion.thawed = [
+                name for name, trained in trainable(self.model).items() if trained and name in frozen
+            ]
             self.switches["accelerate"] = accelerate_precision()
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:

@@ -31,6 +31,11 @@ def _parts(name: str, joined: Joined) -> Sequence[tuple[str, slice | None]]:
     return joined.get(name, ((name, None),))
 
 
+def trainable(model: torch.nn.Module) -> dict[str, bool]:
+    """Whether each parameter takes gradients, under each of its names where it has several."""
+    return {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
 def trained(model: torch.nn.Module, optimizer: Any, joined: Joined) -> list[str]:
     """Plain names of the parameters that the optimizer steps, second names of tied ones included."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -34,10 +34,11 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
         return fail(
             "a layer that was to stay in high precision is an FP8 layer",
             expected=f"{name} left alone ({evidence.left[name]})",
-            seen=f"FP8: {some(live & left)}",
+            seen=f"FP8: {some(live & left)}"
+            + (f"; and frozen weights that take gradients: {some(evidence.thawed)}" if evidence.thawed else ""),
             cause="the filter did not reach the converter: what it names "
             + ("was an adapter" if evidence.left[name].startswith("adapter") else "was converted with the rest"),
-            next_step="pass the filter as module_filter_fn",
+            next_step=_how_to_filter(case),
         )
     if evidence.thawed:
         return fail(
@@ -58,6 +59,13 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
             next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
         )
     return None
+
+
+def _how_to_filter(case: Case) -> str:
+    """torchao takes a filter; Accelerate's conversion to Transformer Engine takes none."""
+    if LIBRARIES.get(case.backend, case.backend) == "torchao":
+        return "pass the filter as module_filter_fn"
+    return "convert before adapters are added, or replace the layers yourself: Workload(convert=...)"
 
 
 def _why_not_live(evidence: LayersEvidence, lost: set[str]) -> str:
@@ -133,7 +141,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
 
 def _by_accelerate(case: Case, wrong: Mapping[str, Any]) -> str:
     """Accelerate hands on what differs from its own defaults, which are not Transformer Engine's."""
-    road = case.backend.startswith(("accelerate_", "trainer_"))
+    road = case.backend.startswith(("accelerate_", "trainer_", "unsloth_te"))
     defaults = recipe_facts(case.backend, case.recipe).options
     if not road or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
         return ""

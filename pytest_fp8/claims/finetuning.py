@@ -22,7 +22,12 @@ UNSLOTH_1B = Case("1b", "unsloth", "rowwise", lora=16)
 ATTENTION_1B = replace(UNSLOTH_1B, lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 QUERY_VALUE_8B = Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"))
 LORA_1B = (
-    Near(replace(DELAYED_1B, lora=16), "Transformer Engine without the framework's own kernels or Accelerate"),
+    # suites/test_unsloth.py asks it; a case whose adapters are FP8 layers has no baseline to be held against.
+    Near(
+        replace(DELAYED_1B, lora=16),
+        "Transformer Engine without the framework's own kernels or Accelerate; with both, on attention alone, a run on an "
+        "H200 gave 0.52x the speed and 1.96x the memory",
+    ),
     Near(replace(TENSORWISE_1B, lora=16), "torchao instead of Transformer Engine through Accelerate"),
 )
 TORCHAO_INSTEAD = "torchao instead of Transformer Engine through Accelerate"
