@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 from pytest_fp8.errors import refuse
@@ -97,6 +98,26 @@ def is_kind(gpu: Gpu, name: str) -> bool:
     if gpu.chip == "" or gpu.capability[0] not in kind.majors:
         return False
     return kind.pattern == "." or gpu.key == name
+
+
+def visible() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` would have to name to choose one of the GPUs that CUDA programs started from here
+    would see, in their order; empty where there are none, or NVML is not to be had."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        # CUDA reads it up to the first that is none.
+        return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(","))))
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        # Not by index: CUDA counts the fastest first, NVML by their place on the bus.
+        return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except ImportError:
+        return []
+    except pynvml.NVMLError:
+        return []
 
 
 @lru_cache(maxsize=1)

@@ -33,8 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    worker = getattr(config, "workerinput", None)
     try:
-        session = Session(read_settings(config), config.rootpath, is_worker=hasattr(config, "workerinput"))
+        settings = read_settings(config)
+        workers = config.getoption("numprocesses", None)
+        if worker is not None or workers:
+            from pytest_fp8.workers import require_enough, take_one
+
+            take_one(worker) if worker is not None else require_enough(settings, workers)
+        session = Session(settings, config.rootpath, is_worker=worker is not None)
         session.start()
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None
@@ -165,6 +172,16 @@ def pytest_testnodedown(node: Any) -> None:
     learned = getattr(node, "workeroutput", {}).get("fp8_ledger")
     if learned is not None:
         node.config.stash[SESSION].ledger.merge(learned)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist, as ``-n`` alone leaves it: on a declared GPU the tests of a case stay together."""
+    if not config.stash[SESSION].settings.declared or config.getoption("dist") != "load":
+        return None
+    from pytest_fp8.workers import by_case
+
+    return by_case(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,0 +1,52 @@
+"""pytest-xdist on a host with several GPUs: each worker gets one of them, and each case one worker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8 import gpu as gpus
+from pytest_fp8.errors import refuse
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_fp8.options import Settings
+
+
+def take_one(worker: dict[str, Any]) -> None:
+    """In a worker: leave it one GPU, the one whose turn it is by the worker's number. Its arms inherit that."""
+    visible = gpus.visible()
+    if len(visible) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(worker["workerid"].removeprefix("gw")) % len(visible)]
+        gpus.detect.cache_clear()
+
+
+def require_enough(settings: Settings, workers: int) -> None:
+    """In the controller: raises :class:`SettingsError` where workers of a gate would share a GPU. Nothing timed there
+    could be a result."""
+    count = len(gpus.visible()) if settings.declared and workers > 1 else 0
+    if count and workers > count:
+        refuse(
+            f"-n {workers} on {count} GPU(s): each would be timed while another worker uses it",
+            expected="a GPU for each worker",
+            seen=f"{workers} workers",
+            next_step=f"-n {count}" if count > 1 else "leave -n out",
+        )
+
+
+def by_case(config: pytest.Config, log: Any) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which has its arms, in the order they
+    were collected in: a worker's cases follow each other by reference.
+
+    A case is what the brackets at the end of a test's id hold. xdist's own ``loadgroup`` would do the same, and does
+    nothing under pytest 9.2 (xdist 3.8).
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCase(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.rpartition("[")[2] if nodeid.endswith("]") else nodeid
+
+    config.option.loadscopereorder = False
+    return ByCase(config, log)

@@ -1,0 +1,121 @@
+"""pytest-xdist on a host with several GPUs: one GPU for each worker, one worker for each case."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_fp8 import gpu as gpus
+
+pytest.importorskip("xdist")
+
+# A driver that every process of the inner session believes in: H200s, as many as FAKE_GPUS says.
+DRIVER = """
+    import os, sys, types
+
+    class NVMLError(Exception): ...
+
+    def handle_by_uuid(uuid):
+        return int(uuid.rpartition("-")[2])
+
+    pynvml = types.ModuleType("pynvml")
+    pynvml.NVMLError = NVMLError
+    pynvml.nvmlInit = lambda: None
+    pynvml.nvmlDeviceGetCount = lambda: int(os.environ["FAKE_GPUS"])
+    pynvml.nvmlDeviceGetHandleByIndex = lambda index: index
+    pynvml.nvmlDeviceGetHandleByUUID = handle_by_uuid
+    pynvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
+    pynvml.nvmlDeviceGetIndex = lambda handle: handle
+    pynvml.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
+    pynvml.nvmlDeviceGetCudaComputeCapability = lambda handle: (9, 0)
+    pynvml.nvmlDeviceGetPowerManagementLimit = lambda handle: 700_000
+    pynvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=140 * 2**30)
+    pynvml.nvmlSystemGetDriverVersion = lambda: "580.159.04"
+    sys.modules["pynvml"] = pynvml
+    import pytest_fp8.backends.base as base
+    base.Backend.available = lambda self: (True, "")
+"""
+SUITE = """
+    import json, os
+    from pathlib import Path
+    import pytest
+    from pytest_fp8 import Case
+    from pytest_fp8.gpu import detect
+
+    CASES = [Case("tiny", "torchao", r) for r in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    CASES += [Case("tiny", "transformer_engine", r) for r in ("delayed", "current", "block")]
+
+    def note(what, case):
+        seen = {"case": case.id, "worker": os.environ["PYTEST_XDIST_WORKER"], "gpu": detect()[0].index,
+                "arms see": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        Path(f"{what}-{case.id}.json").write_text(json.dumps(seen))
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_case):
+        note("layers", fp8_case)
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_case):
+        note("loss", fp8_case)
+"""
+
+
+@pytest.fixture
+def host(pytester, monkeypatch):
+    """A pytester session on a host with that many GPUs, in a process of its own."""
+    pytester.makeconftest(DRIVER)
+    pytester.makepyfile(SUITE)
+
+    def run(gpus, *options, visible=None):
+        monkeypatch.setenv("FAKE_GPUS", str(gpus))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        return result, [json.loads(path.read_text()) for path in sorted(pytester.path.glob("*-*.json"))]
+
+    return run
+
+
+def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
+    result, seen = host(2, "-n2", "--fp8-gpu=h200")
+    result.assert_outcomes(passed=12)
+    assert len(seen) == 12
+    assert {(note["worker"], note["gpu"], note["arms see"]) for note in seen} == {
+        ("gw0", 0, "GPU-0"),
+        ("gw1", 1, "GPU-1"),
+    }
+    of_case = {note["case"]: set() for note in seen}
+    for note in seen:
+        of_case[note["case"]].add(note["worker"])
+    assert len(of_case) == 6
+    assert all(len(workers) == 1 for workers in of_case.values())
+
+
+def test_the_users_own_choice_of_gpus_is_shared_out(host):
+    _, seen = host(4, "-n2", "--fp8-gpu=h200", visible="3,1")
+    assert {(note["worker"], note["gpu"], note["arms see"]) for note in seen} == {("gw0", 3, "3"), ("gw1", 1, "1")}
+
+
+@pytest.mark.parametrize(("gpus", "workers", "says"), [(2, 3, "*next:*-n 2*"), (1, 2, "*leave -n out*")])
+def test_a_gate_whose_workers_would_share_a_gpu_does_not_start(host, gpus, workers, says):
+    result, seen = host(gpus, f"-n{workers}", "--fp8-gpu=h200")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*-n {workers} on {gpus} GPU(s)*", says])
+    assert seen == []
+
+
+def test_without_a_declared_gpu_nothing_is_refused(host):
+    """Others' tests run beside; what is timed on a shared GPU is INVALID by itself."""
+    result, seen = host(1, "-n2")
+    result.assert_outcomes(passed=12)
+    assert {note["arms see"] for note in seen} == {None}
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"), [("0,2", ["0", "2"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("1,-1,2", ["1"]), ("", [])]
+)
+def test_what_cuda_would_see(monkeypatch, named, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpus.visible() == seen
