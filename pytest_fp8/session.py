@@ -271,7 +271,9 @@ class Session:
             self.problems.append(error.message)
 
     def _soon(self, case: Case) -> list[Case]:
-        """Cases still to come that share this one's reference."""
+        """Cases still to come that share this one's reference; under xdist none, for another worker may run them."""
+        if self.is_worker:
+            return []
         reference = case.reference()
         position = next((index for index, c in enumerate(self.upcoming) if c == case), len(self.upcoming))
         return [c for c in self.upcoming[position + 1 :] if c.reference() == reference and c.needs_gpu]

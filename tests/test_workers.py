@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.options import Settings
+from pytest_fp8.session import Session
 
 pytest.importorskip("xdist")
 
@@ -119,3 +123,11 @@ def test_without_a_declared_gpu_nothing_is_refused(host):
 def test_what_cuda_would_see(monkeypatch, named, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert gpus.visible() == seen
+
+
+@pytest.mark.parametrize(("worker", "ahead"), [(False, ["rowwise", "rowwise_with_gw_hp"]), (True, [])])
+def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
+    cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    session = Session(Settings(), Path(), is_worker=worker)
+    session.upcoming = cases
+    assert [case.recipe for case in session._soon(cases[0])] == ahead
