@@ -103,10 +103,9 @@ def is_kind(gpu: Gpu, name: str) -> bool:
 def visible() -> list[str]:
     """What ``CUDA_VISIBLE_DEVICES`` would have to name to choose one of the GPUs that CUDA programs started from here
     would see, in their order; empty where there are none, or NVML is not to be had."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = _named()
     if named is not None:
-        # CUDA reads it up to the first that is none.
-        return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(","))))
+        return named
     try:
         import pynvml
 
@@ -120,15 +119,24 @@ def visible() -> list[str]:
         return []
 
 
+def _named() -> list[str] | None:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, by index or UUID; ``None`` where it is not set."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    # CUDA reads it up to the first that is none.
+    return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in text.split(","))))
+
+
 @lru_cache(maxsize=1)
 def detect() -> tuple[Gpu | None, str]:
     """The first GPU that CUDA programs started from here would see, or ``None`` and the reason there is none.
 
     ``CUDA_VISIBLE_DEVICES`` is respected, as an index or a UUID.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return None, f"no GPU: CUDA_VISIBLE_DEVICES={visible!r} hides them all"
+    named = _named()
+    if named == []:
+        return None, f"no GPU: CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides them all"
     try:
         import pynvml
     except ImportError:
@@ -138,7 +146,7 @@ def detect() -> tuple[Gpu | None, str]:
     except pynvml.NVMLError as error:
         return None, f"no NVIDIA GPU ({error})"
     try:
-        first = (visible or "0").split(",")[0].strip()
+        first = named[0] if named else "0"
         if first.isdigit():
             handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
         else:

@@ -36,11 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     try:
         settings = read_settings(config)
-        workers = config.getoption("numprocesses", None)
-        if worker is not None or workers:
-            from pytest_fp8.workers import require_enough, take_one
+        if worker is not None:
+            from pytest_fp8.workers import take_one
 
-            take_one(worker) if worker is not None else require_enough(settings, workers)
+            take_one(worker)
+        elif workers := config.getoption("numprocesses", None):
+            from pytest_fp8.workers import require_enough
+
+            require_enough(settings, workers)
         session = Session(settings, config.rootpath, is_worker=worker is not None)
         session.start()
     except Fp8Error as error:

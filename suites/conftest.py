@@ -29,8 +29,9 @@ def pytest_collection_modifyitems(items):
     """Before ``-m`` is applied."""
     for item in items:
         case = case_of(item) if item.path.parent == Path(__file__).parent else None
-        if case is not None and group_of(case):
-            item.add_marker(group_of(case))
+        group = group_of(case) if case is not None else ""
+        if group:
+            item.add_marker(group)
 
 
 @pytest.fixture

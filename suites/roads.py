@@ -72,8 +72,8 @@ SLOWER = {
 }
 DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
 # Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told: two processes of 182M in
-# te.Linear could hold 9.4 %, joined 5 %. Joined and with delayed scaling FP8 is about level with BF16 there, 0.95x and
-# 1.03x in two runs on an H200, and held to a floor of 0.9.
+# te.Linear could hold 9.4 %, joined 5.5 %. Joined and with delayed scaling FP8 is about level with BF16 there, 0.95x
+# and 1.03x in two runs on an H200, and held to a floor of 0.9.
 JOINED: dict[str, Any] = {"tolerance": 0.06, "floor": 0.9}
 SCATTERED: dict[str, dict[str, Any]] = {
     "182m-te-delayed": {"tolerance": 0.1},

@@ -33,8 +33,6 @@ def require(request, control):
     from pytest_fp8.markers import why_not
     from pytest_fp8.plugin import SESSION
 
-    if request.config.stash[SESSION].settings.update:
-        pytest.skip("an update of baselines measures healthy arms alone")
     for package in control.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
@@ -50,6 +48,7 @@ def require(request, control):
     session.ledger.ran_on_gpu += 1
 
 
+@pytest.mark.usefixtures("healthy_alone")
 @pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: f"{control.number:02d}-{control.id}")
 def test_control(request, laboratory, control):
     require(request, control)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from fakes import H200, FakeProcess, install
+from test_arms import spec
 
-from pytest_fp8 import ArmError, Case, Workload
+from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
 from pytest_fp8.arms.forked import ForkedProcess, Template
 from pytest_fp8.arms.pair import PairArms, make_arm
@@ -29,27 +30,6 @@ from pytest_fp8.session import Session
 from pytest_fp8.workload import ship, unship
 
 EMULATED = Case("micro", "torchao", "tensorwise", emulated=True)
-OWN = Case("own", "torchao", "tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
-
-
-def make_model():
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
-
-
-def make_batch(step):
-    import torch
-
-    return torch.randn(16, 32)
-
-
-def square(model, batch):
-    return (model(batch) - batch).float().pow(2).mean()
-
-
-def spec(build=make_model):
-    return ArmSpec(OWN, "cpu", Workload(build=build, batch=make_batch, loss=square).ship("a test"), threads=1)
 
 
 def call(arm, function):
@@ -120,7 +100,7 @@ def killed(arm):
 
 
 def left(arm):
-    arm.build(spec(leave))
+    arm.build(spec(build=leave))
 
 
 def leave():
@@ -155,7 +135,7 @@ def test_the_last_words_of_a_forked_arm_are_shown_and_nobody_elses(shared, arms)
     assert {"through the shell", "and as an error", "through Python"} <= set(talker.tail().splitlines())
     assert "through" not in silent.tail()
     with pytest.raises(ArmError, match="exited with 3") as error:
-        arms(shared).build(spec(leave))
+        arms(shared).build(spec(build=leave))
     assert "the last words" in str(error.value)
     assert "through" not in str(error.value)
 
@@ -163,7 +143,7 @@ def test_the_last_words_of_a_forked_arm_are_shown_and_nobody_elses(shared, arms)
 def test_a_forked_arm_that_hangs_is_stopped_and_says_where_it_was(shared, arms):
     arm = arms(shared)
     with pytest.raises(ArmError, match="no answer to 'build' in 3 s") as error:
-        arm.build(spec(hang), timeout=3)
+        arm.build(spec(build=hang), timeout=3)
     assert error.value.kind == "hung"
     assert "in hang" in str(error.value)
     assert state(arm.pid) == ""

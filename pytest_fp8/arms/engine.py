@@ -64,11 +64,10 @@ class Engine:
             mark_left(self.model, own.leave if own is not None else ())
             self.compiled = self.case.compile and self.hooks.compiles
             self._prepared: Prepared | None = None
-            frozen = {name for name, trained in trainable(self.model).items() if not trained}
+            before = trainable(self.model)
             self.conversion: Conversion = self.hooks.convert(self, self._convert)
-            self.conversion.thawed = [
-                name for name, trained in trainable(self.model).items() if trained and name in frozen
-            ]
+            after = trainable(self.model)
+            self.conversion.thawed = [name for name in after if after[name] and not before.get(name, True)]
             self.switches["accelerate"] = accelerate_precision()
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:

@@ -38,7 +38,7 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
             + (f"; and frozen weights that take gradients: {some(evidence.thawed)}" if evidence.thawed else ""),
             cause="the filter did not reach the converter: what it names "
             + ("was an adapter" if evidence.left[name].startswith("adapter") else "was converted with the rest"),
-            next_step=_how_to_filter(case),
+            next_step=_how_to_filter(case, evidence.left[name]),
         )
     if evidence.thawed:
         return fail(
@@ -61,11 +61,12 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
     return None
 
 
-def _how_to_filter(case: Case) -> str:
+def _how_to_filter(case: Case, reason: str) -> str:
     """torchao takes a filter; Accelerate's conversion to Transformer Engine takes none."""
     if LIBRARIES.get(case.backend, case.backend) == "torchao":
         return "pass the filter as module_filter_fn"
-    return "convert before adapters are added, or replace the layers yourself: Workload(convert=...)"
+    first = "convert before adapters are added, or " if reason.startswith("adapter") else ""
+    return f"{first}replace the layers yourself: Workload(convert=...)"
 
 
 def _why_not_live(evidence: LayersEvidence, lost: set[str]) -> str:

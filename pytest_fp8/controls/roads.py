@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pytest_fp8.arms.hooks import Hooks
@@ -12,18 +12,23 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
 
 
+def renew_weights(engine: Engine, names: Iterable[str]) -> None:
+    """Put a new parameter of the same values in place of each of these layers' weights, as ``convert_model`` does."""
+    import torch
+
+    for name in names:
+        layer = engine.model.get_submodule(name)
+        assert isinstance(layer.weight, torch.nn.Parameter)
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+
+
 class OptimizerMadeBefore(Hooks):
     """The conversion puts new parameters in place of those that the optimizer was made with."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        import torch
-
         optimizer = engine.material.optimizer(engine.model)
         meant = convert()
-        for name in meant.converted:
-            layer = engine.model.get_submodule(name)
-            assert isinstance(layer.weight, torch.nn.Parameter)
-            layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        renew_weights(engine, meant.converted)
         assert engine._prepared is not None
         engine._prepared.optimizer = optimizer
         return meant
@@ -48,15 +53,11 @@ class TieBroken(Hooks):
     """The output projection gets a copy of the embedding that it was one with."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        import torch
-
         from pytest_fp8.backends.accelerate import broken
 
         tied = ties(engine.model)
         meant = convert()
-        head = engine.model.get_submodule("lm_head")
-        assert isinstance(head.weight, torch.nn.Parameter)
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        renew_weights(engine, ["lm_head"])
         meant.untied = broken(tied, engine.model)
         return meant
 
@@ -65,11 +66,6 @@ class BaseThawed(Hooks):
     """The converted layers get new parameters, which take gradients, whatever those did that they replace."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        import torch
-
         meant = convert()
-        for name in meant.converted:
-            layer = engine.model.get_submodule(name)
-            assert isinstance(layer.weight, torch.nn.Parameter)
-            layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        renew_weights(engine, meant.converted)
         return meant
