@@ -230,6 +230,9 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
 
 @pytest.mark.parametrize("store", ["safetensors", "dcp"])
 def test_a_part_of_a_joined_weight_is_not_stored_with_all_of_it(fused, reference, store, tmp_path):
+    for arm in (fused, reference):
+        # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
+        arm.curve(seed=0, steps=1)
     sizes = [stores.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
