@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_fp8.arms.preparation import recompute_with as recompute_with
     from pytest_fp8.cases import Case as Case
     from pytest_fp8.errors import ArmError as ArmError
     from pytest_fp8.errors import BaselineError as BaselineError
@@ -32,6 +33,7 @@ _HOMES = {
     "Verdict": "gate.verdicts",
     "Fp8Pair": "pair",
     "pad_to_multiple": "padding",
+    "recompute_with": "arms.preparation",
     "Workload": "workload",
 }
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "Verdict",
     "Workload",
     "pad_to_multiple",
+    "recompute_with",
 ]
 
 

@@ -59,33 +59,27 @@ BESIDE = {
     "182m": [("transformer_engine", "delayed"), ("transformer_engine", "current"), ("torchao", "tensorwise")],
     "350m": [("transformer_engine", "delayed"), ("torchao", "tensorwise")],
     "454m": [("transformer_engine", "delayed"), ("torchao", "tensorwise")],
-    "3b": [("torchao", "tensorwise"), ("transformer_engine", "current")],
+    "3b": [("torchao", "tensorwise")],
 }
 NARROW = "768 to 1024 wide: casts cost more than the products save, {} on an H200"
 SLOWER = {
     "182m-torchao-tensorwise": NARROW.format("0.94x"),
     "350m-torchao-tensorwise": NARROW.format("0.94x"),
     "454m-torchao-tensorwise": NARROW.format("0.97x"),
-    "182m-te-delayed": "launch-bound: 112 products a step that each wait for the host, 0.61x to 0.71x on an H200",
-    "182m-te-current": "launch-bound: 112 products a step that each wait for the host, 0.61x on an H200",
-    "182m-te.fused-current": "launch-bound: 64 products a step that each wait for the host, 0.88x on an H200",
 }
-DENSE = TE_FUSED + [Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes]
-# Where the host is slower than the GPU its times scatter, and a loss of 2 % cannot be told: two processes of 182M in
-# te.Linear could hold 9.4 %, joined 5.5 %. Joined and with delayed scaling FP8 is about level with BF16 there, 0.95x
-# and 1.03x in two runs on an H200, and held to a floor of 0.9.
-JOINED: dict[str, Any] = {"tolerance": 0.06, "floor": 0.9}
-SCATTERED: dict[str, dict[str, Any]] = {
-    "182m-te-delayed": {"tolerance": 0.1},
-    "182m-te-current": {"tolerance": 0.1},
-    "182m-te.fused-delayed": JOINED,
-    "182m-te.fused-current": {"tolerance": 0.06},
-}
+DENSE = [
+    *TE_FUSED,
+    *(Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes),
+    # With two sequences a step the host took 15 % longer than the GPU.
+    Case("3b", "transformer_engine", "current", batch=4, **WEIGHTS_ALONE),
+]
+# Transformer Engine's step is launched layer by layer, and its times scatter more than a compiled one's.
+LAUNCHED: dict[str, Any] = {"tolerance": 0.04}
 DENSE = [
     replace(
         case,
         slower_because=SLOWER.get(case.id, ""),
-        **SCATTERED.get(case.id, {}),
+        **({} if case.backend == "torchao" else LAUNCHED),
     )
     for case in DENSE
 ]
@@ -105,7 +99,8 @@ LORA = [
         for backend, recipe, tolerance in (("torchao", "tensorwise", 0.02), ("transformer_engine", "delayed", 0.08))
     ),
     *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
-    Case("8b", "transformer_engine", "current", lora=16, tolerance=0.04, **WEIGHTS_ALONE),
+    # With one sequence a step the host decided: 1.12x on one, 0.93x on another, where the GPU idled 74 of 297 ms.
+    Case("8b", "transformer_engine", "current", lora=16, batch=2, tolerance=0.04, **WEIGHTS_ALONE),
 ]
 
 LAYERS_AND_LOSS: dict[str, Any] = {"questions": ("layers", "loss")}
@@ -115,15 +110,15 @@ CLAIMED = [
     Case("1b", "transformer_engine", "delayed", {"fp8_format": "E4M3"}, **LAYERS_AND_LOSS),
     Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, **WEIGHTS_ALONE),
     Case("1b", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
-    Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, **JOINED, **WEIGHTS_ALONE),
+    Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, **LAUNCHED, **WEIGHTS_ALONE),
     Case("454m", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
     Case(
         "454m",
         "torchao",
         "tensorwise",
         activation_checkpointing=True,
-        slower_because="768 to 1024 wide, and launch-bound: the GPU works 60 ms of a 72 ms step, 0.84x on an H200",
-        tolerance=0.08,
+        slower_because="1024 wide, and each forward product is made twice",
+        tolerance=0.04,
         **WEIGHTS_ALONE,
     ),
     Case("8b", "accelerate_te", "delayed", MOST, **WEIGHTS_ALONE),

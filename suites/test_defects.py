@@ -113,6 +113,30 @@ def test_the_recipe_asked_for_is_in_force(fp8_pair):
     judge(fp8_pair.layers(), "another recipe was in force")
 
 
+def recomputed_step(model):
+    """For the arm: the error of a step under activation checkpointing as the Trainer switches it on, or nothing."""
+    import torch
+    from torch.utils.checkpoint import CheckpointError
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    tokens = torch.zeros(4, 128, dtype=torch.long, device="cuda")
+    try:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    except CheckpointError as error:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed", roads.MOST)])
+@known(
+    "accelerate",
+    "te.autocast around forward alone: what gradient checkpointing recomputes later runs in BF16, and fails",
+)
+@pytest.mark.usefixtures("healthy_alone")
+def test_activations_can_be_recomputed(fp8_pair):
+    assert fp8_pair.fp8.call(recomputed_step) == ""
+
+
 @pytest.mark.fp8(
     cases=[
         Case("tiny", "unsloth_te", "delayed", roads.MOST, lora=16),

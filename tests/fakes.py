@@ -26,7 +26,7 @@ import pytest_fp8.reporting.terminal  # noqa: F401
 from pytest_fp8.errors import ArmError
 from pytest_fp8.evidence.products import FP8, LayerCall, Product, products_to_json
 from pytest_fp8.gpu import Conditions, Gpu
-from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.recipes import FPROP, RECOMPUTE, recipe_facts
 
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85_000_000_000, "580.159.04", 700.0)
@@ -142,9 +142,9 @@ class FakeProcess:
         calls = [LayerCall(n, i, o, ROWS, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
         products = []
         for call in calls:
-            for role in call.roles(recompute=False):
-                phase, inner, outer = call.expected(role)
-                on = call.fp8 and role in roles
+            for role in call.roles(recompute=case.activation_checkpointing):
+                phase, inner, outer = call.expected(role, RECOMPUTE)
+                on = call.fp8 and (FPROP if role == RECOMPUTE else role) in roles
                 kernel = "nvjet_sm90_qqtst_64x8_1" if on else "nvjet_sm90_tst_64x8_1"
                 products.append(Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel))
         converted = [c.name for c in calls if c.fp8]

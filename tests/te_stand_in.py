@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
@@ -47,14 +48,53 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(inp.dtype)
 
 
+def checkpointing(state, autocast):
+    """The library's activation checkpointing: hooks of its own, the context taken along, each forward pass queued."""
+    home, hooks = "transformer_engine.pytorch.distributed", torch.autograd.graph.saved_tensors_hooks
+
+    class _recomputation_hook(hooks):
+        def __init__(self, kept):
+            def pack_hook(x):
+                kept.append(x.detach())
+                return x.detach()
+
+            super().__init__(pack_hook, lambda x: x)
+
+    def checkpoint(function, *args, use_reentrant=True, **kwargs):
+        assert not use_reentrant, "the library's default is not stood in for"
+        recipe, kept, dropped = state.recipe, [], []
+
+        def pack_hook(x):
+            dropped.append(None)
+            return len(dropped) - 1
+
+        def unpack_hook(index):
+            if not kept:
+                hook = sys.modules[home]._recomputation_hook
+                state.fp8_tensors_recompute_buffer[0].popleft()
+                with hook(kept), torch.enable_grad(), autocast(recipe is not None, recipe):
+                    function(*args, **kwargs)
+            return kept[index]
+
+        pack_hook.__module__ = home
+        state.fp8_tensors_recompute_buffer[0].append(recipe)
+        with hooks(pack_hook, unpack_hook):
+            return function(*args, **kwargs)
+
+    recompute = type("activation_recompute_forward", (), {"_is_first_fp8_module": []})
+    names = {"_recomputation_hook": _recomputation_hook, "activation_recompute_forward": recompute}
+    return {"checkpoint": checkpoint}, names
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Enough of the library to be converted to, and to train in BF16, for as long as the context is open."""
-    state = SimpleNamespace(recipe=None)
+    state = SimpleNamespace(recipe=None, fp8_tensors_recompute_buffer=[deque()])
 
     class Manager:
         is_fp8_enabled = staticmethod(lambda: state.recipe is not None)
         get_fp8_recipe = staticmethod(lambda: state.recipe)
+        quantization_state = state
 
     @contextlib.contextmanager
     def autocast(enabled, recipe):
@@ -70,11 +110,19 @@ def installed() -> Iterator[None]:
 
     recipes = {name: recipe(name) for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling")}
     formats = SimpleNamespace(HYBRID=SimpleNamespace(name="HYBRID"))
+    checkpoint, hooks = checkpointing(state, autocast)
     usable = {name: lambda return_reason: (True, "") for name in ("is_fp8_available", "is_mxfp8_available")}
     contents = {
         "transformer_engine.common.recipe": {**recipes, "MXFP8BlockScaling": None, "Format": formats},
-        "transformer_engine.pytorch": {"Linear": Linear, "RMSNorm": RMSNorm, "autocast": autocast, **usable}
+        "transformer_engine.pytorch": {
+            "Linear": Linear,
+            "RMSNorm": RMSNorm,
+            "autocast": autocast,
+            **usable,
+            **checkpoint,
+        }
         | {"is_fp8_block_scaling_available": usable["is_fp8_available"]},
+        "transformer_engine.pytorch.distributed": hooks,
         "transformer_engine.pytorch.module.base": {"TransformerEngineBaseModule": BaseModule},
         "transformer_engine.pytorch.quantization": {"FP8GlobalStateManager": Manager},
     }

@@ -45,7 +45,7 @@ def test_no_more_arms_warm_up_together_than_the_gpu_holds(world):
     for _ in range(3):
         later += pairs(pool, "1b", "rowwise")
     first.start(ahead(pool, later))
-    together = len(world.built) * (6 * 1.24e9 + step_bytes("1b"))
+    together = len(world.built) * (6 * 1.24e9 + step_bytes(Case("1b", "torchao", "tensorwise")))
     assert together < H200.memory
     pool.close()
 

@@ -71,7 +71,7 @@ class Engine:
             self.switches["accelerate"] = accelerate_precision()
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:
-                checkpoint_activations(self.model, self.hooks.checkpointing(self))
+                checkpoint_activations(self.model, *self.hooks.checkpointing(self, self.backend.recompute()))
             if self.compiled and not self.backend.compiles_itself:
                 compile_blocks(self.model)
             prepared = self._prepared or Prepared(self.model, self.conversion)
@@ -87,9 +87,10 @@ class Engine:
                 for batch in self._timing_batches[:3]:
                     self._warm_up(batch)
                 self.synchronize()
-            except Exception:
+            except Exception as error:
                 if explain_failure is not None:
                     explain_failure(self)
+                self.backend.explain(error)
                 raise
         # What is alive now stays alive: collections before a turn need not walk through it, while the GPU stands idle.
         gc.collect()

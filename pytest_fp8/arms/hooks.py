@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.arms.engine import Engine
+    from pytest_fp8.arms.preparation import Recompute
     from pytest_fp8.backends.base import Conversion
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -35,9 +36,9 @@ class Hooks:
         """The context around each forward pass."""
         return precision
 
-    def checkpointing(self, engine: Engine) -> Mapping[str, Any]:
-        """Further arguments of ``torch.utils.checkpoint``."""
-        return {}
+    def checkpointing(self, engine: Engine, recompute: Recompute | None) -> tuple[Recompute | None, Mapping[str, Any]]:
+        """What recomputes activations, ``None`` for torch's own, with further arguments of it."""
+        return recompute, {}
 
     def warm(self, engine: Engine) -> None:
         """After the first training steps."""

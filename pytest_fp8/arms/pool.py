@@ -263,7 +263,7 @@ class ArmPool:
         if self.gpu is None or first.device != "cuda" or first.case.model == OWN:
             return -1
         free = FILL * self.gpu.memory - self._held_by(self._processes)
-        return int(free // (resident_bytes(first.case) + step_bytes(first.case.model))) - len(building)
+        return int(free // (resident_bytes(first.case) + step_bytes(first.case))) - len(building)
 
     def tight(self, *arms: Arm) -> bool:
         """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident: then each must

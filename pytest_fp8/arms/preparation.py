@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -51,15 +51,31 @@ def compile_blocks(model: torch.nn.Module) -> None:
         block.compile()
 
 
-def checkpoint_activations(model: torch.nn.Module, more: Mapping[str, Any]) -> None:
+Recompute = Callable[..., Any]
+"""Called as ``torch.utils.checkpoint.checkpoint`` is: a function and its arguments, all else bound beforehand."""
+
+
+def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, more: Mapping[str, Any]) -> None:
     """Recompute each block's activations in the backward pass. Raises where the model offers no way to.
 
-    ``more``: further arguments of ``torch.utils.checkpoint``.
+    ``recompute``: the library's own function in place of torch's non-reentrant one. ``more``: further arguments of it.
     """
     enable = getattr(model, "gradient_checkpointing_enable", None)
     if enable is None:
         raise RuntimeError("activation checkpointing needs a model with gradient_checkpointing_enable()")
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+    if recompute is not None:
+        recompute_with(model, functools.partial(recompute, **more))
+
+
+def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
+    """Have the blocks of a transformers model call ``recompute`` where they call torch's checkpoint: for a function
+    of another library there is no argument. Raises where no block keeps one."""
+    blocks: list[Any] = [module for module in model.modules() if hasattr(module, "_gradient_checkpointing_func")]
+    if not blocks:
+        raise RuntimeError(f"no module of {type(model).__name__} keeps the function that it recomputes with")
+    for block in blocks:
+        block._gradient_checkpointing_func = recompute
 
 
 def accelerate_precision() -> str:

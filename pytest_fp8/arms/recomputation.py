@@ -1,29 +1,42 @@
-"""Activation checkpointing as torch does it: what will be recomputed, and what is being recomputed now."""
+"""Activation checkpointing as torch and Transformer Engine do it: what will be recomputed, what is being recomputed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
+HOMES = ("torch.utils.checkpoint", "transformer_engine.pytorch.distributed")
+"""The modules whose non-reentrant checkpointing this knows; each has hooks of its own, under the same names."""
+
 
 def checkpointed() -> bool:
     """Whether what is saved now for the backward pass is dropped and recomputed: by the hooks that are in force."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+    return hooks is not None and getattr(hooks[0], "__module__", "") in HOMES
 
 
 @contextmanager
 def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Open ``phase`` around what torch's activation checkpointing recomputes, in the thread that does it.
+    """Open ``phase`` around what activation checkpointing recomputes, in the thread that does it.
 
-    torch's own hook is the one place that says so wherever the layers are compiled; a torch without it leaves
+    The libraries' own hook is the one place that says so wherever the layers are compiled; a version without it leaves
     recomputed products in the backward phase, where their extents tell most of them.
     """
-    hook = getattr(torch.utils.checkpoint, "_recomputation_hook", None)
+    with ExitStack() as watched:
+        # A library that this process has not imported recomputes nothing here.
+        for module in [sys.modules[name] for name in HOMES if name in sys.modules]:
+            watched.enter_context(_marked(module, phase))
+        yield
+
+
+@contextmanager
+def _marked(module: Any, phase: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    hook = getattr(module, "_recomputation_hook", None)
     if hook is None:
         yield
         return
@@ -39,8 +52,8 @@ def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Ite
             self.marked.__exit__(None, None, None)
             return result
 
-    setattr(torch.utils.checkpoint, "_recomputation_hook", Marked)  # noqa: B010 - private, and not in every torch
+    module._recomputation_hook = Marked
     try:
         yield
     finally:
-        setattr(torch.utils.checkpoint, "_recomputation_hook", hook)  # noqa: B010
+        module._recomputation_hook = hook

@@ -146,7 +146,9 @@ class ArmServer:
                     engine.loss_of(engine.model, batch)
 
             watching = engine.backend.watching if engine.backend.compiles_itself else None
-            return observe.observe_forward(*asked, forward, watching=watching)
+            seen = observe.observe_forward(*asked, forward, watching=watching)
+            engine.backend.abandon()
+            return seen
         part = observe.Part()
         # The weights stay as they are for the measured step, in which a router must send the rows the same way.
         with muted(engine.optimizer):

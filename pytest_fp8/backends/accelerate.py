@@ -79,6 +79,10 @@ class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
         """Accelerate's wrapper around the model's forward opens the context itself."""
         return nullcontext
 
+    def recompute(self) -> Callable[..., Any] | None:
+        """Accelerate leaves a model's activation checkpointing as it is: torch's."""
+        return None
+
 
 class AccelerateTorchAO(ThroughAccelerate, TorchAO):
     """``Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=...)])``."""

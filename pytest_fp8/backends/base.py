@@ -113,6 +113,17 @@ class Backend(ABC):
         """The context around each forward pass."""
         return nullcontext
 
+    def recompute(self) -> Callable[..., Any] | None:
+        """The library's own activation checkpointing, where its layers need it in place of torch's."""
+        return None
+
+    def abandon(self) -> None:  # noqa: B027 - most libraries keep nothing
+        """Drop what the library keeps for the backward pass of a forward pass that gets none."""
+
+    def explain(self, error: Exception) -> None:  # noqa: B027 - most libraries say it themselves
+        """Raise a better error than this one of the first training steps, where the library's own does not say what to
+        do: an exception with ``fp8_cause`` and ``fp8_next``."""
+
     @abstractmethod
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         """Whether this live module is one that computes in FP8."""

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fp8.backends.base import Backend, Conversion, linears, why_left
 
 if TYPE_CHECKING:
     import torch
+
+
+class RecomputedOutsideError(RuntimeError):
+    """The second forward pass of activation checkpointing was another one than the first."""
+
+    fp8_cause = (
+        "torch's activation checkpointing calls the layers again in the backward pass, outside te.autocast: in FP8 "
+        "they saved other tensors than in BF16"
+    )
+    fp8_next = (
+        "recompute with transformer_engine.pytorch.checkpoint, which takes the context along: for a model of "
+        "transformers, pytest_fp8.recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))"
+    )
 
 
 class TransformerEngine(Backend):
@@ -61,6 +75,30 @@ class TransformerEngine(Backend):
 
         made = te_recipe(recipe, options)
         return lambda: te.autocast(enabled=True, recipe=made)
+
+    def recompute(self) -> Callable[..., Any] | None:
+        """torch's checkpointing calls the layers again in the backward pass, where ``te.autocast`` has been left;
+        Transformer Engine's takes the context along, and the scales of the first call."""
+        import transformer_engine.pytorch as te
+
+        return partial(te.checkpoint, use_reentrant=False)
+
+    def abandon(self) -> None:
+        """te.checkpoint queues each forward pass's scales for its recomputation; one that never comes would leave every
+        later recomputation with the scales of the pass before."""
+        from transformer_engine.pytorch.distributed import activation_recompute_forward
+        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+        state = getattr(FP8GlobalStateManager, "quantization_state", FP8GlobalStateManager)
+        for queue in getattr(state, "fp8_tensors_recompute_buffer", ()):
+            queue.clear()
+        getattr(activation_recompute_forward, "_is_first_fp8_module", []).clear()
+
+    def explain(self, error: Exception) -> None:
+        from torch.utils.checkpoint import CheckpointError
+
+        if isinstance(error, CheckpointError):
+            raise RecomputedOutsideError(str(error).strip().splitlines()[0]) from error
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from transformer_engine.pytorch.module.base import TransformerEngineBaseModule

@@ -11,7 +11,7 @@ from pytest_fp8.checks.findings import SHOWN, Finding, eval_cause, fail, some
 from pytest_fp8.evidence.products import FP8, Attribution, StepProducts, role_table
 from pytest_fp8.evidence.records import LayersEvidence
 from pytest_fp8.gate.verdicts import Decision, Verdict
-from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
 
 QUESTION = "layers"
 GAIN = (0.75, 1.33)
@@ -108,7 +108,8 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Find
             cause="their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper",
             next_step="call the layer itself, so that its FP8 forward runs",
         )
-    for role in (*ROLES, RECOMPUTE):
+    # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
+    for role in (FPROP, RECOMPUTE, DGRAD, WGRAD):
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
         mine = [a for a in step.attributions if a.role == role and a.layer in converted]
         # A recomputation ends as soon as it has what the backward pass needs: its last product may be absent.

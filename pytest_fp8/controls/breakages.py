@@ -14,6 +14,7 @@ _HOMES = {
     "wgrad-bf16": ("execution", "WgradInHighPrecision"),
     "no-compile": ("training", "NotCompiled"),
     "recompute-bf16": ("execution", "RecomputeInBf16"),
+    "recompute-outside": ("execution", "RecomputeOutsideAutocast"),
     "recipe-dropped": ("conversion", "RecipeDropped"),
     "eval-off": ("execution", "EvalSwitchesOff"),
     "nan-step-40": ("training", "NanAtStep40"),

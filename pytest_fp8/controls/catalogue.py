@@ -1,6 +1,8 @@
-"""The catalogue of controls: 33 ways in which FP8 training was broken, and the check and cause that must name each."""
+"""The catalogue of controls: 34 ways in which FP8 training was broken, and the check and cause that must name each."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from pytest_fp8.cases import Case
 from pytest_fp8.controls.control import Control, micro
@@ -360,5 +362,15 @@ CATALOGUE: tuple[Control, ...] = (
         micro(model="own"),
         workload="adapters",
         needs=("peft",),
+    ),
+    Control(
+        "recompute-outside",
+        34,
+        "torch's checkpointing around Transformer Engine's layers",
+        "torch.utils.checkpoint, use_reentrant=True, in a model under te.autocast",
+        "reentrant checkpointing in place of te.checkpoint: the second forward pass and the backward run in BF16",
+        "layers",
+        "recomputation under activation checkpointing runs outside the precision context",
+        replace(tiny_te("delayed"), activation_checkpointing=True),
     ),
 )

@@ -15,6 +15,7 @@ from pytest_fp8.controls.conversion import torchao_config
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
+    from pytest_fp8.arms.preparation import Recompute
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -73,11 +74,19 @@ class RecomputeInBf16(Hooks):
     """Activation checkpointing recomputes outside the precision context: the forward pass ran in FP8, its repetition
     in BF16."""
 
-    def checkpointing(self, engine: Engine) -> Mapping[str, Any]:
+    def checkpointing(self, engine: Engine, recompute: Recompute | None) -> tuple[Recompute | None, Mapping[str, Any]]:
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             return nullcontext(), _bypassed(fp8_layers(engine))
 
-        return {"context_fn": contexts}
+        return recompute, {"context_fn": contexts}
+
+
+class RecomputeOutsideAutocast(Hooks):
+    """torch's reentrant checkpointing around Transformer Engine's layers: the backward pass calls them again after
+    ``te.autocast`` has been left, and they multiply in BF16 without a word."""
+
+    def checkpointing(self, engine: Engine, recompute: Recompute | None) -> tuple[Recompute | None, Mapping[str, Any]]:
+        return None, {"use_reentrant": True}
 
 
 @contextmanager

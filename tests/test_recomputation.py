@@ -1,0 +1,129 @@
+"""Activation checkpointing under Transformer Engine, on a CPU: the library is a stand-in, torch's part is real."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import te_stand_in
+import torch
+
+from pytest_fp8 import Case, Verdict, recompute_with
+from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.server import ArmServer
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
+from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.controls.catalogue import CATALOGUE
+from pytest_fp8.evidence.records import LayersEvidence
+
+CASE = Case("micro", "transformer_engine", "delayed", compile=False, activation_checkpointing=True)
+LAYERS = 14
+
+
+@pytest.fixture(autouse=True)
+def library():
+    with te_stand_in.installed():
+        yield
+    # An engine freezes what is alive when it has warmed up.
+    gc.unfreeze()
+
+
+def manager():
+    return sys.modules["transformer_engine.pytorch.quantization"].FP8GlobalStateManager
+
+
+def spec(case=CASE, **more):
+    return ArmSpec(case, "cpu", **more)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Whether FP8 was on, for each call of a layer: in the forward pass, in the backward pass."""
+    seen = {"forward": [], "backward": []}
+    plain = te_stand_in.Linear.forward
+
+    def forward(self, inp):
+        going = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        seen[going].append(manager().is_fp8_enabled())
+        return plain(self, inp)
+
+    monkeypatch.setattr(te_stand_in.Linear, "forward", forward)
+    return seen
+
+
+def test_what_is_recomputed_runs_in_the_context_of_the_forward_pass(calls):
+    Engine(spec())
+    assert calls["forward"]
+    assert len(calls["backward"]) == len(calls["forward"])
+    assert all(calls["forward"] + calls["backward"])
+
+
+def test_the_control_recomputes_outside_it(calls):
+    [control] = [control for control in CATALOGUE if control.id == "recompute-outside"]
+    Engine(spec(control=control.id))
+    assert all(calls["forward"])
+    assert len(calls["backward"]) == len(calls["forward"])
+    assert not any(calls["backward"])
+
+
+def test_recomputed_products_are_told_from_those_of_the_backward_pass():
+    server = ArmServer(spec())
+    evidence = LayersEvidence.from_json(server.layers(), recompute=True)
+    # The stand-in multiplies in BF16: nothing is FP8 here, and everything is accounted for.
+    assert {p.phase for p in evidence.products} == {"forward", "backward", "recompute"}
+    assert sum(p.phase == "recompute" for p in evidence.products) == LAYERS
+    assert evidence.step().count("recompute") == LAYERS
+
+
+def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued():
+    server = ArmServer(spec())
+    [queue] = manager().quantization_state.fp8_tensors_recompute_buffer
+    server.layers()
+    assert not queue, "later recomputations would take the scales of the pass before"
+
+
+def test_torchs_own_checkpointing_is_explained(monkeypatch):
+    plain = te_stand_in.Linear.forward
+    # In FP8 the library saves more tensors than in BF16.
+    monkeypatch.setattr(
+        te_stand_in.Linear,
+        "forward",
+        lambda self, inp: plain(self, inp.sin() if manager().is_fp8_enabled() else inp),
+    )
+    monkeypatch.setattr("pytest_fp8.backends.transformer_engine.TransformerEngine.recompute", lambda self: None)
+    with pytest.raises(RecomputedOutsideError, match="different number of tensors") as error:
+        Engine(spec())
+    assert "outside te.autocast" in error.value.fp8_cause
+    assert "te.checkpoint" in error.value.fp8_next
+    assert manager().get_fp8_recipe() is None
+
+
+def test_another_error_of_the_first_steps_stays_as_it_is():
+    backend("transformer_engine").explain(ValueError("no business of ours"))
+
+
+def test_accelerate_leaves_recomputation_to_torch():
+    for name in ("accelerate_te", "trainer_te"):
+        assert backend(name).recompute() is None
+    for name in ("transformer_engine", "te_fused"):
+        assert backend(name).recompute().keywords == {"use_reentrant": False}
+    assert backend("torchao").recompute() is None
+
+
+def test_a_model_that_recomputes_nothing_is_refused():
+    with pytest.raises(RuntimeError, match="no module of Linear keeps the function"):
+        recompute_with(torch.nn.Linear(2, 2), lambda function, *args: function(*args))
+
+
+def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
+    """What the layers question makes of the control's arm: FP8 in the forward pass alone."""
+    server = ArmServer(spec())
+    evidence = LayersEvidence.from_json(server.layers(), recompute=True)
+    for product in evidence.products:
+        object.__setattr__(product, "kind", "fp8" if product.phase == "forward" else "bfloat16")
+    decision = check_layers(CASE, evidence)
+    assert decision.verdict is Verdict.FAIL
+    assert "recomputation under activation checkpointing runs outside" in decision.message
