@@ -146,8 +146,9 @@ def test_checkpointing_inside_the_model_is_seen_without_being_declared(reentrant
     assert decision.numbers["fp8_share"] > ALL
 
 
-def test_checkpointing_inside_the_model_is_seen_without_a_step_of_ones_own():
-    decision = judge(serve(build=lambda: build(True), loss=lambda model, x: model(x).float().pow(2).mean()))
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside_the_model_is_seen_without_a_step_of_ones_own(reentrant):
+    decision = judge(serve(build=lambda: build(True, reentrant), loss=lambda model, x: model(x).float().pow(2).mean()))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["roles"]["recompute"]["expected"] == 4
     assert decision.numbers["fp8_share"] > ALL

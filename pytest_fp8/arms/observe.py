@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_fp8.arms.recomputation import checkpointed, watch_recomputation
+from pytest_fp8.arms.recomputation import checkpointed, straightened, watch_recomputation
 from pytest_fp8.backends.base import Seen
 from pytest_fp8.evidence.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import RECOMPUTE
@@ -136,6 +136,7 @@ def observe_forward(
                 # would hold 40 GiB of activations.
                 nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
                 stack.enter_context(nothing)
+                stack.enter_context(straightened())
             forward()
     finally:
         for handle in handles:
