@@ -412,3 +412,33 @@ def _noting(made):
         self.not_forked = "two threads"
 
     return init
+
+
+def test_a_thread_counts_unless_it_takes_part_in_forks():
+    """pandas 3 brings pyarrow, whose allocator has a thread: no reason to start each arm as a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COUNTED)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["1", "2", "1"]
+
+
+COUNTED = """
+import ctypes, threading
+from pytest_fp8.arms.template import threads
+
+def thread(name):
+    def run():
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+        ready.set()
+        end.wait()
+    ready, end = threading.Event(), threading.Event()
+    started = threading.Thread(target=run)
+    started.start()
+    ready.wait()
+    found = threads()
+    end.set()
+    started.join()
+    return found
+
+print(threads(), thread(b"worker"), thread(b"jemalloc_bg_thd"))
+"""

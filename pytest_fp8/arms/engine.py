@@ -53,7 +53,7 @@ class Engine:
         self._require_device()
         self._require_recipe()
         self.attention = prefer_fast_attention(self.device)
-        self._products = multiply_bfloat16_through_float32(self.device)
+        multiply_bfloat16_through_float32(self.device)
         self.hooks = hooks_of(spec.control)
         self.hooks.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}

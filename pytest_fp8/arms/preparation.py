@@ -96,27 +96,27 @@ def forget_accelerate() -> None:
 ATTENTION_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
-@functools.cache
-def _own_attention_backward() -> Any:
-    """torch's kernel, as it was before any arm of this process put another in its place."""
-    return torch.library.get_kernel(f"aten::{ATTENTION_BACKWARD}", "CPU")
-
-
-def multiply_bfloat16_through_float32(device: torch.device) -> torch.library.Library | None:
-    """On a CPU without BF16 instructions, compute ``mm`` of BF16 in float32 and round once, for as long as the value is
-    held; attention's backward pass likewise. torch's own path there takes 20 times as long in one of the three layouts:
-    171 ms for 512 x 768 x 256 on a processor that ends at AVX2; attention over 128 tokens goes from 9.2 to 3.6 ms. The
-    result is that of BF16 operands with a float32 accumulator, as on a GPU.
+def multiply_bfloat16_through_float32(device: torch.device) -> None:
+    """On a CPU without BF16 instructions, compute ``mm`` of BF16 in float32 and round once, from here on in this
+    process; attention's backward pass likewise. torch's own path there takes 20 times as long in one of the three
+    layouts: 171 ms for 512 x 768 x 256 on a processor that ends at AVX2; attention over 128 tokens goes from 9.2 to 3.6
+    ms. The result is that of BF16 operands with a float32 accumulator, as on a GPU.
     """
-    if device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        _products_through_float32()
+
+
+@functools.cache
+def _products_through_float32() -> torch.library.Library:
+    """Once in a process, which may become one arm after another: torch 2.11 takes no second kernel for an operator."""
 
     def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         # addmm, for mm itself would come back here.
         nothing = torch.zeros(1, dtype=torch.float32 if left.dtype == torch.bfloat16 else left.dtype)
         return torch.addmm(nothing, left.to(nothing.dtype), right.to(nothing.dtype), beta=0).to(left.dtype)
 
-    backward = _own_attention_backward()
+    # As it is before another is put in its place.
+    backward = torch.library.get_kernel(f"aten::{ATTENTION_BACKWARD}", "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def attention_backward(gradient: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, ...]:
