@@ -186,6 +186,19 @@ class Session:
                 self.problems.append(error.message)
             else:
                 self.written.append(str(path))
+                self._note_launch_bound(entry)
+
+    def _note_launch_bound(self, entry: Entry) -> None:
+        """Say so where a speedup was stored that is the host's as much as the GPU's."""
+        from pytest_fp8.checks.speedup import launch_bound
+
+        numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
+        waits = launch_bound(numbers["fp8_gpu_ms"], numbers["fp8_ms"]) if numbers else ""
+        if waits:
+            self.notes.append(
+                f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"
+                "  next: store one with a larger batch; on a slower host this one's gate would fail"
+            )
 
     def _why_not_stored(self, case: str) -> str:
         entry = self.ledger.entries[case]

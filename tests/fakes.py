@@ -74,6 +74,8 @@ class World:
     executed_roles: tuple[str, ...] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     attention: str = "cudnn_flash"
+    busy: float | None = None
+    """Milliseconds that the GPU works in each step of an FP8 arm, where a step is profiled."""
     fails: dict[str, str] = field(default_factory=dict)
     """case id -> kind of ArmError that its build ends in."""
     built: list[str] = field(default_factory=list)
@@ -158,7 +160,14 @@ class FakeProcess:
             "products": products_to_json(products),
             "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
             "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
+            "milliseconds": self._milliseconds(),
         }
+
+    def _milliseconds(self) -> dict[str, float]:
+        if self.world.busy is None:
+            return {}
+        products = {"fp8 products": 10.0, "other products": 10.0, "attention": 5.0}
+        return {**products, "rest": self.world.busy - 25, "busy": self.world.busy}
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
         offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter)

@@ -302,3 +302,24 @@ def test_what_was_skipped_and_what_failed_elsewhere_leaves_a_whole_case_whole(py
     )
     pytester.runpytest(*update(), "-x")
     assert len(list((pytester.path / "baselines/h200").glob("*.json"))) == 2
+
+
+def test_a_speedup_that_is_the_hosts_is_stored_with_a_word_of_it_and_failed_with_another(suite, monkeypatch):
+    install(monkeypatch, H200, busy=30.0)
+    first = suite.runpytest(*update())
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(
+        [
+            "*baseline of tiny-torchao-rowwise is this host's as much as the GPU's: launch-bound: *works 30.0 ms*",
+            "  next: store one with a larger batch; on a slower host this one's gate would fail",
+        ]
+    )
+    install(monkeypatch, H200, busy=30.0, speedup=1.0)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
+    result.assert_outcomes(failed=1, deselected=9)
+    result.stdout.fnmatch_lines(["*cause: *launch-bound: *so a slower or busier host slows this arm alone*"])
+
+
+def test_a_gpu_that_works_all_the_time_has_no_such_word(suite, monkeypatch):
+    install(monkeypatch, H200, busy=1e3)
+    suite.runpytest(*update()).stdout.no_fnmatch_line("*launch-bound*")

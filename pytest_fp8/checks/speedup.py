@@ -83,8 +83,7 @@ def check_speedup(
             "FP8 lost speed against BF16 since the baseline",
             expected=against,
             seen=seen,
-            cause="the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-            next_step="compare library versions with the baseline's provenance; then the layers question",
+            **_why_slower(evidence, numbers["fp8_ms"]),
             numbers=numbers,
         )
     if result.verdict is Verdict.FAIL:
@@ -109,6 +108,20 @@ def check_speedup(
     )
 
 
+def _why_slower(evidence: TimingEvidence, fp8_ms: float) -> dict[str, str]:
+    """Cause and next step, where FP8 was faster when its baseline was stored."""
+    waits = launch_bound(evidence.fp8_gpu, fp8_ms)
+    if waits:
+        return {
+            "cause": f"{waits}, so a slower or busier host slows this arm alone",
+            "next_step": "a larger batch, and a baseline of that; or a host as fast as the baseline's",
+        }
+    return {
+        "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
+        "next_step": "compare library versions with the baseline's provenance; then the layers question",
+    }
+
+
 def _why_slow(evidence: TimingEvidence, fp8_ms: float) -> dict[str, str]:
     """Cause and next step, from what the GPU did in one profiled step of each arm."""
     bf16, fp8 = evidence.bf16_gpu, evidence.fp8_gpu
@@ -116,11 +129,18 @@ def _why_slow(evidence: TimingEvidence, fp8_ms: float) -> dict[str, str]:
     if evidence.fp8_compiled is False:
         cause = "the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
         return {"cause": cause + account, "next_step": "compile the model; torchao's FP8 is meant to be compiled"}
-    if fp8 and fp8_ms > LAUNCH_BOUND * fp8["busy"]:
-        cause = f"launch-bound: the GPU works {fp8['busy']:.1f} ms of each {fp8_ms:.1f} ms step and waits for the host"
-        return {"cause": cause + account, "next_step": "a larger batch, CUDA graphs, or compile the model"}
+    waits = launch_bound(fp8, fp8_ms)
+    if waits:
+        return {"cause": waits + account, "next_step": "a larger batch, CUDA graphs, or compile the model"}
     cause = "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves"
     return {"cause": cause + account, "next_step": "try a larger batch, or a cheaper recipe (tensorwise, delayed)"}
+
+
+def launch_bound(fp8: Mapping[str, float], fp8_ms: float) -> str:
+    """What to say of an FP8 arm that waits for the host, or nothing: of one that hardly does, or was not profiled."""
+    if not fp8 or fp8_ms <= LAUNCH_BOUND * fp8["busy"]:
+        return ""
+    return f"launch-bound: the GPU works {fp8['busy']:.1f} ms of each {fp8_ms:.1f} ms step and waits for the host"
 
 
 def where_it_went(bf16: Mapping[str, float], fp8: Mapping[str, float], fp8_ms: float) -> str:
