@@ -77,7 +77,7 @@ def test_a_claim_is_held_against_the_whole_interval(compare, claimed, measured, 
 def test_tokens_per_second_come_from_the_step_time_and_are_as_uncertain_as_hosts():
     stored = {CASE.id: baseline(fp8_ms=[10.0, 10.0])}
     found = read("fp8_tokens_per_s", Near(CASE), stored)
-    assert found.value == pytest.approx(8 * 1024 / 0.010)
+    assert found.value == pytest.approx(24 * 1024 / 0.010)
     assert (found.low, found.high) == pytest.approx((found.value * 0.95, found.value * 1.05))
 
 

@@ -23,8 +23,14 @@ EAGER_1B = replace(TENSORWISE_1B, compile=False)
 HISTORY = "an amax history of 1024 steps instead of 16; our own batch"
 ON_182M = (Near(HISTORY_16, "our own batch"), Near(FUSED_182M, HISTORY))
 EAGER = (Near(EAGER_454M, "our own batch"), Near(EAGER_1B, "1B instead of 454M"))
-BATCH = "8x1024 tokens, an H100's claim"
-ON_454M, ON_350M = (Near(TENSORWISE_454M, BATCH),), (Near(TENSORWISE_350M, BATCH),)
+
+
+def _here(case: Case) -> Near:
+    batch, seq = case.tokens or (0, 0)
+    return Near(case, f"{batch}x{seq} tokens, an H100's claim")
+
+
+ON_454M, ON_350M = (_here(TENSORWISE_454M),), (_here(TENSORWISE_350M),)
 
 
 def _on_182m(name: str, says: str, metric: str, compare: str, low: float, high: float) -> Claim:
