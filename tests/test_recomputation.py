@@ -9,8 +9,9 @@ import pytest
 import te_stand_in
 import torch
 
-from pytest_fp8 import Case, Verdict, recompute_with
+from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.engine import Engine
+from pytest_fp8.arms.preparation import NothingRecomputes
 from pytest_fp8.arms.server import ArmServer
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
@@ -127,3 +128,15 @@ def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
     decision = check_layers(CASE, evidence)
     assert decision.verdict is Verdict.FAIL
     assert "recomputation under activation checkpointing runs outside" in decision.message
+
+
+def test_a_model_that_cannot_be_told_to_recompute_says_what_to_do():
+    workload = Workload(build=lambda: torch.nn.Linear(32, 32), batch=lambda step: torch.randn(32, 32))
+    with pytest.raises(NothingRecomputes, match="Linear has no gradient_checkpointing_enable") as error:
+        Engine(
+            spec(
+                Case("own", "torchao", "tensorwise", emulated=True, activation_checkpointing=True),
+                workload=workload.ship(),
+            )
+        )
+    assert "in the model's own code" in error.value.fp8_next

@@ -55,6 +55,15 @@ Recompute = Callable[..., Any]
 """Called as ``torch.utils.checkpoint.checkpoint`` is: a function and its arguments, all else bound beforehand."""
 
 
+class NothingRecomputes(RuntimeError):
+    """A model that cannot be told from outside to recompute its activations."""
+
+    fp8_cause = (
+        "only models of transformers, with gradient checkpointing enabled, can be told from outside to recompute"
+    )
+    fp8_next = "recompute in the model's own code; under Transformer Engine by transformer_engine.pytorch.checkpoint"
+
+
 def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, more: Mapping[str, Any]) -> None:
     """Recompute each block's activations in the backward pass. Raises where the model offers no way to.
 
@@ -62,7 +71,7 @@ def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, 
     """
     enable = getattr(model, "gradient_checkpointing_enable", None)
     if enable is None:
-        raise RuntimeError("activation checkpointing needs a model with gradient_checkpointing_enable()")
+        raise NothingRecomputes(f"{type(model).__name__} has no gradient_checkpointing_enable()")
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     if recompute is not None:
         recompute_with(model, functools.partial(recompute, **more))
@@ -73,7 +82,7 @@ def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
     of another library there is no argument. Raises where no block keeps one."""
     blocks: list[Any] = [module for module in model.modules() if hasattr(module, "_gradient_checkpointing_func")]
     if not blocks:
-        raise RuntimeError(f"no module of {type(model).__name__} keeps the function that it recomputes with")
+        raise NothingRecomputes(f"no module of {type(model).__name__} keeps the function that it recomputes with")
     for block in blocks:
         block._gradient_checkpointing_func = recompute
 
