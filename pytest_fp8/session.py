@@ -186,7 +186,8 @@ class Session:
                 self.problems.append(error.message)
             else:
                 self.written.append(str(path))
-                self._note_launch_bound(entry)
+                if "speedup" in new.metrics and stored.metrics["speedup"] is new.metrics["speedup"]:
+                    self._note_launch_bound(entry)
 
     def _note_launch_bound(self, entry: Entry) -> None:
         """Say so where a speedup was stored that is the host's as much as the GPU's."""
@@ -197,7 +198,7 @@ class Session:
         if waits:
             self.notes.append(
                 f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"
-                "  next: store one with a larger batch; on a slower host this one's gate would fail"
+                "  next: store one with a larger batch; on a slower host this one's gate may fail"
             )
 
     def _why_not_stored(self, case: str) -> str:

@@ -60,8 +60,31 @@ def checkpointing(state, autocast):
 
             super().__init__(pack_hook, lambda x: x)
 
-    def checkpoint(function, *args, use_reentrant=True, **kwargs):
-        assert not use_reentrant, "the library's default is not stood in for"
+    class _CheckpointFunction(torch.autograd.Function):
+        """Reentrant: the first pass without gradients, the second with them in the backward pass."""
+
+        @staticmethod
+        def forward(ctx, function, distribute, tracker, group, context_fn, kwargs, *args):
+            ctx.function, ctx.kwargs, ctx.recipe = function, kwargs, state.recipe
+            ctx.save_for_backward(*args)
+            with torch.no_grad(), context_fn()[0]:
+                return function(*args, **kwargs)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            with torch.enable_grad(), autocast(ctx.recipe is not None, ctx.recipe):
+                outputs = ctx.function(*inputs, **ctx.kwargs)
+            torch.autograd.backward(outputs, *gradients)
+            return (None,) * 6 + tuple(x.grad for x in inputs)
+
+    def nothing():
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    def checkpoint(function, *args, use_reentrant=True, context_fn=nothing, **kwargs):
+        if use_reentrant:
+            reentrant = sys.modules[home]._CheckpointFunction
+            return reentrant.apply(function, False, None, None, context_fn, kwargs, *args)
         recipe, kept, dropped = state.recipe, [], []
 
         def pack_hook(x):
@@ -82,8 +105,8 @@ def checkpointing(state, autocast):
             return function(*args, **kwargs)
 
     recompute = type("activation_recompute_forward", (), {"_is_first_fp8_module": []})
-    names = {"_recomputation_hook": _recomputation_hook, "activation_recompute_forward": recompute}
-    return {"checkpoint": checkpoint}, names
+    names = {"_recomputation_hook": _recomputation_hook, "_CheckpointFunction": _CheckpointFunction}
+    return {"checkpoint": checkpoint}, {**names, "activation_recompute_forward": recompute}
 
 
 @contextlib.contextmanager

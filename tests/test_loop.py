@@ -154,6 +154,20 @@ def test_checkpointing_inside_the_model_is_seen_without_a_step_of_ones_own(reent
     assert decision.numbers["fp8_share"] > ALL
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_an_evaluation_in_the_loss_of_a_checkpointed_model_is_no_training(reentrant):
+    def loss(model, x):
+        import torch
+
+        with torch.no_grad():
+            target = model(x)
+        return (model(x) - target.flip(0)).float().pow(2).mean()
+
+    decision = judge(serve(build=lambda: build(True, reentrant), loss=loss))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["recompute"]["expected"] == 4
+
+
 def test_a_recomputation_outside_fp8_is_found():
     def build_broken():
         import torch

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
+from dataclasses import replace
 
 import pytest
 import te_stand_in
 import torch
+import torch._dynamo.testing
 
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
+from pytest_fp8.arms import preparation
 from pytest_fp8.arms.engine import Engine
 from pytest_fp8.arms.preparation import NothingRecomputes
 from pytest_fp8.arms.server import ArmServer
@@ -79,11 +83,104 @@ def test_recomputed_products_are_told_from_those_of_the_backward_pass():
     assert evidence.step().count("recompute") == LAYERS
 
 
-def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued():
-    server = ArmServer(spec())
+def own_step(model, batch, optimizer, precision):
+    with precision():
+        loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def llama():
+    """A small Llama that recomputes by the library's function, as a user's own code has it."""
+    import transformer_engine.pytorch as te
+
+    from pytest_fp8.zoo import models
+
+    model = models.build("micro", seed=0, device="cpu")
+    model.gradient_checkpointing_enable()
+    recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))
+    return model
+
+
+def tokens(step):
+    given = torch.randint(0, 256, (2, 24))
+    return {"input_ids": given, "labels": given}
+
+
+OWN = replace(CASE, model="own", activation_checkpointing=False)
+
+
+@pytest.mark.parametrize("step", [None, own_step], ids=["declared", "own step"])
+@pytest.mark.parametrize("question", ["layers", "logits"])
+def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued(step, question):
+    workload = Workload(build=llama, batch=tokens, step=step).ship() if step else None
+    server = ArmServer(spec(OWN if step else CASE, workload=workload))
     [queue] = manager().quantization_state.fp8_tensors_recompute_buffer
-    server.layers()
+    server.answer(question, {"seed": 0} if question == "logits" else {})
     assert not queue, "later recomputations would take the scales of the pass before"
+
+
+def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls):
+    def reentrant():
+        import transformer_engine.pytorch as te
+
+        class Context:
+            def __enter__(self):
+                te.entered.append(torch.is_grad_enabled())
+
+            def __exit__(self, *error): ...
+
+        model, te.entered = llama(), []
+        contexts = lambda: (Context(), Context())  # noqa: E731 - what the library takes
+        recompute_with(model, functools.partial(te.checkpoint, use_reentrant=True, context_fn=contexts))
+        return model
+
+    workload = Workload(build=reentrant, batch=tokens, loss=lambda model, batch: model(**batch).loss)
+    server = ArmServer(spec(OWN, workload=workload.ship()))
+    entered = sys.modules["transformer_engine.pytorch"].entered
+    entered.clear()
+    evidence = LayersEvidence.from_json(server.answer("layers", {}))
+    assert entered[:2] == [True, True], "looked at with gradients, in the context of the first pass"
+    assert [call.recomputed for call in evidence.calls].count(True) == LAYERS
+    assert all(call.needs_dgrad for call in evidence.calls if call.recomputed)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
+def test_what_is_recomputed_is_compiled_where_its_block_is(monkeypatch, inside):
+    graphs = torch._dynamo.testing.CompileCounter()
+    monkeypatch.setattr(preparation, "_compiled", functools.cache(lambda f: torch.compile(f, backend=graphs)))
+
+    class Block(torch.nn.Module):
+        gradient_checkpointing = True
+
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Linear(8, 8)
+
+        def plain(self, x):
+            return self.up(x).relu()
+
+        def forward(self, x):
+            if inside:
+                return self._gradient_checkpointing_func(functools.partial(Block.plain, self), x)
+            return self.plain(x)
+
+        def __call__(self, x):
+            if inside:
+                return super().__call__(x)
+            return self._gradient_checkpointing_func(functools.partial(super().__call__), x)
+
+    blocks = torch.nn.Sequential(Block(), Block())
+    te = sys.modules["transformer_engine.pytorch"]
+    recompute_with(blocks, torch._disable_dynamo(functools.partial(te.checkpoint, use_reentrant=False)))
+    for block in blocks:
+        block.compile(backend=graphs)
+    torch._dynamo.reset()
+    for _ in range(2):
+        blocks(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    assert graphs.op_count, "the block's own operators are compiled, whoever recomputes them"
 
 
 def test_torchs_own_checkpointing_is_explained(monkeypatch):
@@ -115,8 +212,11 @@ def test_accelerate_leaves_recomputation_to_torch():
 
 
 def test_a_model_that_recomputes_nothing_is_refused():
-    with pytest.raises(RuntimeError, match="no module of Linear keeps the function"):
-        recompute_with(torch.nn.Linear(2, 2), lambda function, *args: function(*args))
+    switched_off = llama()
+    switched_off.gradient_checkpointing_disable()
+    for model in (torch.nn.Linear(2, 2), switched_off):
+        with pytest.raises(NothingRecomputes, match="has gradient checkpointing enabled"):
+            recompute_with(model, lambda function, *args: function(*args))
 
 
 def test_products_missing_from_the_backward_pass_are_found_with_their_cause():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,38 +15,55 @@ HOMES = ("torch.utils.checkpoint", "transformer_engine.pytorch.distributed")
 """The modules whose non-reentrant checkpointing this knows; each has hooks of its own, under the same names."""
 
 
+Bound = tuple[AbstractContextManager[Any], Callable[[], Any]]
+"""The context of the first forward pass, and the function with all its arguments."""
+
+
 def checkpointed() -> bool:
     """Whether what is saved now for the backward pass is dropped and recomputed: by the hooks that are in force."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and (hooks[0] is _drop or getattr(hooks[0], "__module__", "") in HOMES)
+    if hooks is None or not torch.is_grad_enabled():
+        return False
+    return hooks[0] is _drop or getattr(hooks[0], "__module__", "") in HOMES
 
 
 @contextmanager
 def straightened() -> Iterator[None]:
     """Run what reentrant checkpointing runs without gradients as plain code, in a forward pass that is only looked at:
     the graph then shows what its backward pass will owe, and tells it from an evaluation."""
-    functions = {HOMES[0]: ("CheckpointFunction", 1), HOMES[1]: ("_CheckpointFunction", 5)}
+    functions: list[tuple[str, str, Callable[..., Bound]]] = [
+        (HOMES[0], "CheckpointFunction", _torch_s),
+        (HOMES[1], "_CheckpointFunction", _transformer_engine_s),
+    ]
     with ExitStack() as back:
-        for home, (name, before_inputs) in functions.items():
+        for home, name, bound in functions:
             module = sys.modules.get(home)
             if module is not None and hasattr(module, name):
                 back.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, _Straight(before_inputs))
+                setattr(module, name, _Straight(bound))
         yield
 
 
+def _torch_s(function: Callable[..., Any], preserve_rng_state: bool, *inputs: Any) -> Bound:
+    return nullcontext(), partial(function, *inputs)
+
+
+def _transformer_engine_s(
+    function: Callable[..., Any], distribute: Any, tracker: Any, group: Any, contexts: Any, named: Any, *inputs: Any
+) -> Bound:
+    return contexts()[0] if contexts is not None else nullcontext(), partial(function, *inputs, **named)
+
+
 class _Straight:
-    """In place of a reentrant checkpoint's autograd function, whose settings come before the inputs."""
+    """In place of a reentrant checkpoint's autograd function; ``bound`` knows the order of its arguments."""
 
-    def __init__(self, before_inputs: int) -> None:
-        self.before_inputs = before_inputs
+    def __init__(self, bound: Callable[..., Bound]) -> None:
+        self.bound = bound
 
-    def apply(self, function: Callable[..., Any], *given: Any) -> Any:
-        settings, inputs = given[: self.before_inputs], given[self.before_inputs :]
-        # Transformer Engine's last setting holds the function's keyword arguments.
-        named = settings[-1] if isinstance(settings[-1], dict) else {}
-        with torch.autograd.graph.saved_tensors_hooks(_drop, lambda gone: gone):
-            return function(*inputs, **named)
+    def apply(self, *given: Any) -> Any:
+        context, call = self.bound(*given)
+        with context, torch.autograd.graph.saved_tensors_hooks(_drop, lambda gone: gone):
+            return call()
 
 
 def _drop(saved: Any) -> None:

@@ -55,6 +55,7 @@ class ArmServer:
         if operation not in operations:
             raise ValueError(f"unknown operation {operation!r}")
         result = operations[operation](**arguments)
+        self.engine.backend.abandon()
         # What is only cached goes back after every question: the pair's other arm may need it. Not between blocks,
         # where the pair knows whether it must.
         if operation != "blocks":

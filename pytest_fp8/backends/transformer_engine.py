@@ -17,8 +17,8 @@ class RecomputedOutsideError(RuntimeError):
     """The second forward pass of activation checkpointing was another one than the first."""
 
     fp8_cause = (
-        "torch's activation checkpointing calls the layers again in the backward pass, outside te.autocast: in FP8 "
-        "they saved other tensors than in BF16"
+        "most likely torch's activation checkpointing, which calls the layers again in the backward pass, outside "
+        "te.autocast, where they save other tensors than in FP8; or else a layer that differs between its two calls"
     )
     fp8_next = (
         "recompute with transformer_engine.pytorch.checkpoint, which takes the context along: for a model of "
@@ -98,7 +98,7 @@ class TransformerEngine(Backend):
         from torch.utils.checkpoint import CheckpointError
 
         if isinstance(error, CheckpointError):
-            raise RecomputedOutsideError(str(error).strip().splitlines()[0]) from error
+            raise RecomputedOutsideError(str(error).partition("Tip:")[0].strip()) from error
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
