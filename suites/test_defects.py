@@ -124,6 +124,10 @@ def recomputed_step(model):
         model(input_ids=tokens, labels=tokens).loss.backward()
     except CheckpointError as error:
         return str(error).strip().splitlines()[0]
+    finally:
+        # The arm answers for others, too.
+        model.gradient_checkpointing_disable()
+        model.zero_grad(set_to_none=True)
     return ""
 
 
