@@ -155,7 +155,8 @@ class Case:
             if flag:
                 parts.append(word)
         if self.batch is not None or self.seq is not None:
-            parts.append(f"{self.batch or 'b'}x{self.seq or 's'}")
+            batch, seq = self.tokens or (self.batch or "b", self.seq or "s")
+            parts.append(f"{batch}x{seq}")
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
 
     @property

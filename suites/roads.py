@@ -76,7 +76,7 @@ MEASURED: dict[str, dict[str, Any]] = {
     "182m-torchao-tensorwise": {"floor": 0.95},
     "350m-te-delayed": LAUNCHED,
     "454m-te-delayed": LAUNCHED,
-    "3b-te-current-4xs": LAUNCHED,
+    "3b-te-current-4x2048": LAUNCHED,
 }
 DENSE = [replace(case, **MEASURED.get(case.id, {})) for case in DENSE]
 

@@ -76,6 +76,16 @@ def test_a_case_is_known_by_all_that_changes_a_number():
 
 
 @pytest.mark.parametrize(
+    ("more", "size"), [({"batch": 8}, "8x2048"), ({"seq": 512}, "4x512"), ({"batch": 2, "seq": 8}, "2x8")]
+)
+def test_another_step_is_another_case_and_says_its_size(more, size):
+    usual = Case("1b", "transformer_engine", "delayed")
+    other = Case("1b", "transformer_engine", "delayed", **more)
+    assert other.id == f"{usual.id}-{size}"
+    assert other.digest() != usual.digest()
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"backend": "transformer_engine", "recipe": "current", "emulated": True},
