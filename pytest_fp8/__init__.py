@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.preparation import recompute_with as recompute_with
     from pytest_fp8.cases import Case as Case
     from pytest_fp8.errors import ArmError as ArmError
     from pytest_fp8.errors import BaselineError as BaselineError
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_fp8.gate.verdicts import Verdict as Verdict
     from pytest_fp8.padding import pad_to_multiple as pad_to_multiple
     from pytest_fp8.pair import Fp8Pair as Fp8Pair
+    from pytest_fp8.recompute import recompute_with as recompute_with
     from pytest_fp8.workload import Workload as Workload
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "Verdict": "gate.verdicts",
     "Fp8Pair": "pair",
     "pad_to_multiple": "padding",
-    "recompute_with": "arms.preparation",
+    "recompute_with": "recompute",
     "Workload": "workload",
 }
 __all__ = [

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "numpy", "transformers", "torchao", "rich", "cloudpickle", "pynvml")
 
 
@@ -39,3 +41,25 @@ def test_the_package_gives_its_names_lazily():
         "import sys, pytest_fp8; assert 'torch' not in sys.modules; pytest_fp8.Case; pytest_fp8.Workload; print('ok')"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "ok"
+
+
+def test_collecting_the_suites_loads_no_torch():
+    """Each name that their files import from the package comes without it, too."""
+    code = """
+import sys, pytest
+class Seen:
+    def pytest_collection_finish(self, session):
+        self.tests, self.torch = len(session.items), "torch" in sys.modules
+seen = Seen()
+code = pytest.main(["suites", "--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:benchmark"], plugins=[seen])
+print(code.name, seen.tests > 400, seen.torch)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "OK True False", done.stdout
+
+
+def test_no_public_name_loads_torch():
+    code = "import sys, pytest_fp8; [getattr(pytest_fp8, n) for n in pytest_fp8.__all__]; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -12,10 +12,8 @@ import te_stand_in
 import torch
 import torch._dynamo.testing
 
-from pytest_fp8 import Case, Verdict, Workload, recompute_with
-from pytest_fp8.arms import preparation
+from pytest_fp8 import Case, Verdict, Workload, recompute, recompute_with
 from pytest_fp8.arms.engine import Engine
-from pytest_fp8.arms.preparation import NothingRecomputes
 from pytest_fp8.arms.server import ArmServer
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
@@ -23,6 +21,7 @@ from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
 from pytest_fp8.checks.layers import check_layers
 from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.recompute import NothingRecomputes
 
 CASE = Case("micro", "transformer_engine", "delayed", compile=False, activation_checkpointing=True)
 LAYERS = 14
@@ -150,7 +149,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls)
 @pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
 def test_what_is_recomputed_is_compiled_where_its_block_is(monkeypatch, inside):
     graphs = torch._dynamo.testing.CompileCounter()
-    monkeypatch.setattr(preparation, "_compiled", functools.cache(lambda f: torch.compile(f, backend=graphs)))
+    monkeypatch.setattr(recompute, "_compiled", functools.cache(lambda f: torch.compile(f, backend=graphs)))
 
     class Block(torch.nn.Module):
         gradient_checkpointing = True

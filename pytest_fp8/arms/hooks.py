@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.arms.engine import Engine
-    from pytest_fp8.arms.preparation import Recompute
     from pytest_fp8.backends.base import Conversion
+    from pytest_fp8.recompute import Recompute
 
 Precision = Callable[[], AbstractContextManager[Any]]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+
+from pytest_fp8.recompute import NothingRecomputes, Recompute, recompute_with
 
 
 def prefer_fast_attention(device: torch.device) -> ExitStack:
@@ -51,19 +53,6 @@ def compile_blocks(model: torch.nn.Module) -> None:
         block.compile()
 
 
-Recompute = Callable[..., Any]
-"""Called as ``torch.utils.checkpoint.checkpoint`` is: a function and its arguments, all else bound beforehand."""
-
-
-class NothingRecomputes(RuntimeError):
-    """A model that cannot be told from outside to recompute its activations."""
-
-    fp8_cause = (
-        "only models of transformers, with gradient checkpointing enabled, can be told from outside to recompute"
-    )
-    fp8_next = "recompute in the model's own code; under Transformer Engine by transformer_engine.pytorch.checkpoint"
-
-
 def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, more: Mapping[str, Any]) -> None:
     """Recompute each block's activations in the backward pass. Raises where the model offers no way to.
 
@@ -75,38 +64,6 @@ def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, 
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     if recompute is not None:
         recompute_with(model, functools.partial(recompute, **more))
-
-
-def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
-    """Have the blocks of a transformers model call ``recompute`` where they call torch's checkpoint: for a function
-    of another library there is no argument. Comes after ``gradient_checkpointing_enable()``; raises without it."""
-    blocks: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-    if not blocks:
-        raise NothingRecomputes(f"no module of {type(model).__name__} has gradient checkpointing enabled")
-
-    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return recompute(_compiled_like_its_block(function), *args, **kwargs)
-
-    # A library that recomputes by hooks of its own keeps them out of compiled code: so is what comes before.
-    untraced = torch.compiler.disable(call)
-    for block in blocks:
-        block._gradient_checkpointing_func = untraced
-
-
-def _compiled_like_its_block(function: Callable[..., Any]) -> Callable[..., Any]:
-    """From 5.23 on transformers recomputes within a block's ``forward``, so within what ``block.compile()`` compiles,
-    and what is recomputed would run uncompiled. Before, it does so around the compiled block: ``function`` as it is."""
-    block = next(iter(getattr(function, "args", ())), None)
-    if not isinstance(block, torch.nn.Module) or block._compiled_call_impl is None:
-        return function
-    assert isinstance(function, functools.partial), "what transformers binds the block to"
-    return functools.partial(_compiled(function.func), *function.args, **function.keywords)
-
-
-@functools.cache
-def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Once for all blocks of a class."""
-    return torch.compile(forward)
 
 
 def accelerate_precision() -> str:

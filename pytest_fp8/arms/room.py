@@ -25,5 +25,6 @@ def step_bytes(case: Case) -> float:
     """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
     about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
     FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.6 GiB in Transformer Engine."""
-    shape, (batch, seq) = SHAPES[case.model], case.tokens or (0, 0)
+    assert case.tokens is not None, "a model of one's own, of which nobody knows what it takes"
+    shape, (batch, seq) = SHAPES[case.model], case.tokens
     return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)

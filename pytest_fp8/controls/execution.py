@@ -15,7 +15,7 @@ from pytest_fp8.controls.conversion import torchao_config
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.engine import Engine
-    from pytest_fp8.arms.preparation import Recompute
+    from pytest_fp8.recompute import Recompute
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 

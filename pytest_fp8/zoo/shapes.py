@@ -84,8 +84,8 @@ SHAPES: dict[str, Shape] = {
         loss_seeds=3,
         learning_rate=1e-3,
     ),
-    # As many sequences as keep the GPU busy longer than a host takes to launch the step. With 8, 44 ms of work at 182m,
-    # Transformer Engine's arm took 62 to 92 ms from one H200's host to the next: a speed that says nothing of FP8.
+    # As many sequences as keep the GPU busy longer than a host takes to launch the step. With 8, 43 ms of work at 182m,
+    # Transformer Engine's arm took 92 ms on one H200's host and less on others: a speed that says nothing of FP8.
     "182m": Shape(
         hidden=768,
         layers=16,
