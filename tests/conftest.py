@@ -11,6 +11,16 @@ pytest_plugins = ["pytester"]
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "inner_pytest: runs pytest with the plugin; added to whatever uses `pytester`.")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "pytester" in item.fixturenames:
+            item.add_marker("inner_pytest")
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch):
     """The environment of whoever runs the tests decides nothing in them."""

@@ -14,6 +14,7 @@ import pytest
 from pytest_fp8 import ArmError, Case, SettingsError, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.workload import ship, unship
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
 
@@ -113,13 +114,14 @@ def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):
     assert gone(fresh.pid)
 
 
-def hang():
+def hang(model):
     time.sleep(600)
 
 
 def test_an_arm_that_hangs_is_stopped_and_says_where_it_was(fresh):
-    with pytest.raises(ArmError, match="no answer to 'build'") as error:
-        fresh.build(spec(build=hang), timeout=8)
+    fresh.build(spec())  # however long this machine takes to import, the arm hangs where it is told to
+    with pytest.raises(ArmError, match="no answer to 'call' in 3 s") as error:
+        fresh.request("call", timeout=3, function=ship(hang, "a function"))
     assert error.value.kind == "hung"
     assert "in hang" in str(error.value), "the stack of the place it hung in"
     assert gone(fresh.pid)
@@ -232,7 +234,5 @@ def test_a_function_that_cannot_travel_names_the_test_that_asked():
 
 
 def test_call_runs_a_users_function_on_the_live_model(arm):
-    from pytest_fp8.workload import ship, unship
-
     count = unship(arm.request("call", function=ship(lambda model: sum(p.numel() for p in model.parameters()), "f")))
     assert count == 32 * 64 + 64 + 64 * 32 + 32
