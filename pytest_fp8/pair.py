@@ -52,7 +52,7 @@ class Fp8Pair:
         self._gated_cases = gated_cases
         self._time_first = time_first and self.case.asks("speedup")
         self._evidence: dict[str, Any] = {}
-        ledger.begin(self.case, case_hash, gpu)
+        self._row = ledger.begin(self.case, case_hash, gpu)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Fp8Pair:
                 decision = self._judge_speed(evidence, bound, baseline)
                 if decision.verdict is not Verdict.INCONCLUSIVE:
                     break
-        self._ledger.timed(self.case.id, self._arms.recording())
+        self._ledger.timed(self._row, self._arms.recording())
         ratios = [log_ratios(b, f) for b, f in zip(evidence.bf16, evidence.fp8, strict=True)]
         self._measured("speedup", "log ratio, BF16 over FP8 step time", "higher", self.case.tolerance, ratios)
         self._measured("bf16_ms", "ms per step", "lower", 0.08, [float(np.median(x)) for x in evidence.bf16])
@@ -201,7 +201,7 @@ class Fp8Pair:
         try:
             decision = decide()
         except Fp8Error as error:
-            self._ledger.error(self.case.id, error.headline)
+            self._ledger.error(self._row, error.headline)
             # The user's line is where it happened; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
@@ -209,13 +209,13 @@ class Fp8Pair:
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:
-        self._ledger.note(self.case.id, as_question or decision.question, decision)
+        self._ledger.note(self._row, as_question or decision.question, decision)
         return decision
 
     def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
         if values and self.case.backend != "bf16":
             self._ledger.measure(
-                self.case.id,
+                self._row,
                 metric,
                 {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},
             )

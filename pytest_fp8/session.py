@@ -38,7 +38,7 @@ class Session:
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
-        self._pairs: dict[str, Fp8Pair] = {}
+        self._pairs: dict[tuple[str, str, str], Fp8Pair] = {}
         self._held = ExitStack()
 
     def start(self) -> None:
@@ -66,24 +66,27 @@ class Session:
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
-        """The pair of a case, its arms alive. A workload with other functions is another pair."""
+        """The pair of a case, its arms alive. A workload that differs in anything is another pair."""
         from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.gate.baseline import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
+        from pytest_fp8.workload import identity
 
         shipped = workload.ship(test) if workload is not None else None
         fingerprint = workload.fingerprint() if workload is not None else ""
         digest = case.digest(fingerprint)
-        if digest not in self._pairs:
+        # A baseline's hash outlives Python's versions, so it is of source text; who shares arms, every value decides.
+        model = identity(shipped) if shipped is not None else ""
+        pair = self._pairs.get((case.id, digest, model))
+        if pair is None:
             folder = self.settings.baseline_dir
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
             baseline = None
             if not self.settings.update:
                 baseline = read_baseline(folder, gpu, case.id, digest)
-            arms = PairArms(case, self.pool(), shipped, fingerprint)
             stored = str(baseline_path(folder, gpu, case.id))
-            self._pairs[digest] = Fp8Pair(
-                arms,
+            pair = self._pairs[case.id, digest, model] = Fp8Pair(
+                PairArms(case, self.pool(), shipped, fingerprint + model),
                 self.settings,
                 self.ledger,
                 baseline,
@@ -93,7 +96,6 @@ class Session:
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
             )
-        pair = self._pairs[digest]
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
         pair._arms.start(ahead)
         return pair
@@ -203,6 +205,11 @@ class Session:
 
     def _why_not_stored(self, case: str) -> str:
         entry = self.ledger.entries[case]
+        if entry.namesakes:
+            return (
+                f"{entry.namesakes} different models or settings were asked under this name; give each its own: "
+                "@pytest.mark.fp8(name='...')"
+            )
         layers = entry.decisions.get("layers")
         cut = (self.ledger.open_tests or {}).get(case)
         if cut:
@@ -279,7 +286,9 @@ class Session:
             write_atomically(folder / "report.json", json.dumps(report, indent=1, default=str) + "\n")
             self.written.append(str(folder / "report.json"))
             for entry in self.ledger.entries.values():
-                if entry.metrics:
+                if entry.metrics and entry.namesakes:
+                    self.notes.append(f"no candidate of {entry.case}: {self._why_not_stored(entry.case)}")
+                elif entry.metrics:
                     write_baseline(folder / "candidates", self._candidate(entry))
         except Fp8Error as error:
             self.problems.append(error.message)

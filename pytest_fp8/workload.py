@@ -14,15 +14,15 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import os
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pytest_fp8.errors import refuse
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -163,11 +163,32 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
             seen=f"{type(error).__name__}: {error}",
             cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
             "tensor, a pytest fixture object",
-            next_step="create it inside the function, or pass its plain settings instead",
+            next_step="create it inside the function, pass its plain settings instead, or move both into a module "
+            "that can be imported: what is no test file and no conftest goes by its name",
         )
     finally:
         for module in local:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def identity(shipped: str) -> str:
+    """Hash of all that a shipped workload carries: source and every value it holds, in closures, dicts and objects.
+
+    Two workloads of one identity share their arms; anything in which they differ makes them two. cloudpickle draws a
+    random name for each class it ships by value; these count by their order, so that a fixture which defines its model
+    anew for each test still gives one workload.
+    """
+    from cloudpickle import cloudpickle
+
+    drawn = getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    order: dict[bytes, bytes] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        name = found.group()
+        return order.setdefault(name, b"class %d" % len(order)) if name.decode() in drawn else name
+
+    content = re.sub(rb"[0-9a-f]{32}", number, base64.b64decode(shipped))
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def unship(text: str) -> Any:
@@ -178,16 +199,40 @@ def unship(text: str) -> Any:
 
 
 def _unimportable_modules(value: Any) -> list[ModuleType]:
-    """Modules of the functions in ``value`` that no other process could import: test modules and conftests."""
-    import sys
-
-    functions = list(vars(value).values()) if isinstance(value, Workload) else [value]
-    found: dict[str, ModuleType] = {}
-    for function in functions:
+    """Modules whose functions and classes travel by value: test modules and conftests, which an arm must not import,
+    and where one of the functions in ``value`` stands, if no other process could import that."""
+    found = [module for name, module in list(sys.modules.items()) if _is_of_tests(name, module)]
+    for function in list(vars(value).values()) if isinstance(value, Workload) else [value]:
         module = sys.modules.get(getattr(function, "__module__", None) or "")
-        origin = getattr(module, "__file__", None)
-        if module is None or origin is None or module.__name__.startswith("pytest_fp8."):
+        if module is not None and module not in found and not _importable(module):
+            found.append(module)
+    return found
+
+
+def _is_of_tests(name: str, module: ModuleType) -> bool:
+    """Whether pytest loaded it as a test module or a conftest."""
+    held = vars(module) if isinstance(module, ModuleType) else {}
+    origin = held.get("__file__")
+    if origin is None or held.get("__name__") != name or name.startswith("pytest_fp8.") or "-packages" in origin:
+        return False
+    stem = os.path.splitext(os.path.basename(origin))[0]
+    rewritten = type(held.get("__loader__")).__module__ == "_pytest.assertion.rewrite"
+    return rewritten or stem == "conftest" or stem.startswith("test_")
+
+
+def _importable(module: ModuleType) -> bool:
+    """Whether a process with this one's ``sys.path`` would find the same file under the module's name."""
+    name, origin = module.__name__, getattr(module, "__file__", None)
+    path = None
+    if "." in name:
+        package = sys.modules.get(name.rpartition(".")[0])
+        if package is None or not _importable(package):
+            return False
+        path = package.__path__
+    for finder in sys.meta_path:
+        if type(finder).__module__.startswith("_pytest."):
             continue
-        if "site-packages" not in origin and "dist-packages" not in origin:
-            found[module.__name__] = module
-    return list(found.values())
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return origin is None or spec.origin == origin
+    return False

@@ -25,6 +25,8 @@ class Entry:
     errors: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
+    namesakes: int = 0
+    """How many pairs were asked under one case's name, where these are several: models that no name tells apart."""
 
 
 @dataclass
@@ -47,15 +49,23 @@ class Ledger:
     """Case -> collected tests that have not run to an end; ``None`` until they are known."""
     recent: list[str] = field(default_factory=list)
     """Verdicts since :meth:`taken` was last asked."""
+    _rows: dict[str, list[str]] = field(default_factory=dict)
+    """Case -> the entries of the pairs that were asked under its name."""
 
     def taken(self) -> list[str]:
         """The verdicts noted since the last call: those of the test that just ran."""
         verdicts, self.recent = self.recent, []
         return verdicts
 
-    def begin(self, case: Case, case_hash: str, gpu: str) -> None:
-        entry = self.entries.setdefault(case.id, Entry(case.id))
+    def begin(self, case: Case, case_hash: str, gpu: str) -> str:
+        """Open the entry of a pair and give its name: the case's, and a numbered one for each further pair under it."""
+        rows = self._rows.setdefault(case.id, [])
+        rows.append(f"{case.id} #{len(rows) + 1}" if rows else case.id)
+        entry = self.entries.setdefault(rows[-1], Entry(rows[-1]))
         entry.case_hash, entry.gpu = case_hash, gpu
+        for row in rows if len(rows) > 1 else ():
+            self.entries[row].namesakes = len(rows)
+        return rows[-1]
 
     def note(self, case: str, question: str, decision: Decision) -> None:
         self.recent.append(decision.verdict.value)
@@ -115,6 +125,7 @@ class Ledger:
             entry.timing.update(fields["timing"])
             entry.errors.extend(fields["errors"])
             entry.expected.extend(fields["expected"])
+            entry.namesakes = max(entry.namesakes, fields["namesakes"])
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]

@@ -1,0 +1,202 @@
+"""What travels to an arm and how, and which workloads are one and the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from pytest_fp8 import Workload
+from pytest_fp8.workload import identity, ship
+
+
+def nothing(step):
+    return step
+
+
+@dataclasses.dataclass
+class Settings:
+    width: int
+
+
+class Project:
+    def __init__(self, width):
+        self.width = width
+
+    def build(self):
+        return self.width
+
+    def __call__(self):
+        return self.width
+
+
+def of_a_dict(width):
+    settings = {"width": width}
+    return lambda: settings
+
+
+def of_a_dataclass(width):
+    settings = Settings(width)
+    return lambda: settings
+
+
+def of_an_array(width):
+    import numpy
+
+    data = numpy.full(3, width)
+    return lambda: data
+
+
+def of_a_method(width):
+    return Project(width).build
+
+
+def of_a_callable(width):
+    return Project(width)
+
+
+def of_a_partial(width):
+    return functools.partial(Project, width=width)
+
+
+def of_a_class_in_a_class(width):
+    if width == 1:
+
+        class Block:
+            def forward(self):
+                return 1
+    else:
+
+        class Block:
+            def forward(self):
+                return 2
+
+    class Model:
+        def __init__(self):
+            self.block = Block()
+
+    return Model
+
+
+def name(build):
+    return identity(Workload(build=build, batch=nothing).ship())
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [of_a_dict, of_a_dataclass, of_an_array, of_a_method, of_a_callable, of_a_partial, of_a_class_in_a_class],
+)
+def test_workloads_that_differ_in_any_value_are_two_and_alike_ones_are_one(builder):
+    assert name(builder(1)) != name(builder(2))
+    assert name(builder(1)) == name(builder(1)), "a fixture makes them anew for each test"
+
+
+def test_what_reads_like_a_drawn_name_and_is_none_counts():
+    one, other = "0" * 32, "1" * 32
+    assert name(lambda: one) != name(lambda: other)
+
+
+# -- what goes by value and what by its name ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package beside the tests, importable, with things that cannot be pickled."""
+    package = tmp_path / "fp8_project"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "locked.py").write_text("import threading\nLOCK = threading.Lock()\ndef build():\n    return LOCK and 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("fp8_project.locked")
+    for module in [module for module in sys.modules if module.startswith("fp8_project")]:
+        del sys.modules[module]
+
+
+def elsewhere(text, *path):
+    code = f"import sys; sys.path[:0] = {[str(p) for p in path]}; from pytest_fp8.workload import unship; "
+    asked = [sys.executable, "-c", code + f"print(unship({text!r})())"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+
+
+def test_an_ordinary_module_s_function_goes_by_its_name(project, tmp_path):
+    assert elsewhere(ship(project.build, "a function"), tmp_path) == "7"
+
+
+def test_a_module_that_is_found_nowhere_goes_by_value(project, tmp_path, monkeypatch):
+    (tmp_path / "fp8_project/plain.py").write_text("def build():\n    return 8\n")
+    plain = importlib.import_module("fp8_project.plain")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.setattr(sys.modules["fp8_project"], "__path__", [])
+    assert elsewhere(ship(plain.build, "a function")) == "8"
+
+
+def test_this_test_s_own_function_goes_by_value():
+    assert elsewhere(ship(functools.partial(nothing, 9), "a function")) == "9"
+
+
+def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester):
+    pytester.makeconftest("def seven():\n    return 7\n")
+    pytester.makepyfile(
+        """
+        import subprocess, sys
+        from conftest import seven
+        from pytest_fp8.workload import ship
+
+        def test_it(tmp_path):
+            code = f"from pytest_fp8.workload import unship; print(unship({ship(lambda: seven(), 'f')!r})())"
+            run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+            assert run.stdout == "7\\n", run.stderr
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+# -- several models under one name --------------------------------------------------------------------------------
+
+MODELS = """
+    import pytest
+    from pytest_fp8 import Workload
+
+    @pytest.fixture(params=[{"bypass": False}, {"bypass": True}], ids=["healthy", "broken"])
+    def fp8_workload(request):
+        settings = request.param
+
+        def build():
+            import torch
+
+            class Model(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.up, self.down = torch.nn.Linear(64, 128), torch.nn.Linear(128, 16)
+
+                def forward(self, x):
+                    linear = torch.nn.functional.linear
+                    h = linear(x, self.up.weight, self.up.bias) if settings["bypass"] else self.up(x)
+                    return self.down(h.relu()).square().mean()
+
+            return Model()
+
+        def batch(step):
+            import torch
+            return torch.randn(32, 64)
+
+        return Workload(build=build, batch=batch)
+
+    @pytest.mark.fp8(backend="torchao", recipe="tensorwise", emulated=True)
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+
+
+def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(pytester):
+    pytester.makepyfile(MODELS)
+    result = pytester.runpytest_subprocess("--fp8-report-dir=out")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["*trained and never called*", "*own-torchao-tensorwise-emulated *2/2*", "*tensorwise-emulated #2*2/2 FAIL*", "*no candidate*name=*"]
+    )
+    assert not (pytester.path / "out/candidates").exists(), "whose would it be"
