@@ -210,10 +210,13 @@ def _unimportable_modules(value: Any) -> list[ModuleType]:
 
 
 def _is_of_tests(name: str, module: ModuleType) -> bool:
-    """Whether pytest loaded it as a test module or a conftest."""
+    """Whether pytest loaded it as a test module or a conftest. A package is neither: by value, it would take all that
+    is in it along."""
     held = vars(module) if isinstance(module, ModuleType) else {}
     origin = held.get("__file__")
-    if origin is None or held.get("__name__") != name or name.startswith("pytest_fp8.") or "-packages" in origin:
+    if origin is None or held.get("__name__") != name or "__path__" in held or "-packages" in origin:
+        return False
+    if name.startswith("pytest_fp8."):
         return False
     stem = os.path.splitext(os.path.basename(origin))[0]
     rewritten = type(held.get("__loader__")).__module__ == "_pytest.assertion.rewrite"

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from pytest_fp8 import Workload
-from pytest_fp8.workload import identity, ship
+from pytest_fp8.workload import _unimportable_modules, identity, ship
 
 
 def nothing(step):
@@ -153,6 +153,13 @@ def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester)
         """
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_nothing_of_this_package_goes_by_value():
+    # pytest rewrites the assertions of a plugin's package as it does a test's.
+    local = [module.__name__ for module in _unimportable_modules(nothing)]
+    assert __name__ in local
+    assert not [name for name in local if name.partition(".")[0] == "pytest_fp8"]
 
 
 # -- several models under one name --------------------------------------------------------------------------------
