@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -19,11 +19,13 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
     """The case that the test is asked with; parametrised from ``@pytest.mark.fp8``."""
     case = getattr(request, "param", None)
     if case is None:
-        pytest.fail(
-            f"{request.node.name} asks for an FP8 case and says none\n"
-            "  expected: @pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module\n"
-            "  next:     pytest --markers",
-            pytrace=False,
+        # A fixture of the whole session does not know which test asked first; pytest names it above this message.
+        _fail(
+            "this test asks for an FP8 case and says none",
+            expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
+            seen="no mark fp8",
+            cause="fp8_case, fp8_pair, bf16_model and fp8_model are of a case, which the mark names",
+            next_step="add the mark; pytest --markers shows its arguments",
         )
     return case  # type: ignore[no-any-return]
 
@@ -46,18 +48,28 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.plugin import SESSION
 
+    _require_workload(fp8_workload)
     if (fp8_case.model == OWN) != (fp8_workload is not None):
-        hint = (
-            "override the fixture fp8_workload to bring a model, or name one of ours: @pytest.mark.fp8(model='tiny')"
-            if fp8_workload is None
-            else f"fp8_workload brings a model and the mark names another ({fp8_case.model}): leave model= out"
+        own = fp8_workload is None
+        _fail(
+            f"{request.node.name}: " + ("no model to train" if own else "two models to train"),
+            expected="a model of ours in the mark, or one that the fixture fp8_workload brings",
+            seen="neither" if own else f"model={fp8_case.model!r} in the mark, and a Workload",
+            cause="no fixture fp8_workload here overrides the plugin's, which brings none"
+            if own
+            else f"fp8_workload brings a model and the mark names another ({fp8_case.model})",
+            next_step="override the fixture fp8_workload to bring a model, or name one of ours: "
+            "@pytest.mark.fp8(model='tiny')"
+            if own
+            else "leave model= out",
         )
-        pytest.fail(f"{request.node.name}: {hint}", pytrace=False)
     try:
         return request.config.stash[SESSION].pair(fp8_case, fp8_workload, request.node.nodeid)
     except Fp8Error as error:
-        request.config.stash[SESSION].ledger.error(fp8_case.id, error.headline)
-        pytest.fail(error.message, pytrace=False)
+        failed = error
+    # Outside the except clause: what fails there is shown once more for each exception that it came from.
+    request.config.stash[SESSION].ledger.error(fp8_case.id, failed.headline)
+    pytest.fail(failed.message, pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +93,7 @@ def fp8_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
 
 
 def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
+    _require_workload(workload)
     import torch
 
     from pytest_fp8.arms.material import Material
@@ -110,3 +123,25 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
     del model
     if device == "cuda":
         torch.cuda.empty_cache()
+
+
+def _require_workload(given: object) -> None:
+    """Fail unless ``fp8_workload`` gave what it must."""
+    from pytest_fp8.workload import Workload
+
+    if given is None or isinstance(given, Workload):
+        return
+    kind = "a class" if isinstance(given, type) else f"of type {type(given).__name__}"
+    _fail(
+        "the fixture fp8_workload did not give a workload",
+        expected="pytest_fp8.Workload(build=..., batch=...), or None",
+        seen=f"{kind}: {given!r:.200}",
+        cause="a model, its class or a function is what the workload's build= takes",
+        next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
+    )
+
+
+def _fail(headline: str, *, expected: str, seen: str, cause: str, next_step: str) -> NoReturn:
+    from pytest_fp8.errors import explain
+
+    pytest.fail(explain(headline, expected, seen, cause, next_step), pytrace=False)

@@ -71,10 +71,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers("fp8"))
     if not marks:
         return
+    wrong = ""
     try:
         cases = cases_of(metafunc.definition.nodeid, marks, metafunc.config.stash[SESSION].settings)
     except Fp8Error as error:
-        pytest.fail(error.message, pytrace=False)
+        wrong = error.message
+    if wrong:
+        # Not inside the except clause: pytest would show the message twice.
+        pytest.fail(wrong, pytrace=False)
     metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
 
 

@@ -1,5 +1,7 @@
 """The marker: keyword arguments only, unknown ones named with the test, cases brought together."""
 
+import importlib.util
+
 import pytest
 
 from pytest_fp8 import Case, SettingsError
@@ -105,3 +107,76 @@ def test_emulated_cases_never_answer_for_speed_or_memory():
     assert not case.asks("speedup")
     assert not case.asks("memory")
     assert case.asks("loss")
+
+
+# Not importorskip: torch, imported after `pytester` began, would be imported a second time, which it does not survive.
+with_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
+TWICE = "During handling of the above exception, another exception occurred"
+
+
+def test_a_mark_that_is_wrong_is_shown_once(pytester):
+    result = collect(pytester, "@pytest.mark.fp8(bakend='torchao')")
+    assert result.stdout.str().count("has no argument 'bakend'") == 1
+    result.stdout.no_fnmatch_line(f"*{TWICE}*")
+
+
+@with_torchao
+def test_a_pair_that_cannot_be_had_is_one_error(pytester):
+    """The workload's function holds a lock, which no other process can be given."""
+    pytester.makepyfile(
+        """
+        import threading
+        import pytest
+        from pytest_fp8 import Workload
+
+        @pytest.fixture
+        def fp8_workload():
+            lock = threading.Lock()
+            return Workload(build=lambda: lock, batch=lambda step: lock)
+
+        @pytest.mark.fp8(emulated=True)
+        def test_mine(fp8_pair): pass
+        """
+    )
+    result = pytester.runpytest("-rN")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*cannot be sent to the arm's process*", "*expected:*"])
+    result.stdout.no_fnmatch_line(f"*{TWICE}*")
+    result.stdout.no_fnmatch_line("*direct cause*")
+
+
+@with_torchao
+@pytest.mark.parametrize("fixture", ["fp8_pair", "bf16_model", "fp8_model"])
+def test_a_workload_fixture_that_gives_something_else_is_named(pytester, fixture):
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        class Net: pass
+
+        @pytest.fixture
+        def fp8_workload():
+            return Net
+
+        @pytest.mark.fp8(emulated=True)
+        def test_mine({fixture}): pass
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "the fixture fp8_workload did not give a workload",
+            "*expected: pytest_fp8.Workload(build=..., batch=...), or None*",
+            "*seen: *a class: <class '*.Net'>*",
+            "*cause: *",
+            "*next: *return Workload(build=*",
+        ]
+    )
+
+
+def test_a_test_without_a_mark_does_not_begin_with_an_empty_name(pytester):
+    pytester.makepyfile("def test_mine(fp8_pair): pass")
+    result = pytester.runpytest()
+    result.stdout.fnmatch_lines(["*ERROR at setup of test_mine*", "this test asks for an FP8 case and says none"])
+    result.stdout.fnmatch_lines(["*seen:*", "*cause:*", "*next:*"])

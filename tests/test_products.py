@@ -44,6 +44,13 @@ def test_the_share_counts_flops_not_products():
     assert attribute(step(CALLS, all_fp8), CALLS).fp8_share() == pytest.approx(0.5)
 
 
+def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
+    newton_schulz = Product("optimizer", 64, (128, 128), "bfloat16", "mm")
+    result = attribute([*step(CALLS, all_fp8), newton_schulz], CALLS)
+    assert result.fp8_share() == pytest.approx(0.5)
+    assert not result.others
+
+
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("layer", ["a", "b"])
 def test_one_product_in_bf16_is_named(role, layer):

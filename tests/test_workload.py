@@ -109,7 +109,8 @@ def project(tmp_path, monkeypatch):
     package = tmp_path / "fp8_project"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "locked.py").write_text("import threading\nLOCK = threading.Lock()\ndef build():\n    return LOCK and 7\n")
+    code = "import threading\nLOCK = threading.Lock()\ndef build():\n    return LOCK and 7\n"
+    (package / "locked.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("fp8_project.locked")
     for module in [module for module in sys.modules if module.startswith("fp8_project")]:
@@ -204,6 +205,11 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
     result = pytester.runpytest_subprocess("--fp8-report-dir=out")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*trained and never called*", "*own-torchao-tensorwise-emulated *2/2*", "*tensorwise-emulated #2*2/2 FAIL*", "*no candidate*name=*"]
+        [
+            "*trained and never called*",
+            "*own-torchao-tensorwise-emulated *2/2*",
+            "*tensorwise-emulated #2*2/2 FAIL*",
+            "*no candidate*name=*",
+        ]
     )
     assert not (pytester.path / "out/candidates").exists(), "whose would it be"

@@ -122,7 +122,9 @@ class Engine:
             live = dict(split(self.model.named_parameters(remove_duplicate=False), self.joined))
             if drawn is not None:
                 live = {name: live[name] for name in drawn}
-            for name, value in fresh.named_parameters(remove_duplicate=False) if fresh else (drawn or {}).items():
+            # Never by a model's truth value: one with a length may be empty, and a compiled one fails when asked.
+            new = fresh.named_parameters(remove_duplicate=False) if fresh is not None else (drawn or {}).items()
+            for name, value in new:
                 target = live.pop(name)
                 target.copy_(value)
                 if jitter:
@@ -131,7 +133,7 @@ class Engine:
             if live:
                 raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
             buffers = dict(self.model.named_buffers())
-            for name, content in fresh.named_buffers() if fresh else ():
+            for name, content in fresh.named_buffers() if fresh is not None else ():
                 if name in buffers:
                     buffers[name].copy_(content)
         self.optimizer.state.clear()

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.arms.loop import WorkloadError, described, name_of
+from pytest_fp8.arms.phases import innermost
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.cases import Case
 from pytest_fp8.workload import Workload
@@ -35,6 +37,7 @@ class Material:
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise TypeError(f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}")
+            _require_weights(model)
             model = model.to(device=self.device, dtype=torch.bfloat16).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
@@ -59,11 +62,11 @@ class Material:
     def loss(self) -> training.LossFunction:
         if self.own is None:
             return training.language_model_loss(self.case.compile)
-        return self.own.loss or training.default_loss
+        return _checked_loss(self.own)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         if self.own is not None and self.own.optimizer is not None:
-            return self.own.optimizer(model.parameters())  # type: ignore[no-any-return]
+            return _checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
         return training.adamw(model.parameters(), self._learning_rate())
 
     def _learning_rate(self) -> float:
@@ -81,5 +84,62 @@ class Material:
         if isinstance(batch, dict):
             return {name: self._place(value) for name, value in batch.items()}
         if isinstance(batch, (list, tuple)):
-            return type(batch)(self._place(value) for value in batch)
+            placed = [self._place(value) for value in batch]
+            # A named tuple takes its values one by one.
+            return type(batch)(*placed) if hasattr(batch, "_fields") else type(batch)(placed)
         return batch
+
+
+# -- what a workload's functions gave ---------------------------------------------------------------------------------
+
+
+def _require_weights(model: torch.nn.Module) -> None:
+    lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
+    if lazy:
+        raise WorkloadError(
+            f"the workload's build() gave a model whose {lazy[0]!r} has no size yet",
+            "a lazy layer makes its weights in the first forward pass, which comes after the conversion",
+            "call the model once in build(), on a batch of the right size, before handing it back",
+        )
+
+
+def _checked_loss(own: Workload) -> training.LossFunction:
+    """The workload's loss; raises :class:`WorkloadError` where what it gives is none."""
+    loss_of = own.loss or training.default_loss
+
+    def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            seen = described(loss)
+        elif torch.is_grad_enabled() and not loss.requires_grad:
+            seen = "a tensor without a gradient, detached from the model or made without it"
+        else:
+            return loss
+        if own.loss is None:
+            raise WorkloadError(
+                f"the model must give its loss, as a tensor with one element or as its result's .loss; "
+                f"{type(model).__name__} gave {seen}",
+                "the workload has no loss function, so that the model's result is taken for the loss",
+                "say what the loss is: Workload(loss=lambda model, batch: ...), e.g. model(batch)[1] or "
+                "model(batch)['loss']",
+            )
+        raise WorkloadError(
+            f"the loss {name_of(own.loss)} must give a tensor with one element, it gave {seen}",
+            "training goes backward from it; a float (.item()) knows nothing of the model, and nothing is what a "
+            "function without a return gives",
+            "return the tensor itself, as the mean over the batch: loss.mean(), without .item() and .detach()",
+        )
+
+    return checked
+
+
+def _checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
+    if isinstance(innermost(given), torch.optim.Optimizer):
+        return given  # type: ignore[no-any-return]
+    raise WorkloadError(
+        f"the workload's optimizer {name_of(function)} must give one torch.optim.Optimizer, it gave {described(given)}",
+        "its steps are watched, and its state is saved and loaded, as those of torch's own class",
+        "one optimizer with several parameter groups; or, for two algorithms, one class derived from "
+        "torch.optim.Optimizer that has the groups of both, steps both, and whose state is theirs: "
+        "one.state = two.state = self.state",
+    )

@@ -93,7 +93,7 @@ def observe_forward(
 
     def hook(name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+            tensor = input_of(args, kwargs)
             if part is not None and part.name != "forward":
                 if part.name == "backward":
                     _recomputed(calls, name, tensor.requires_grad)
@@ -105,11 +105,11 @@ def observe_forward(
         return before
 
     def after_hook(name: str) -> Callable[..., None]:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if part is not None and part.name != "forward":
                 return
-            if is_fp8_layer(module) and args and isinstance(output, torch.Tensor):
-                agreement[name] = output_agreement(module, args[0], output)
+            if is_fp8_layer(module) and isinstance(output, torch.Tensor):
+                agreement[name] = output_agreement(module, input_of(args, kwargs), output)
 
         return after
 
@@ -124,7 +124,7 @@ def observe_forward(
 
     for name in originals:
         handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
-        handles.append(modules[name].register_forward_hook(after_hook(name)))
+        handles.append(modules[name].register_forward_hook(after_hook(name), with_kwargs=True))
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -143,6 +143,11 @@ def observe_forward(
             handle.remove()
     counted = [call for index, call in enumerate(calls) if call.recomputed or index not in unwatched]
     return counted, recipes, agreement
+
+
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """What a layer is called with: its first tensor, which has another name in each library where it has one."""
+    return next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
 
 
 class Part:
@@ -199,7 +204,12 @@ def output_agreement(module: torch.nn.Module, given: torch.Tensor, output: torch
 
 
 class ProductRecorder(TorchDispatchMode):
-    """Records every matrix product that reaches the dispatcher, with its operands' precision."""
+    """Records every matrix product of a phase that reaches the dispatcher, with its operands' precision.
+
+    Off in the optimizer's phase: what an optimizer multiplies is no layer's product, and its compiled code runs as it
+    is. Elsewhere code that the user compiled runs uncompiled: under such a mode torch does not compile, and
+    ``fullgraph=True`` takes that for an error.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -209,9 +219,15 @@ class ProductRecorder(TorchDispatchMode):
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
+        if name == "optimizer":
+            yield
+            return
         self.phase = name
-        yield
-        self.phase = ""
+        try:
+            with torch.compiler.set_stance("force_eager"), self:
+                yield
+        finally:
+            self.phase = ""
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:

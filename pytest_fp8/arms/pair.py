@@ -11,7 +11,8 @@ from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cases import Case
 from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
-from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
+from pytest_fp8.gate.decide import BASELINE_BLOCKS, LOOKS, MAX_LOSS_SEEDS, tail_gap
+from pytest_fp8.gate.losses import compare_curves
 from pytest_fp8.gate.verdicts import Verdict
 from pytest_fp8.gpu import Conditions, conditions
 
@@ -89,10 +90,10 @@ class PairArms:
                 if self._settled(seed, evidence):
                     return LossEvidence(**evidence)
                 seed += 1
-            gaps = [tail_gap(evidence["fp8"][s].losses, evidence["bf16"][s].losses) for s in evidence["fp8"]]
             own = [tail_gap(evidence["twin"][s].losses, evidence["bf16"][s].losses) for s in evidence["twin"]]
-            margin = loss_margin(frozen_margin or own)
-            if decide_loss(gaps, margin).verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
+            fp8, bf16 = ([evidence[arm][s].losses for s in evidence["fp8"]] for arm in ("fp8", "bf16"))
+            verdict = compare_curves(fp8, bf16, frozen_margin or own).verdict
+            if verdict is not Verdict.INCONCLUSIVE or seed >= MAX_LOSS_SEEDS:
                 break
         return LossEvidence(**evidence)
 

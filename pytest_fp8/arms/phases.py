@@ -30,7 +30,8 @@ def follow(
     """Open ``phase`` for each part of the step that runs inside, however often the parts alternate.
 
     What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
-    without gradients is evaluation, and all else is forward. ``on_gradients`` runs before each optimizer step.
+    without gradients is evaluation, and all else is forward: also the closure that an optimizer is given, which it
+    calls inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
     """
     parts, seen = _Parts(phase), Seen()
     real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
@@ -45,11 +46,24 @@ def follow(
         with parts.inside("backward"):
             return real_grad(*args, **kwargs)
 
-    def before_step(*_: Any) -> None:
+    def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen.stepped += 1
-        if on_gradients is not None:
-            on_gradients()
+        closure = closure_of(args[1:], kwargs)
+        if closure is None:
+            if on_gradients is not None:
+                on_gradients()
+            parts.enter("optimizer")
+            return None
+
+        def followed() -> Any:
+            with parts.inside("forward"):
+                loss = closure()
+            if on_gradients is not None:
+                on_gradients()
+            return loss
+
         parts.enter("optimizer")
+        return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     @contextmanager
     def call(_: list[Any]) -> Iterator[None]:
@@ -76,6 +90,13 @@ def follow(
         for hook in hooks:
             hook.remove()
         parts.leave()
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of ``optimizer.step(closure)``: the step's own forward and backward passes, which
+    an optimizer such as LBFGS runs as often as it needs them."""
+    closure = args[0] if args else kwargs.get("closure")
+    return closure if callable(closure) else None
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:

@@ -155,8 +155,8 @@ class ArmProcess:
         line = json.dumps({"operation": operation, "arguments": arguments}) + "\n"
         try:
             write_all(self._requests, line.encode())
-        except (BrokenPipeError, OSError) as error:
-            self._raise_dead(error)
+        except (BrokenPipeError, OSError):
+            self._raise_dead()
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
         """Wait for the answer to what was sent. Raises :class:`ArmError` as :meth:`request` does."""
@@ -182,7 +182,7 @@ class ArmProcess:
             if ready:
                 chunk = os.read(self._answers, 1 << 20)
                 if not chunk:
-                    self._raise_dead(None)
+                    self._raise_dead()
                 self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -204,14 +204,16 @@ class ArmProcess:
 
     def _raise_error(self, answer: dict[str, Any]) -> None:
         kind = answer.get("kind", "raised")
+        cause, line = answer.get("cause", ""), answer.get("line", "")
         raise ArmError(
             kind,
             f"the arm {self.name!r} {'ran out of GPU memory' if kind == 'out of memory' else 'raised'} "
             f"while it was asked to {self._asked!r}",
             expected=f"{self._asked!r} to succeed",
-            seen=answer["error"],
-            cause=answer.get("cause", "") or answer.get("trace", ""),
-            next_step=answer.get("next", ""),
+            # Where there is no better cause than the trace, the line of the user's own is in it.
+            seen=answer["error"] + (f"\n{line}" if cause and line else ""),
+            cause=cause or answer.get("trace", ""),
+            next_step=answer.get("next", "") or "do by hand what the trace's lines do, with the model in bfloat16",
         )
 
     def _raise_hung(self, timeout: float) -> None:
@@ -230,7 +232,7 @@ class ArmProcess:
             next_step="run the same case alone with -k, and watch nvidia-smi",
         )
 
-    def _raise_dead(self, error: BaseException | None) -> None:
+    def _raise_dead(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         code = self._process.returncode
@@ -247,7 +249,7 @@ class ArmProcess:
             seen=f"the end of its output:\n{tail or '(nothing)'}",
             cause=cause,
             next_step="read the output above; `dmesg | tail` names a process the system killed",
-        ) from error
+        ) from None  # a broken pipe is how it was noticed, and says nothing more
 
 
 def _signal_name(number: int) -> str:

@@ -111,7 +111,7 @@ class ArmServer:
             attention, milliseconds = seen["attention"], seen["milliseconds"]
         else:
             recorder = observe.ProductRecorder()
-            with recorder, recorder.watching(modules[name] for name in engine.originals):
+            with recorder.watching(modules[name] for name in engine.originals):
                 engine.step(batch, recorder.in_phase, note_bypassed)
             products, families, attention, milliseconds = recorder.products, None, {}, {}
         live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
@@ -210,21 +210,22 @@ class ArmServer:
         modules = dict(engine.model.named_modules())
         names = {id(modules[name]): name for name in engine.conversion.converted}
 
-        def look(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            rows = args[0].numel() // max(1, args[0].shape[-1])
+        def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = observe.input_of(args, kwargs)
+            rows = given.numel() // max(1, given.shape[-1])
             if rows % multiple:
                 raise TokenCountError(
-                    f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(args[0].shape)}); "
+                    f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(given.shape)}); "
                     f"FP8 needs a multiple of {ALIGNMENT}"
                 )
 
-        def look_in_training(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        def look_in_training(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             # Evaluation has no weight gradient.
             if torch.is_grad_enabled():
-                look(module, args)
+                look(module, args, kwargs)
 
         def watch(hook: Callable[..., None]) -> list[Any]:
-            return [modules[name].register_forward_pre_hook(hook) for name in names.values()]
+            return [modules[name].register_forward_pre_hook(hook, with_kwargs=True) for name in names.values()]
 
         handles = watch(look if engine.own_step is None else look_in_training)
         try:

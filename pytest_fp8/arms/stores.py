@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pytest_fp8.arms import rest
 from pytest_fp8.arms.layout import Joined, join, split
 from pytest_fp8.arms.loop import schedule_of
 
@@ -50,7 +51,9 @@ class StrayParameter(RuntimeError):
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
-    state = dict(optimizer_state(engine)) if optimizer else {}
+    held = dict(optimizer_state(engine)) if optimizer else {}
+    state = {key: value for key, value in held.items() if rest.is_tensor(value)}
+    state_digests = _state_digests(held)
     written = engine.hooks.stored(engine, weights)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -64,6 +67,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         # The folder is read once and removed: nothing is gained by waiting until a disk has it.
         writer = dcp.FileSystemWriter(str(path), thread_count=WRITERS, sync_files=False)
         dcp.save({**named, **state}, storage_writer=writer, no_dist=True)
+    rest.write({key: value for key, value in held.items() if key not in state}, path)
     schedule = schedule_of(engine.optimizer)
     if optimizer and schedule is not None:
         torch.save(schedule.state_dict(), path / SCHEDULE)
@@ -77,7 +81,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "frozen": sum(not engine.backend.saved(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
-        "optimizer_digests": digests(state),
+        "optimizer_digests": state_digests,
         "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     }
 
@@ -115,9 +119,9 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     if optimizer:
         engine.optimizer.state.clear()
         if engine.hooks.loads_optimizer():
-            _load_optimizer(engine, stored)
+            _load_optimizer(engine, stored, rest.read(Path(folder)))
             _load_schedule(engine, Path(folder) / SCHEDULE)
-        report["optimizer_digests"] = digests(dict(optimizer_state(engine)))
+        report["optimizer_digests"] = _state_digests(dict(optimizer_state(engine)))
     engine.park()
     return report
 
@@ -169,23 +173,28 @@ def _plain_joined(engine: Engine) -> Joined:
     return {plain_name(name): parts for name, parts in engine.joined.items()}
 
 
-def optimizer_state(engine: Engine) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's tensors by parameter name: ``optimizer/<parameter>/<entry>``, in parameter order."""
+def optimizer_state(engine: Engine) -> list[tuple[str, Any]]:
+    """What the optimizer keeps, by parameter name: ``optimizer/<parameter>/<entry>``, in parameter order."""
     names = {id(parameter): plain_name(name) for name, parameter in engine.model.named_parameters()}
     joined = _plain_joined(engine)
-    entries: list[tuple[str, torch.Tensor]] = []
+    entries: list[tuple[str, Any]] = []
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
                 raise StrayParameter("the optimizer steps a parameter that the model does not have")
             for entry, value in engine.optimizer.state.get(parameter, {}).items():
-                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-                parts = split([(names[id(parameter)], tensor)], joined)
+                live = names[id(parameter)]
+                whole = rest.is_tensor(value)
+                parts = split([(live, value)], joined) if whole else rest.each_part_s(live, entry, value, joined)
                 entries += [(f"{OPTIMIZER}{name}/{entry}", part) for name, part in parts]
     return entries
 
 
-def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
+def _state_digests(state: dict[str, Any]) -> dict[str, int]:
+    return digests({name: leaf for key, value in state.items() for name, leaf in rest.leaves(key, value)})
+
+
+def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor], others: dict[str, Any]) -> None:
     parameters = {plain_name(name): parameter for name, parameter in engine.model.named_parameters()}
     joined = _plain_joined(engine)
     by_entry: dict[str, dict[str, torch.Tensor]] = {}
@@ -198,6 +207,10 @@ def _load_optimizer(engine: Engine, stored: dict[str, torch.Tensor]) -> None:
             if parameter is None:
                 raise KeyError(f"the stored optimizer knows a parameter {name!r} that this model does not have")
             engine.optimizer.state[parameter][entry] = value.to(parameter.device)
+    whole = {part: live for live, parts in joined.items() for part, _ in parts}
+    for key, value in others.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        engine.optimizer.state[parameters[whole.get(name, name)]][entry] = value
 
 
 def _load_schedule(engine: Engine, path: Path) -> None:

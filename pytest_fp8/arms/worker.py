@@ -99,8 +99,16 @@ def _describe(error: Exception) -> dict[str, Any]:
     traceback.print_exc()
     import torch
 
-    trace = "".join(traceback.format_exception(error)[-4:])[-2500:]
-    described = {"error": f"{type(error).__name__}: {str(error)[:2000]}", "kind": "raised", "trace": trace}
+    from pytest_fp8.arms import frames
+
+    described = {
+        "error": f"{type(error).__name__}: {str(error)[:2000]}",
+        "kind": "raised",
+        "trace": frames.trace_of(error),
+        "line": frames.users_line(error),
+    }
+    if frames.mixes_types(error):
+        described["cause"], described["next"] = frames.MIXED_CAUSE, frames.MIXED_NEXT
     if isinstance(error, torch.OutOfMemoryError):
         described["kind"] = "out of memory"
         described["cause"] = "the model, its optimizer state and one step's activations do not fit beside what is there"

@@ -272,6 +272,14 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
+def put_in_place(model: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Hang ``new`` wherever ``old`` hangs: a layer that two blocks share is one module under several names."""
+    for parent in model.modules():
+        for child, held in parent._modules.items():
+            if held is old:
+                setattr(parent, child, new)
+
+
 def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:
     """Weights of several products in one parameter, by name with their shape: experts, as transformers keeps them.
 

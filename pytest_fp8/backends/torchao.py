@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, plan
+from pytest_fp8.backends.base import Backend, Conversion, Prepared, linears, plan, put_in_place
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_fp8.cases import Case
+
+
+class ComputedWeightError(TypeError):
+    """A Linear whose weight is computed from other parameters: torchao's layer takes over a parameter alone."""
+
+    fp8_cause = (
+        "weight_norm, spectral_norm and other parametrizations compute the weight in each forward pass, and torchao's "
+        "Float8Linear takes over a weight that is a parameter"
+    )
+    fp8_next = "leave the layer in high precision by its name, Workload(leave=(...,)), or take the parametrization off"
 
 
 class TorchAO(Backend):
@@ -36,7 +48,20 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        case: Case,
+        compiled: bool,
+    ) -> Prepared:
+        return Prepared(*self._converted(model, case.recipe, case.emulated))
+
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+        return self._converted(model, recipe, emulated)[1]
+
+    def _converted(self, model: torch.nn.Module, recipe: str, emulated: bool) -> tuple[torch.nn.Module, Conversion]:
+        """The model, which is a new one where it is itself a Linear, and what was done."""
         from dataclasses import replace
 
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -45,8 +70,14 @@ class TorchAO(Backend):
         config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         result = plan(model)
         wanted = set(result.converted)
-        convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
-        return result
+        _require_parameters(model, result.converted)
+        before = linears(model)
+        model = convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
+        # What two blocks share, torchao replaces under the name it is asked about first; the filter knows no other.
+        after = linears(model)
+        for name in result.converted:
+            put_in_place(model, before[name], after[name])
+        return model, result
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from torchao.float8.float8_linear import Float8Linear
@@ -64,6 +95,20 @@ class TorchAO(Backend):
             if all(getattr(config, part) == getattr(known, part) for part in _RECIPE_FIELDS):
                 return {"recipe": recipe}
         return {"recipe": "custom"}
+
+
+def _require_parameters(model: torch.nn.Module, names: Iterable[str]) -> None:
+    """Raise :class:`ComputedWeightError` for a Linear whose weight torchao could not take over."""
+    import torch
+
+    modules = dict(model.named_modules())
+    for name in names:
+        for part in ("weight", "bias"):
+            value = getattr(modules[name], part)
+            if value is not None and not isinstance(value, torch.nn.Parameter):
+                raise ComputedWeightError(
+                    f"the {part} of layer {name!r} is no parameter, and torchao cannot convert the layer"
+                )
 
 
 _RECIPE_FIELDS = (

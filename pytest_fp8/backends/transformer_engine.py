@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_fp8.backends.base import Backend, Conversion, linears, why_left
+from pytest_fp8.backends.base import Backend, Conversion, linears, put_in_place, why_left
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +65,7 @@ class TransformerEngine(Backend):
             replacement.weight = linear.weight
             if linear.bias is not None:
                 replacement.bias = linear.bias
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, replacement)
+            put_in_place(model, linear, replacement)
             result.converted.append(name)
         return result
 

@@ -95,16 +95,43 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
                 cause="both libraries are installed and nobody said which to use: Accelerate then takes torchao",
                 next_step="pass the library's own recipe object, e.g. kwargs_handlers=[TERecipeKwargs(...)]",
             )
+    cause, next_step = _why_nothing(evidence)
     return fail(
         "no layer was converted to FP8",
         expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
-        seen="; ".join(sorted(set(evidence.left.values())) if not evidence.converted else ["no FP8 layer"])
-        or "no Linear at all",
-        cause=_who_dropped_it(evidence),
-        next_step="convert the model itself, or check how FP8 is switched on"
-        if evidence.converted
-        else "make in_features and out_features multiples of 16, or check how FP8 is switched on",
+        seen=("; ".join(sorted(set(evidence.left.values()))) if not evidence.converted else "")
+        or ("no FP8 layer" if evidence.originals else "no Linear at all"),
+        cause=cause,
+        next_step=next_step,
     )
+
+
+_HOW_TO_CONVERT = {
+    "size": "make in_features and out_features multiples of 16",
+    "filter": "take names or patterns out of Workload(leave=...)",
+    "edge": "give the model more Linears than a first and a last, or take the backend torchao, which converts both",
+    "head": "write the other products as nn.Linear",
+    "adapter": "give the Linears under the adapters sizes that FP8 takes",
+}
+"""What a Linear's reason to stay begins with -> what to do about it."""
+
+
+def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
+    """Cause and next step where no layer is in FP8, by the reasons that the Linears were left for."""
+    if evidence.converted:
+        return _who_dropped_it(evidence), "convert the model itself, or check how FP8 is switched on"
+    elsewhere = "products that no nn.Linear holds (convolutions, transformers' Conv1D in GPT-2, raw parameters)"
+    if not evidence.originals:
+        return (
+            f"FP8 conversions take nn.Linear alone, and this model has none: {elsewhere} stay as they are",
+            "write its products as nn.Linear, or ask FP8 of another model",
+        )
+    kinds = {reason.partition(":")[0] for reason in evidence.left.values()}
+    advice = [text for kind, text in _HOW_TO_CONVERT.items() if kind in kinds]
+    if "size" in kinds or set(evidence.originals) - set(evidence.left):
+        return _who_dropped_it(evidence), ", or ".join([*advice, "check how FP8 is switched on"])
+    also = f"; {elsewhere} are never converted" if "head" in kinds else ""
+    return f"every nn.Linear of the model is one that stays in high precision{also}", ", or ".join(advice)
 
 
 def _who_dropped_it(evidence: LayersEvidence) -> str:

@@ -105,8 +105,7 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Find
             seen=f"gradients without a call: {some(evidence.bypassed)}"
             if evidence.bypassed
             else f"products in high precision of the sizes of {some(passed_by)}, without a call",
-            cause="their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper",
-            next_step="call the layer itself, so that its FP8 forward runs",
+            **_used_past(passed_by),
         )
     # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
     for role in (FPROP, RECOMPUTE, DGRAD, WGRAD):
@@ -146,6 +145,24 @@ def _execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Find
             next_step="read the layer's backward, and the recipe's roles",
         )
     return None
+
+
+def _used_past(layers: Sequence[str]) -> dict[str, str]:
+    """Cause and next step of layers whose weights are used without a call. torch's attention is the one case in which
+    nobody can call the layer: ``nn.MultiheadAttention`` gives ``out_proj``'s weight to its function."""
+    attention = [name for name in layers if name.rpartition(".")[2] == "out_proj"]
+    cause = "their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper"
+    call = "call the layer itself, so that its FP8 forward runs"
+    if not attention:
+        return {"cause": cause, "next_step": call}
+    in_torch = (
+        "nn.MultiheadAttention (and nn.TransformerEncoderLayer with it) gives the weight of its out_proj to "
+        "F.multi_head_attention_forward, which multiplies in high precision"
+    )
+    leave = "where that is torch's: Workload(leave=('*.out_proj',)), or an attention of your own that calls its Linears"
+    if len(attention) == len(layers):
+        return {"cause": f"{in_torch}; or {cause}", "next_step": leave}
+    return {"cause": f"{cause}; and {in_torch}", "next_step": f"{call}; for out_proj, {leave}"}
 
 
 def _passed_by(evidence: LayersEvidence, step: StepProducts) -> list[str]:

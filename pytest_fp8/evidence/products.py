@@ -148,8 +148,8 @@ def attribute(
     recompute = recompute and not any(call.recomputed for call in calls)
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
     for product in products:
-        # A hand-written step may evaluate in between, which is no training.
-        if product.phase != "evaluation":
+        # A hand-written step may evaluate in between, and an optimizer may multiply (Muon): no layer's products.
+        if product.phase not in ("evaluation", "optimizer"):
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
 

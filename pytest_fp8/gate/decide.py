@@ -45,7 +45,8 @@ ALLOWANCE = 0.003
 DISPLAYED = 0.99
 """Confidence of the interval that is shown."""
 LOSS_MARGIN = (0.02, 0.05)
-"""Bounds in nats of the loss margin. Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
+"""Bounds of the loss margin: in nats, or as shares of a reference's loss that ends below 1 (:mod:`.losses`).
+Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
 LOSS_CONFIDENCE = 0.95
 """Of a PASS: the mean gap is below the margin."""
 LOSS_ALPHA = 0.01
@@ -249,7 +250,7 @@ def fail_quantile(looks: int, cases: int) -> float:
 
 @dataclass(frozen=True)
 class LossGap:
-    """FP8 loss less BF16 loss at the end of the horizon, in nats: mean over seeds, bound, margin."""
+    """FP8 loss less BF16 loss at the end of the horizon, in the loss's own unit: mean over seeds, bound, margin."""
 
     gap: float
     bound: float
@@ -259,20 +260,25 @@ class LossGap:
 
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
-    """Mean of FP8 - BF16 over the last fifth of the steps (at least one), in nats."""
+    """Mean of FP8 - BF16 over the last fifth of the steps (at least one), in the loss's own unit."""
     tail = max(1, len(fp8) // 5)
     return float(np.mean(np.asarray(fp8[-tail:]) - np.asarray(bf16[-tail:])))
 
 
-def loss_margin(bf16_gaps: Sequence[float]) -> float:
-    """Three standard deviations of BF16-against-BF16 tail gaps about zero, kept within :data:`LOSS_MARGIN`."""
-    spread = math.sqrt(float(np.mean(np.square(bf16_gaps)))) if len(bf16_gaps) else 0.0
-    return min(max(3 * spread, LOSS_MARGIN[0]), LOSS_MARGIN[1])
+def loss_noise(bf16_gaps: Sequence[float]) -> float:
+    """Three standard deviations of BF16-against-BF16 tail gaps about zero; 0 where there are none."""
+    return 3 * math.sqrt(float(np.mean(np.square(bf16_gaps)))) if len(bf16_gaps) else 0.0
 
 
-def decide_loss(gaps: Sequence[float], margin: float) -> LossGap:
-    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE``; FAIL when above it with the confidence that
-    ``LOSS_ALPHA`` leaves each number of seeds at which the question may be asked again; else INCONCLUSIVE.
+def loss_margin(bf16_gaps: Sequence[float], scale: float = 1.0) -> float:
+    """:func:`loss_noise`, kept within :data:`LOSS_MARGIN` times ``scale``."""
+    return min(max(loss_noise(bf16_gaps), LOSS_MARGIN[0] * scale), LOSS_MARGIN[1] * scale)
+
+
+def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0) -> LossGap:
+    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE``; FAIL when above it, and above ``noise``,
+    with the confidence that ``LOSS_ALPHA`` leaves each number of seeds at which the question may be asked again; else
+    INCONCLUSIVE. No gap at all passes any margin, one of 0 too.
 
     Few seeds can be close to each other by chance, and Student's t is then the only guard: a FAIL needs more of it.
     """
@@ -283,9 +289,9 @@ def decide_loss(gaps: Sequence[float], margin: float) -> LossGap:
         error = sample_sd(gaps) / math.sqrt(seeds)
         bound = student_quantile(LOSS_CONFIDENCE, seeds - 1) * error
         proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
-    if mean + bound < margin:
+    if mean + bound < margin or (seeds > 1 and not any(gaps)):
         verdict = Verdict.PASS
-    elif mean - proven > margin:
+    elif mean - proven > max(margin, noise):
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE

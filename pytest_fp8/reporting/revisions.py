@@ -45,6 +45,8 @@ def _difference(change: Change) -> str:
         return f"{change.change:+.2%} (band {change.half_width:.0%})"
     if change.half_width <= 1e-9:
         return f"{change.change:+.6f} (exact)" if change.change else "0 (exact)"
+    if change.half_width < 0.001:
+        return f"{change.change:+.2g} (band {change.half_width:.2g})"
     return f"{change.change:+.4f} (band {change.half_width:.3f})"
 
 

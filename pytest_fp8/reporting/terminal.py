@@ -74,7 +74,7 @@ def row(entry: Entry) -> list[str]:
     cells = [
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
-        _cell(loss, lambda n: f"{n['gap']:+.4f} (<{n['margin']:.3f})" if "gap" in n else ""),
+        _cell(loss, _gap),
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
@@ -85,6 +85,14 @@ def row(entry: Entry) -> list[str]:
     elif entry.errors:
         cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
     return cells
+
+
+def _gap(numbers: Mapping[str, Any]) -> str:
+    if "gap" not in numbers:
+        return ""
+    gap, margin = numbers["gap"], numbers["margin"]
+    # The margin of a loss that ends near zero is a share of it, which four decimals do not show.
+    return f"{gap:+.4f} (<{margin:.3f})" if margin >= 0.001 else f"{gap:+.2g} (<{margin:.2g})"
 
 
 def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]], str], marked: bool = True) -> str:

@@ -1,0 +1,120 @@
+"""What an exception inside an arm shows: the user's own line, the cause that torch does not say, and what to do."""
+
+import os
+import signal
+
+import pytest
+
+from pytest_fp8 import ArmError, Case, Workload
+from pytest_fp8.arms.frames import mixes_types, trace_of, users_line
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+
+CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
+
+
+def build():
+    import torch
+
+    class WithPositions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+
+        def forward(self, x):
+            positions = torch.arange(32).float().sin()
+            return self.net(x + positions)
+
+    return WithPositions()
+
+
+def batch(step):
+    import torch
+
+    return torch.randn(16, 32)
+
+
+def test_a_tensor_of_another_type_is_named_with_the_users_line_and_what_to_do():
+    arm = ArmProcess()
+    try:
+        with pytest.raises(ArmError) as error:
+            arm.build(ArmSpec(CASE.reference(), "cpu", Workload(build=build, batch=batch).ship("a test"), threads=1))
+    finally:
+        arm.close()
+    assert "must have the same dtype" in error.value.seen
+    assert "return self.net(x + positions)" in error.value.seen
+    assert "in forward" in error.value.seen
+    assert "must take the input's dtype" in error.value.cause
+    assert ".to(x.dtype)" in error.value.next_step
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def deep_in_torch():
+    import torch
+
+    torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4)))(torch.ones(2, 3))  # the user's line
+
+
+def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
+    error = raised(deep_in_torch)
+    trace = trace_of(error)
+    assert "# the user's line" in trace
+    assert "  ...\n" in trace
+    assert "in forward" in trace
+    assert trace.rstrip().endswith("shapes cannot be multiplied (2x3 and 4x4)")
+    assert "# the user's line" in users_line(error)
+
+
+def test_a_short_trace_is_shown_once():
+    def fail():
+        raise ValueError("mine")
+
+    trace = trace_of(raised(fail))
+    assert trace.count('raise ValueError("mine")') == 1
+    assert "..." not in trace
+
+
+@pytest.mark.parametrize(
+    ("error", "mixed"),
+    [
+        (RuntimeError("mat1 and mat2 must have the same dtype, but got Float and BFloat16"), True),
+        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"), True),
+        (RuntimeError("expected scalar type BFloat16 but found Float"), True),
+        (RuntimeError("Input type (float) and bias type (c10::BFloat16) should be the same"), True),
+        (RuntimeError("expected mat1 and mat2 to have the same dtype, but got: double != float"), False),
+        (RuntimeError('"some_kernel" not implemented for BFloat16'), False),
+        (ValueError("the same dtype as BFloat16"), False),
+    ],
+)
+def test_which_errors_are_of_mixed_types(error, mixed):
+    assert mixes_types(error) == mixed
+
+
+def test_every_error_of_an_arm_says_what_to_do_next():
+    arm = ArmProcess.__new__(ArmProcess)
+    arm.name, arm._asked = "an arm", "curve"
+    with pytest.raises(ArmError) as error:
+        arm._raise_error({"error": "KeyError: 'x'", "trace": "the trace", "line": "the line"})
+    assert (error.value.cause, error.value.seen) == ("the trace", "KeyError: 'x'")
+    assert "next:" in error.value.message
+
+
+def test_an_arm_that_was_gone_before_it_was_asked_is_one_error():
+    arm = ArmProcess()
+    try:
+        os.kill(arm.pid, signal.SIGKILL)
+        arm._process.wait(timeout=10)
+        with pytest.raises(ArmError, match="died of SIGKILL") as error:
+            arm.request("layers")
+    finally:
+        arm.close()
+    # Else pytest shows the broken pipe above it.
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__

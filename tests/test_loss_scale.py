@@ -1,0 +1,193 @@
+"""Losses that are no nats per token: small, zero, of both signs, or summed over a batch."""
+
+import numpy as np
+import pytest
+
+from pytest_fp8 import Verdict
+from pytest_fp8.checks.loss import check_loss
+from pytest_fp8.evidence.records import Curve, LossEvidence
+from pytest_fp8.gate.decide import LOSS_MARGIN, decide_loss, loss_margin, tail_gap
+from pytest_fp8.gate.losses import compare_curves, loss_scale
+
+STEPS = 50
+
+
+def falling(end, factor=1.0, wobble=0.0, start=1.0, seeds=4):
+    """Curves from ``start`` to ``end``; ``factor`` and ``wobble`` (a share of the end, another for each seed) act on
+    what comes after the first step."""
+    path = np.geomspace(start, end, STEPS)
+    return {
+        s: Curve(s, [start, *(path[1:] * (factor + wobble * (s - 1.4)))], [1.0 + s + factor] * STEPS)
+        for s in range(seeds)
+    }
+
+
+def decided(fp8, bf16, twin=None, **frozen):
+    return check_loss(LossEvidence(fp8=fp8, bf16=bf16, twin=twin or bf16), **frozen)
+
+
+def test_a_squared_error_three_times_as_large_fails():
+    decision = decided(falling(0.001, wobble=0.001), falling(0.0003))
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert "of the loss, which ends below 1" in decision.message
+    assert "nats" not in decision.message
+    assert decision.numbers["margin"] < 1e-4
+
+
+def test_a_squared_error_of_the_same_size_passes_with_its_margin_named():
+    decision = decided(falling(0.0003, 1.002, wobble=0.001), falling(0.0003))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "2.0% of the loss, which ends below 1" in decision.message
+
+
+@pytest.mark.parametrize("end", [1.0, 1.5, 12.0, 700.0])
+def test_a_loss_that_ends_at_one_or_above_has_the_margin_it_always_had(end):
+    reference, fp8 = falling(end, start=2 * end), falling(end, 1.0005, wobble=0.0002, start=2 * end)
+    twin = [0.01, -0.01, 0.004]
+    curves = [[c.losses for c in arm.values()] for arm in (fp8, reference)]
+    assert loss_scale(curves[1]).value == 1
+    gaps = [tail_gap(a, b) for a, b in zip(*curves, strict=True)]
+    assert compare_curves(*curves, twin) == decide_loss(gaps, loss_margin(twin))
+    assert decided(fp8, reference, frozen_margin=twin).numbers["margin"] == loss_margin(twin)
+
+
+def test_below_one_the_rule_does_not_depend_on_the_unit():
+    reference, fp8, twin = falling(0.5), falling(0.5, 1.03, wobble=0.02), falling(0.5, wobble=0.01)
+    verdicts, shares = set(), []
+    for unit in (1.0, 1e-3, 1e-6):
+        arms = [[[x * unit for x in c.losses] for c in arm.values()] for arm in (fp8, reference)]
+        gap = compare_curves(*arms, [unit * tail_gap(twin[s].losses, reference[s].losses) for s in twin])
+        verdicts.add(gap.verdict)
+        shares.append(gap.margin / loss_scale(arms[1]).value)
+    assert len(verdicts) == 1
+    assert shares == pytest.approx([shares[0]] * 3)
+    assert LOSS_MARGIN[0] <= shares[0] <= LOSS_MARGIN[1]
+
+
+def signed(offset=0.0, noise=0.3, seeds=4):
+    """Curves about zero, as a policy gradient's or a critic's are."""
+    return {
+        s: Curve(
+            s, [0.004 if not t else noise * np.cos(2.2 * t + s) + offset for t in range(STEPS)], [1.0 + offset] * STEPS
+        )
+        for s in range(seeds)
+    }
+
+
+def test_a_loss_of_both_signs_never_fails_and_says_why_it_is_undecided():
+    decision = decided(signed(0.05), signed())
+    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
+    assert "changes sign" in decision.message
+    assert "one sign" in decision.message
+
+
+@pytest.mark.parametrize(("first", "fails"), [(0.03, False), (0.4, True)])
+def test_the_first_loss_of_both_signs_may_be_further_apart(first, fails):
+    """0.026 apart is 9 % of the curve's largest loss, as seen of a critic's in sound FP8."""
+    reference = signed()
+    apart = {s: Curve(s, [first, *signed(0.001)[s].losses[1:]], c.gradient_norms) for s, c in reference.items()}
+    decision = decided(apart, reference)
+    assert ("very first step" in decision.message) == fails, decision.message
+    assert (decision.verdict is Verdict.FAIL) == fails
+
+
+def test_a_gap_within_the_references_own_noise_is_no_finding():
+    reference = falling(0.01)
+    noisy, quiet = falling(0.01, 1.1), falling(0.01, 1.001)
+    fp8 = falling(0.01, 1.2, wobble=0.0001)
+    undecided = decided(fp8, reference, noisy)
+    assert undecided.verdict is Verdict.INCONCLUSIVE, undecided.message
+    assert "BF16 against itself" in undecided.message
+    assert decided(fp8, reference, quiet).verdict is Verdict.FAIL
+
+
+def test_a_loss_learnt_by_heart_is_undecided():
+    decision = decided(falling(3e-7, 2.0, wobble=0.001), falling(1e-7))
+    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
+    assert "the rest is rounding" in decision.message
+
+
+def test_a_loss_that_both_arms_bring_to_zero_passes():
+    reference = {s: Curve(s, [*(1.0 - 0.1 * t for t in range(10)), *[0.0] * 40], [1.0] * STEPS) for s in range(3)}
+    fp8 = {s: Curve(s, [1.001, *c.losses[1:]], [1.1] * STEPS) for s, c in reference.items()}
+    assert decided(fp8, reference).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("value", [0.0, 3.25])
+def test_a_loss_that_never_moves_is_no_finding_against_fp8(value):
+    still = {s: Curve(s, [value] * STEPS, [1.0 + s] * STEPS) for s in range(3)}
+    decision = decided(still, still)
+    assert decision.verdict is Verdict.INVALID, decision.message
+    assert "the same number in every step" in decision.message
+    assert "next:" in decision.message
+
+
+def test_a_first_loss_of_zero_is_compared_with_the_curves_largest():
+    near = {s: Curve(s, [0.01, *[2.001] * (STEPS - 1)], [1.0] * STEPS) for s in range(3)}
+    reference = {s: Curve(s, [0.0, *[2.0] * (STEPS - 1)], [1.0] * STEPS) for s in range(3)}
+    assert decided(near, reference).verdict is Verdict.PASS
+    far = {s: Curve(s, [0.5, *c.losses[1:]], c.gradient_norms) for s, c in near.items()}
+    decision = decided(far, reference)
+    assert decision.verdict is Verdict.FAIL
+    assert "0.0000 within 2% of 2.0000, the curve's largest loss" in decision.message
+
+
+def test_the_first_steps_cause_names_state_that_no_curve_restarts_and_behaviour_that_a_conversion_drops():
+    far = {s: Curve(s, [x + 1 for x in c.losses], c.gradient_norms) for s, c in falling(2.0, start=4.0).items()}
+    message = decided(far, falling(2.0, start=4.0)).message
+    for words in ("very first step", "a counter in a Python attribute", "a subclass's own forward, a hook", "a buffer"):
+        assert words in message
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(0.002, Verdict.INCONCLUSIVE), (0.00001, Verdict.FAIL)])
+def test_a_summed_loss_is_told_to_be_a_mean(spread, verdict):
+    decision = decided(falling(700, 1.001, wobble=spread, start=900), falling(700, start=900))
+    assert decision.verdict is verdict, decision.message
+    assert "nats per token" in decision.message
+    assert "give the mean" in decision.message
+    assert "loss_seeds" not in decision.message
+
+
+@pytest.mark.parametrize(("seeds", "advice"), [(4, 8), (8, 16)])
+def test_more_seeds_are_more_than_there_were(seeds, advice):
+    decision = decided(falling(2.0, 1.01, wobble=0.01, start=3.0, seeds=seeds), falling(2.0, start=3.0, seeds=seeds))
+    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
+    assert f"loss_seeds={advice})" in decision.message
+
+
+def test_a_small_gap_is_not_shown_as_none():
+    from pytest_fp8.reporting.ledger import Entry
+    from pytest_fp8.reporting.terminal import row
+
+    decision = decided(falling(0.001, wobble=0.001), falling(0.0003))
+    entry = Entry("own")
+    entry.decisions["loss"] = {"verdict": "FAIL", "numbers": decision.numbers}
+    assert "+0.0013 (<1.4e-05) FAIL" in row(entry)[2]
+
+
+def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
+    """What an update compares: a gap that grew threefold has moved, however small both are."""
+    from pytest_fp8.gate.revision import compare_metric
+
+    def stored(factor):
+        numbers = decided(falling(0.0003, factor, wobble=0.001), falling(0.0003)).numbers
+        return {"unit": "nats", "direction": "lower", "tolerance": numbers["margin"], "values": numbers["gaps"]}
+
+    assert compare_metric("loss_gap", stored(1.002), stored(1.1)).word == "worse"
+    assert compare_metric("loss_gap", stored(1.002), stored(1.003)).word == "noise"
+
+
+def test_a_loss_near_zero_is_given_the_seeds_that_its_own_margin_needs():
+    """Two seeds of a squared error three times as large lie within 0.02 and decide nothing of a loss of 0.0003."""
+    from pytest_fp8 import Case
+    from pytest_fp8.arms.pair import PairArms
+
+    fp8, bf16 = falling(0.001, wobble=0.1, seeds=8), falling(0.0003, seeds=8)
+
+    def curves(seed, into, twin):
+        for name, arm in (("fp8", fp8), ("bf16", bf16), ("twin", bf16)):
+            into[name][seed] = arm[seed]
+
+    pair = PairArms.__new__(PairArms)
+    pair.case, pair._curves = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), curves
+    assert len(pair.losses([]).fp8) > 2

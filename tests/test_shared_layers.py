@@ -1,0 +1,48 @@
+"""A Linear that hangs in two places of a model is converted in both, and stays one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import te_stand_in
+import torch
+from torch import nn
+
+from pytest_fp8.backends import backend
+
+pytest.importorskip("torchao")
+
+
+class Tower(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.own = shared, nn.Linear(64, 32)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = Tower(nn.Linear(16, 64))
+        self.other = Tower(self.one.shared)
+        self.alias = self.one.own
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "recipe"),
+    [
+        ("torchao", contextlib.nullcontext, "tensorwise"),
+        ("transformer_engine", te_stand_in.installed, "delayed"),
+    ],
+)
+def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe):
+    with library():
+        model, chosen = Model(), backend(name)
+        weight = model.one.shared.weight
+        made = chosen.convert(model, recipe, {}, emulated=True)
+        assert chosen.is_fp8_layer(model.one.shared)
+        assert model.other.shared is model.one.shared
+        assert model.alias is model.one.own
+        assert model.one.shared.weight is weight
+        assert made.converted == ["one.shared", "one.own", "other.own"]
+        assert not [module for module in model.modules() if type(module) is torch.nn.Linear]
