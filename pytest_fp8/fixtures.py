@@ -50,17 +50,17 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
 
     _require_workload(fp8_workload)
     if (fp8_case.model == OWN) != (fp8_workload is not None):
-        own = fp8_workload is None
+        missing = fp8_workload is None
         _fail(
-            f"{request.node.name}: " + ("no model to train" if own else "two models to train"),
+            f"{request.node.name}: " + ("no model to train" if missing else "two models to train"),
             expected="a model of ours in the mark, or one that the fixture fp8_workload brings",
-            seen="neither" if own else f"model={fp8_case.model!r} in the mark, and a Workload",
+            seen="neither" if missing else f"model={fp8_case.model!r} in the mark, and a Workload",
             cause="no fixture fp8_workload here overrides the plugin's, which brings none"
-            if own
+            if missing
             else f"fp8_workload brings a model and the mark names another ({fp8_case.model})",
             next_step="override the fixture fp8_workload to bring a model, or name one of ours: "
             "@pytest.mark.fp8(model='tiny')"
-            if own
+            if missing
             else "leave model= out",
         )
     try:

@@ -68,6 +68,7 @@ def test_layers_healthy():
         ({"live_fp8": ["q", "up", "lm_head"]}, "lm_head left alone (head)"),
         ({"left": {}}, "neither converted nor left with a reason"),
         ({"thawed": ["q.weight"]}, "requires_grad: q.weight"),
+        ({"lost": {"q": "a forward hook"}}, "q: a forward hook"),
         ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
         ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),
         ({"calls": []}, "never called"),

@@ -23,6 +23,53 @@ def loss(model, rows):
 # -- build ------------------------------------------------------------------------------------------------------------
 
 
+def doubling():
+    import torch
+
+    class Doubling(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    model = build()
+    model.enter = Doubling(32, 32)
+    return model
+
+
+def hooked():
+    model = build()
+    model.enter.register_forward_hook(lambda module, args, output: output * 2)
+    return model
+
+
+def pre_hooked():
+    model = build()
+    model.enter.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    return model
+
+
+def hooked_in_itself():
+    model = build()
+    plain = model.enter.forward
+    model.enter.forward = lambda x: plain(2 * x)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (doubling, "the forward of "),
+        (hooked, "a forward hook"),
+        (pre_hooked, "a forward pre-hook"),
+        (hooked_in_itself, "a forward of its own"),
+    ],
+)
+def test_what_a_linear_does_besides_its_product_and_its_fp8_layer_does_not_is_named(made, what):
+    decision = judge(serve(build=made, loss=loss))
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert f"enter: {what}" in decision.message
+    assert judge(serve(build=made, loss=loss, leave=("enter",))).verdict is Verdict.PASS
+
+
 def test_a_model_that_build_compiled_starts_again():
     import torch
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.arms import memory
+from pytest_fp8.arms.behaviour import besides, lost
 from pytest_fp8.arms.layout import Joined, split, trainable, trained
 from pytest_fp8.arms.loop import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.arms.material import Material
@@ -64,10 +65,7 @@ class Engine:
             mark_left(self.model, own.leave if own is not None else ())
             self.compiled = self.case.compile and self.hooks.compiles
             self._prepared: Prepared | None = None
-            before = trainable(self.model)
-            self.conversion: Conversion = self.hooks.convert(self, self._convert)
-            after = trainable(self.model)
-            self.conversion.thawed = [name for name in after if after[name] and not before.get(name, True)]
+            self.conversion = self._converted()
             self.switches["accelerate"] = accelerate_precision()
             self.precision = self.hooks.precision(self, self._precision())
             if self.case.activation_checkpointing:
@@ -96,6 +94,16 @@ class Engine:
         gc.collect()
         gc.freeze()
         self.hooks.warm(self)
+
+    def _converted(self) -> Conversion:
+        """Switch the model to the case's precision; what else that did to weights and layers is seen from before and
+        after."""
+        before, more = trainable(self.model), besides(self.model)
+        conversion: Conversion = self.hooks.convert(self, self._convert)
+        after = trainable(self.model)
+        conversion.thawed = [name for name in after if after[name] and not before.get(name, True)]
+        conversion.lost = lost(more, self.model, conversion.converted)
+        return conversion
 
     # -- what to train --------------------------------------------------------------------------------------------
 

@@ -125,6 +125,7 @@ class ArmServer:
             "agreement": agreement,
             "bypassed": sorted(bypassed),
             "thawed": engine.conversion.thawed,
+            "lost": engine.conversion.lost,
             "stacked": stacked_weights(engine.model),
             "frozen_history": self._unchanged(history),
             "switches": {**engine.switches, **engine.backend.switches},

@@ -37,6 +37,8 @@ class Conversion:
     """Weight that was one with another before the conversion and is none any more -> that other."""
     thawed: list[str] = field(default_factory=list)
     """Weights that were frozen before the conversion and take gradients after it."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Converted layer -> what it did besides its product before the conversion, and no longer does."""
 
 
 @dataclass

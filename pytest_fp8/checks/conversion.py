@@ -49,6 +49,16 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
             "kept, for nothing or for an optimizer that should not have them",
             next_step="after the conversion, model.requires_grad_(False) for all but the adapters",
         )
+    if evidence.lost:
+        return fail(
+            f"{len(evidence.lost)} converted layer(s) lost what they did besides their product",
+            expected="an FP8 layer that does all that the Linear did",
+            seen=some([f"{name}: {what}" for name, what in evidence.lost.items()]),
+            cause="the conversion puts a layer of the library's own in the Linear's place, which takes over its "
+            "weights and nothing else",
+            next_step="leave it in high precision, Workload(leave=(its name,)), or do that outside the Linear: in the "
+            "module that calls it, or in a hook that is registered after the conversion",
+        )
     unaccounted = names - converted - left
     if unaccounted:
         return fail(

@@ -50,6 +50,8 @@ class LayersEvidence:
     """Converted layers that were never called, though their weights got gradients."""
     thawed: Sequence[str] = ()
     """Weights that were frozen before the conversion and take gradients after it."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
     stacked: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Parameters that stack the weights of several products, which no conversion of Linears reaches: name -> shape."""
     switches: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class LayersEvidence:
             frozen_history=data.get("frozen_history", ()),
             bypassed=data.get("bypassed", ()),
             thawed=data.get("thawed", ()),
+            lost=data.get("lost", {}),
             stacked=data.get("stacked", {}),
             switches=data.get("switches", {}),
         )

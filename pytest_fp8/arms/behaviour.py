@@ -1,0 +1,42 @@
+"""What a Linear does besides its product, a forward of its class's own or a hook, and whether a conversion kept it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pytest_fp8.backends.base import linears
+
+_HOOKS = {
+    "_forward_hooks": "a forward hook",
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_backward_hooks": "a backward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+}
+
+
+def besides(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    """The Linears of an unconverted model that do more than multiply, by name."""
+    return {name: linear for name, linear in linears(model).items() if _lost_by(linear, None)}
+
+
+def lost(before: Mapping[str, torch.nn.Linear], model: torch.nn.Module, converted: Iterable[str]) -> dict[str, str]:
+    """Converted layer -> what it no longer does. A layer that was converted in place, or into a class derived from its
+    own, still does it."""
+    modules = dict(model.named_modules())
+    gone = {name: _lost_by(before[name], modules.get(name)) for name in converted if name in before}
+    return {name: " and ".join(what) for name, what in gone.items() if what}
+
+
+def _lost_by(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
+    """What ``was`` does besides its product and ``now`` does not; without ``now``, all that it does."""
+    if was is now:
+        return []
+    kind = type(was)
+    what = [said for hooks, said in _HOOKS.items() if getattr(was, hooks) and not getattr(now, hooks, None)]
+    if kind.forward is not torch.nn.Linear.forward and not isinstance(now, kind):
+        what.append(f"the forward of {kind.__qualname__}")
+    if "forward" in vars(was) and (now is None or "forward" not in vars(now)):
+        what.append("a forward of its own")
+    return what
