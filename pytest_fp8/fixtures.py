@@ -63,13 +63,13 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
             if missing
             else "leave model= out",
         )
+    session = request.config.stash[SESSION]
     try:
-        return request.config.stash[SESSION].pair(fp8_case, fp8_workload, request.node.nodeid)
+        return session.pair(fp8_case, fp8_workload, request.node.nodeid)
     except Fp8Error as error:
-        failed = error
-    # Outside the except clause: what fails there is shown once more for each exception that it came from.
-    request.config.stash[SESSION].ledger.error(fp8_case.id, failed.headline)
-    pytest.fail(failed.message, pytrace=False)
+        session.ledger.error(fp8_case.id, error.headline)
+        # Not by pytest.fail(), whose exception would have this one as its context: pytest shows both.
+        raise pytest.fail.Exception(error.message, pytrace=False) from None
 
 
 @pytest.fixture(scope="session")

@@ -71,14 +71,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers("fp8"))
     if not marks:
         return
-    wrong = ""
     try:
         cases = cases_of(metafunc.definition.nodeid, marks, metafunc.config.stash[SESSION].settings)
     except Fp8Error as error:
-        wrong = error.message
-    if wrong:
-        # Not inside the except clause: pytest would show the message twice.
-        pytest.fail(wrong, pytrace=False)
+        # Not by pytest.fail(), whose exception would have this one as its context: pytest shows both.
+        raise pytest.fail.Exception(error.message, pytrace=False) from None
     metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
 
 

@@ -9,9 +9,19 @@ import te_stand_in
 import torch
 from torch import nn
 
+from pytest_fp8 import Case
 from pytest_fp8.backends import backend
 
 pytest.importorskip("torchao")
+
+
+each = pytest.mark.parametrize(
+    ("name", "library", "recipe"),
+    [
+        ("torchao", contextlib.nullcontext, "tensorwise"),
+        ("transformer_engine", te_stand_in.installed, "delayed"),
+    ],
+)
 
 
 class Tower(nn.Module):
@@ -28,13 +38,7 @@ class Model(nn.Module):
         self.alias = self.one.own
 
 
-@pytest.mark.parametrize(
-    ("name", "library", "recipe"),
-    [
-        ("torchao", contextlib.nullcontext, "tensorwise"),
-        ("transformer_engine", te_stand_in.installed, "delayed"),
-    ],
-)
+@each
 def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe):
     with library():
         model, chosen = Model(), backend(name)
@@ -46,3 +50,14 @@ def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe
         assert model.one.shared.weight is weight
         assert made.converted == ["one.shared", "one.own", "other.own"]
         assert not [module for module in model.modules() if type(module) is torch.nn.Linear]
+
+
+@each
+def test_a_model_that_is_itself_a_linear_comes_back_as_another(name, library, recipe):
+    with library():
+        chosen, case = backend(name), Case("own", name, recipe, emulated=name == "torchao")
+        made = chosen.prepare(
+            nn.Linear(16, 32), lambda model: torch.optim.SGD(model.parameters()), case, compiled=False
+        )
+        assert chosen.is_fp8_layer(made.model)
+        assert made.conversion.converted == [""]

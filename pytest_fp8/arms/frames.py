@@ -59,8 +59,8 @@ def _others() -> tuple[str, ...]:
     """Folders of what is not the user's, wherever it is installed from."""
     import torch
 
-    folders = [Path(__file__).parents[1], *(Path(part).parent for part in [torch.__file__] if part)]
-    return (*(f"{folder}/" for folder in folders), sysconfig.get_path("stdlib") + "/")
+    ours, torch_s = Path(__file__).parents[1], Path(torch.__file__).parent
+    return tuple(f"{folder}/" for folder in (ours, torch_s, sysconfig.get_path("stdlib")))
 
 
 def mixes_types(error: BaseException) -> bool:

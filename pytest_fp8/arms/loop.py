@@ -85,16 +85,16 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
     real = optimizer.step
 
-    def nothing(*args: Any, **kwargs: Any) -> Any:
+    def standing_still(*args: Any, **kwargs: Any) -> Any:
         if closure_of(args, kwargs) is None:
             return None
         with _put_back(optimizer):
             return real(*args, **kwargs)
 
     # A schedule looks for these two marks, and would warn.
-    nothing._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    optimizer.step = nothing  # type: ignore[method-assign]
+    optimizer.step = standing_still  # type: ignore[method-assign]
     try:
         yield
     finally:

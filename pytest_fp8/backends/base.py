@@ -33,6 +33,8 @@ class Conversion:
 
     converted: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    model: torch.nn.Module | None = None
+    """The model afterwards, another than was given where that is itself a Linear; ``None``: the same."""
     untied: dict[str, str] = field(default_factory=dict)
     """Weight that was one with another before the conversion and is none any more -> that other."""
     thawed: list[str] = field(default_factory=list)
@@ -101,7 +103,8 @@ class Backend(ABC):
         compiled: bool,
     ) -> Prepared:
         """Switch FP8 on in ``model`` as users of this backend do. ``compiled``: blocks will be compiled afterwards."""
-        return Prepared(model, self.convert(model, case.recipe, case.full_options, case.emulated))
+        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
+        return Prepared(model if conversion.model is None else conversion.model, conversion)
 
     def joined(self, model: torch.nn.Module) -> Mapping[str, Sequence[tuple[str, slice]]]:
         """Parameters that hold several of the plain model's: name -> [(plain name, its rows)], in order."""
@@ -274,12 +277,14 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
-def put_in_place(model: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Hang ``new`` wherever ``old`` hangs: a layer that two blocks share is one module under several names."""
-    for parent in model.modules():
+def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+    """Hang the new module wherever the old one hangs: what two blocks share is one module under several names. Gives
+    the model, which is a new one where it is itself among the old."""
+    for parent in list(model.modules()):
         for child, held in parent._modules.items():
-            if held is old:
-                setattr(parent, child, new)
+            if held is not None and held in new:
+                setattr(parent, child, new[held])
+    return new.get(model, model)
 
 
 def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Conversion, Prepared
+from pytest_fp8.backends.base import Conversion, Prepared, put_in_place
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 
 if TYPE_CHECKING:
@@ -54,14 +54,13 @@ def replace_norms(model: torch.nn.Module) -> None:
     """te.RMSNorm in place of each LlamaRMSNorm: its weight and its epsilon move over."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    from pytest_fp8.zoo.fused import replace
-
     layer = norm_type()
-    norms = {name: module for name, module in model.named_modules() if type(module) is LlamaRMSNorm}
-    for name, norm in norms.items():
-        replacement = layer(norm.weight.shape[0], eps=norm.variance_epsilon, dtype=norm.weight.dtype, device="meta")
-        replacement.weight = norm.weight
-        replace(model, name, replacement)
+    replaced: dict[torch.nn.Module, torch.nn.Module] = {}
+    norms: list[Any] = [module for module in model.modules() if type(module) is LlamaRMSNorm]
+    for norm in norms:
+        replaced[norm] = layer(norm.weight.shape[0], eps=norm.variance_epsilon, dtype=norm.weight.dtype, device="meta")
+        replaced[norm].weight = norm.weight
+    put_in_place(model, replaced)
 
 
 def norm_type() -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, Prepared, linears, plan, put_in_place
+from pytest_fp8.backends.base import Backend, Conversion, linears, plan, put_in_place
 
 if TYPE_CHECKING:
     import torch
-
-    from pytest_fp8.cases import Case
 
 
 class ComputedWeightError(TypeError):
@@ -48,20 +46,7 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        case: Case,
-        compiled: bool,
-    ) -> Prepared:
-        return Prepared(*self._converted(model, case.recipe, case.emulated))
-
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        return self._converted(model, recipe, emulated)[1]
-
-    def _converted(self, model: torch.nn.Module, recipe: str, emulated: bool) -> tuple[torch.nn.Module, Conversion]:
-        """The model, which is a new one where it is itself a Linear, and what was done."""
         from dataclasses import replace
 
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -69,15 +54,15 @@ class TorchAO(Backend):
         # replace() runs the config's own __post_init__ again, which the recipe's fields pass unchanged.
         config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
         result = plan(model)
-        wanted = set(result.converted)
-        _require_parameters(model, result.converted)
         before = linears(model)
+        wanted = {name: before[name] for name in result.converted}
+        _require_parameters(wanted)
         model = convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
         # What two blocks share, torchao replaces under the name it is asked about first; the filter knows no other.
         after = linears(model)
-        for name in result.converted:
-            put_in_place(model, before[name], after[name])
-        return model, result
+        put_in_place(model, {linear: after[name] for name, linear in wanted.items()})
+        result.model = model
+        return result
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from torchao.float8.float8_linear import Float8Linear
@@ -97,14 +82,13 @@ class TorchAO(Backend):
         return {"recipe": "custom"}
 
 
-def _require_parameters(model: torch.nn.Module, names: Iterable[str]) -> None:
+def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:
     """Raise :class:`ComputedWeightError` for a Linear whose weight torchao could not take over."""
     import torch
 
-    modules = dict(model.named_modules())
-    for name in names:
+    for name, linear in layers.items():
         for part in ("weight", "bias"):
-            value = getattr(modules[name], part)
+            value = getattr(linear, part)
             if value is not None and not isinstance(value, torch.nn.Parameter):
                 raise ComputedWeightError(
                     f"the {part} of layer {name!r} is no parameter, and torchao cannot convert the layer"

@@ -49,6 +49,7 @@ class TransformerEngine(Backend):
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
         layer = linear_type(recipe)
         result = Conversion()
+        replaced: dict[torch.nn.Module, torch.nn.Module] = {}
         for name, linear in linears(model).items():
             reason = why_left(name, linear)
             if reason:
@@ -65,8 +66,9 @@ class TransformerEngine(Backend):
             replacement.weight = linear.weight
             if linear.bias is not None:
                 replacement.bias = linear.bias
-            put_in_place(model, linear, replacement)
+            replaced[linear] = replacement
             result.converted.append(name)
+        result.model = put_in_place(model, replaced)
         return result
 
     def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:

@@ -261,8 +261,12 @@ class LossGap:
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
     """Mean of FP8 - BF16 over the last fifth of the steps (at least one), in the loss's own unit."""
-    tail = max(1, len(fp8) // 5)
-    return float(np.mean(np.asarray(fp8[-tail:]) - np.asarray(bf16[-tail:])))
+    return float(np.mean(np.asarray(tail(fp8)) - np.asarray(tail(bf16))))
+
+
+def tail(losses: Sequence[float]) -> Sequence[float]:
+    """The last fifth of a curve, at least one step: the end that is judged."""
+    return losses[-max(1, len(losses) // 5) :]
 
 
 def loss_noise(bf16_gaps: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fp8.gate.decide import LossGap, decide_loss, loss_margin, loss_noise, tail_gap
+from pytest_fp8.gate.decide import LossGap, decide_loss, loss_margin, loss_noise, tail, tail_gap
 
 ROUNDED_AWAY = 2.0**-16
 """Share of the largest loss below which the end of a curve is rounding: what remains of a squared error where the
@@ -34,13 +34,13 @@ class LossScale:
 
 def loss_scale(bf16: Sequence[Sequence[float]]) -> LossScale:
     """The scale of the reference's curves, one per seed."""
-    tails = [_tail(losses) for losses in bf16]
-    means = [sum(tail) / len(tail) for tail in tails]
+    tails = [tail(losses) for losses in bf16]
+    means = [sum(end) / len(end) for end in tails]
     # min() keeps its first argument beside a NaN: curves that are not finite are judged elsewhere.
     value = min(1.0, abs(sum(means) / len(means)))
     why = ""
     if value < 1:
-        every = [x for tail in tails for x in tail]
+        every = [x for end in tails for x in end]
         largest = max(abs(x) for losses in bf16 for x in losses)
         if min(every) < 0 < max(every):
             why = "changes sign"
@@ -64,8 +64,3 @@ def compare_curves(
     if scale.relative:
         noise = math.inf if scale.why_none else loss_noise(bf16_gaps)
     return decide_loss(gaps, loss_margin(bf16_gaps, scale.value), noise)
-
-
-def _tail(losses: Sequence[float]) -> Sequence[float]:
-    """The steps that :func:`~pytest_fp8.gate.decide.tail_gap` takes."""
-    return losses[-max(1, len(losses) // 5) :]

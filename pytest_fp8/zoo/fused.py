@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fp8.backends.base import LEFT
+from pytest_fp8.backends.base import LEFT, put_in_place
 
 
 class FusedAttention(nn.Module):
@@ -110,8 +110,7 @@ def fuse(model: nn.Module) -> None:
                 raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
             if getattr(piece, LEFT, ""):
                 raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be joined with others")
-    for name, module in found:
-        replace(model, name, fused[type(module)](module))
+    put_in_place(model, {module: fused[type(module)](module) for _, module in found})
 
 
 def _kind(module: object) -> str:
@@ -155,9 +154,3 @@ def _joined(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
     if len(trained) > 1:
         raise ValueError("projections of which some are frozen and some are trained cannot be one parameter")
     return nn.Parameter(torch.cat([parameter.detach() for parameter in parameters]), requires_grad=trained.pop())
-
-
-def replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put ``module`` where ``name`` is."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
