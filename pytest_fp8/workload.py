@@ -10,10 +10,8 @@ The zoo's models have one ready; a user's own model needs two functions::
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
-import inspect
 import os
 import re
 import sys
@@ -23,8 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from pytest_fp8.errors import refuse
-
-_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -70,12 +66,13 @@ class Workload:
         return model if given is None else given
 
     def fingerprint(self) -> str:
-        """Hash of the functions' source text and of what they refer to, for the case's hash: the same under every
-        Python version."""
-        texts = [self.name, repr(self.learning_rate), *self.leave]
-        for function in (self.build, self.batch, self.loss, self.optimizer, self.step, self.convert, self.precision):
-            texts += _texts_of(function, set()) if function is not None else [""]
-        return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+        """Hash of the functions' source text and of all that they refer to, for the case's hash: the same under every
+        Python version. What travels by value counts by its source, and the modules that the functions stand in."""
+        from pytest_fp8.fingerprint import Fingerprint
+
+        held = list(vars(self).values())
+        own = {_home(value) for value in held if callable(value)} | {m.__name__ for m in _unimportable_modules(self)}
+        return Fingerprint(own).text(held)[:16]
 
     def ship(self, asked_by: str = "") -> str:
         """The workload as text that an arm's process can rebuild.
@@ -116,35 +113,11 @@ def imported_workload(text: str) -> Workload:
     return found
 
 
-def _texts_of(value: Any, known: set[int]) -> list[str]:
-    """What a function's result can depend on: its source, the values it closes over, the constants and helpers of its
-    own module that it names, and so on through those. Other modules' code is a library's, and stands in provenance."""
-    if isinstance(value, functools.partial):
-        parts = [value.func, *value.args, *(item for pair in sorted(value.keywords.items()) for item in pair)]
-        return [text for part in parts for text in _texts_of(part, known)]
-    if isinstance(value, _PLAIN):
-        return [repr(value)]
-    if isinstance(value, list | tuple):
-        return [text for part in value for text in _texts_of(part, known)]
-    if id(value) in known:
-        return []
-    known.add(id(value))
-    try:
-        texts = [inspect.getsource(value)]
-    except (OSError, TypeError):
-        return [getattr(value, "__qualname__", type(value).__name__)]
-    if inspect.isfunction(value):
-        # Values of cells that are not filled yet (a function that names itself) are left out.
-        with contextlib.suppress(ValueError):
-            found = inspect.getclosurevars(value)
-            named = {**found.nonlocals, **{n: v for n, v in found.globals.items() if _is_own(v, value.__module__)}}
-            for name in sorted(named):
-                texts += [name, *_texts_of(named[name], known)]
-    return texts
-
-
-def _is_own(value: Any, module: str) -> bool:
-    return isinstance(value, (*_PLAIN, list, tuple)) or getattr(value, "__module__", None) == module
+def _home(function: Any) -> str:
+    """The module that a function, a method, a callable object or what a partial calls was written in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:
@@ -203,7 +176,7 @@ def _unimportable_modules(value: Any) -> list[ModuleType]:
     and where one of the functions in ``value`` stands, if no other process could import that."""
     found = [module for name, module in list(sys.modules.items()) if _is_of_tests(name, module)]
     for function in list(vars(value).values()) if isinstance(value, Workload) else [value]:
-        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        module = sys.modules.get(_home(function))
         if module is not None and module not in found and not _importable(module):
             found.append(module)
     return found

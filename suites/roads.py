@@ -119,19 +119,16 @@ CLAIMED = [
 # Models and loops of one's own: a test file each, which brings the workload.
 HORIZON: dict[str, Any] = {"loss_steps": 20, "loss_seeds": 3}
 OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
-# Half a batch is as long as Transformer Engine's host part takes, and shorter where te.checkpoint launches the forward
-# pass again: 1.00 +- 0.05 and 0.54 +- 0.02, which two processes each could gate at 8.2 % and 6.7 %. With micro-batches
-# four times as large, 0.54x becomes 1.12x.
-HALF_A_BATCH = "launch-bound: the GPU works 142 ms of a 310 ms step on an H200, half a batch at a time, recomputed"
+# Without recomputation Transformer Engine's host part is hardly shorter than the GPU's work.
 LOOP = [
     Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
     *(
         Case("own", backend, recipe, name=name, **gate, **HORIZON, **WEIGHTS_ALONE)
         for name, backend, recipe, gate in (
-            ("loop", "torchao", "tensorwise", {"tolerance": 0.03}),
-            ("loop_ac", "torchao", "tensorwise", {"tolerance": 0.03}),
+            ("loop", "torchao", "tensorwise", {"tolerance": 0.08}),
+            ("loop_ac", "torchao", "tensorwise", {"tolerance": 0.08}),
             ("loop", "transformer_engine", "delayed", {"tolerance": 0.12, "floor": 0.9}),
-            ("loop_ac", "transformer_engine", "delayed", {"tolerance": 0.1, "slower_because": HALF_A_BATCH}),
+            ("loop_ac", "transformer_engine", "delayed", {"tolerance": 0.12}),
         )
     ),
 ]
