@@ -40,7 +40,8 @@ class Workload:
     A hand-written loop comes as ``step(model, batch, optimizer, precision)``: one whole training step with everything
     in it (accumulation, clipping, evaluation now and then), which gives the step's mean loss as a tensor. ``with
     precision():`` around the forward pass is the FP8 arm's context (Transformer Engine's autocast) and nothing in the
-    BF16 arm. ``loss`` is not asked then.
+    BF16 arm. A call of the model without gradients is its evaluation, which no speed and no memory counts. ``loss`` is
+    not asked then.
 
     ``convert(model)`` switches FP8 on in your own way in the FP8 arm alone, in place of the backend's, and gives the
     model or nothing; ``precision()`` likewise gives a context of your own. A Linear that ``convert`` leaves though its

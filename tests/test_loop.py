@@ -136,6 +136,58 @@ def test_evaluation_in_between_is_no_training_and_no_reason_to_fail():
     assert decision.numbers["fp8_share"] == pytest.approx(ALL)
 
 
+class Clock:
+    """Stands in for a CUDA event on a machine without a GPU: what was recorded is what the test's clock said."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Clock.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(None, 0.0), (1, 40.0), (3, 40.0), (10, 1000.0)])
+def test_an_evaluation_every_so_many_steps_is_in_no_block_s_time(monkeypatch, every, evaluated):
+    """Step 10 ms, evaluation as said. Before, blocks with one in them took longer, in whichever arm they fell."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    steps = iter(range(1000))
+
+    class Takes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.only = torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            Clock.now += 10.0 if torch.is_grad_enabled() else evaluated
+            return self.only(x)
+
+    def step(model, batch, optimizer, precision):
+        loss = model(batch).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if every and next(steps) % every == 0:
+            model.eval()
+            with torch.no_grad():
+                model(batch)
+            model.train()
+        return loss
+
+    # Without a conversion, which would make FP8's forward of the model another class's.
+    server = serve(replace(CASE, backend="bf16", recipe="none"), build=Takes, step=step)
+    assert server.engine.blocks(count=4, steps=3, dropped=1) == [10.0] * 4
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_inside_the_model_is_seen_without_being_declared(reentrant):
     decision = judge(serve(build=lambda: build(True, reentrant), step=loop(2)))

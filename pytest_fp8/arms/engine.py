@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from pytest_fp8.arms.preparation import (
     prefer_fast_attention,
 )
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.timing import timed_blocks
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_left, observed_conversion
 from pytest_fp8.controls.breakages import hooks_of
@@ -259,19 +259,9 @@ class Engine:
         try:
             for index in range(dropped):
                 self.step(batches[-1 - index])
-            return self._timed_blocks(count, steps, batches)
+            return timed_blocks(lambda i, phase: self.step(batches[i % len(batches)], phase=phase), count, steps)
         finally:
             gc.enable()
-
-    def _timed_blocks(self, count: int, steps: int, batches: list[Any]) -> list[float]:
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        events[0].record()
-        for block in range(count):
-            for index in range(steps):
-                self.step(batches[index % len(batches)])
-            events[block + 1].record()
-        events[-1].synchronize()
-        return [float(start.elapsed_time(end)) / steps for start, end in pairwise(events)]
 
     def memory(self) -> dict[str, Any]:
         """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""
