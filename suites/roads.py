@@ -64,7 +64,8 @@ BESIDE = {
 DENSE = [
     *TE_FUSED,
     *(Case(model, b, r, **WEIGHTS_ALONE) for model, recipes in BESIDE.items() for b, r in recipes),
-    # With two sequences a step the host took 15 % longer than the GPU.
+    # With two sequences a step the host took 15 % longer than the GPU. With four, 1.24 and 1.23 in two runs, a busy
+    # host made 1.19 +- 0.07 of it: a gate says then that it cannot decide.
     Case("3b", "transformer_engine", "current", batch=4, **WEIGHTS_ALONE),
 ]
 # Transformer Engine's step is launched layer by layer, and where the GPU's work is hardly longer than that, times
@@ -76,14 +77,13 @@ MEASURED: dict[str, dict[str, Any]] = {
     "182m-torchao-tensorwise": {"floor": 0.95},
     "350m-te-delayed": LAUNCHED,
     "454m-te-delayed": LAUNCHED,
-    "3b-te-current-4x2048": LAUNCHED,
 }
 DENSE = [replace(case, **MEASURED.get(case.id, {})) for case in DENSE]
 
 # What the rank of adapters costs of the speedup (python -m benchmarks.lora), and whether they stay in BF16. Adapters on
 # two Linears of a block's seven, at one rank, tell their fixed part from the frozen base. Transformer Engine's adapters
 # add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02 at rank 16. Two
-# processes could hold 3.0 % to 4.1 %, on q and v alone 7.3 %, at 8B 3.3 %.
+# processes could hold 3.0 % to 4.1 %, on q and v alone 7.3 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
@@ -97,7 +97,7 @@ LORA = [
     *(Case("8b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (16, 32)),
     # With one sequence a step the host decided: 1.12x, and 0.93x where its cores had other work, the GPU idle for 74 of
     # 297 ms.
-    Case("8b", "transformer_engine", "current", lora=16, batch=2, **LAUNCHED, **WEIGHTS_ALONE),
+    Case("8b", "transformer_engine", "current", lora=16, batch=2, **WEIGHTS_ALONE),
 ]
 
 LAYERS_AND_LOSS: dict[str, Any] = {"questions": ("layers", "loss")}
@@ -106,7 +106,7 @@ CLAIMED = [
     Case("1b", "transformer_engine", "delayed", {"amax_compute_algo": "most_recent"}, **LAYERS_AND_LOSS),
     Case("1b", "transformer_engine", "delayed", {"fp8_format": "E4M3"}, **LAYERS_AND_LOSS),
     # Recomputing by te.checkpoint is launched at length, too: with 1B's usual four sequences 1.04 +- 0.06.
-    Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, batch=8, **LAUNCHED, **WEIGHTS_ALONE),
+    Case("1b", "transformer_engine", "delayed", activation_checkpointing=True, batch=8, **WEIGHTS_ALONE),
     Case("1b", "torchao", "tensorwise", compile=False, slower_because="uncompiled", **WEIGHTS_ALONE),
     Case("182m", "te_fused", "delayed", {"amax_history_len": 16}, **WEIGHTS_ALONE),
     Case("454m", "torchao", "tensorwise", compile=False, slower_because="uncompiled: 0.22x", **WEIGHTS_ALONE),
@@ -119,17 +119,12 @@ CLAIMED = [
 # Models and loops of one's own: a test file each, which brings the workload.
 HORIZON: dict[str, Any] = {"loss_steps": 20, "loss_seeds": 3}
 OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
-# Without recomputation Transformer Engine's host part is hardly shorter than the GPU's work.
 LOOP = [
     Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
     *(
-        Case("own", backend, recipe, name=name, **gate, **HORIZON, **WEIGHTS_ALONE)
-        for name, backend, recipe, gate in (
-            ("loop", "torchao", "tensorwise", {"tolerance": 0.08}),
-            ("loop_ac", "torchao", "tensorwise", {"tolerance": 0.08}),
-            ("loop", "transformer_engine", "delayed", {"tolerance": 0.12, "floor": 0.9}),
-            ("loop_ac", "transformer_engine", "delayed", {"tolerance": 0.12}),
-        )
+        Case("own", backend, recipe, name=name, **HORIZON, **WEIGHTS_ALONE)
+        for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed"))
+        for name in ("loop", "loop_ac")
     ),
 ]
 VIT = [

@@ -113,6 +113,11 @@ def test_the_loop_is_faster(request, fp8_pair):
     assert_faster(request, fp8_pair)
 
 
+@pytest.mark.fp8(cases=LOOP, question="speedup")
+def test_the_loop_holds_its_baseline(fp8_pair):
+    fp8_pair.assert_speedup(floor=None)
+
+
 @pytest.mark.fp8(cases=LOOP, question="memory")
 def test_the_loop_s_memory(fp8_pair):
     fp8_pair.assert_memory()

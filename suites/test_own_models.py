@@ -125,6 +125,11 @@ def test_it_is_faster(request, fp8_pair):
     assert_faster(request, fp8_pair)
 
 
+@pytest.mark.fp8(cases=CASES, question="speedup")
+def test_it_holds_its_baseline(fp8_pair):
+    fp8_pair.assert_speedup(floor=None)
+
+
 @pytest.mark.fp8(cases=CASES, question="checkpoints")
 def test_it_switches_back(fp8_pair):
     fp8_pair.assert_checkpoints()

@@ -58,8 +58,8 @@ TWO_LIBRARIES = Case(
     lora=16,
     lora_targets=roads.ATTENTION,
     questions=("speedup", "memory"),
-    slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x of Unsloth's 16-bit LoRA on an H200, for "
-    "the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",
+    slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x and 0.40x of Unsloth's 16-bit LoRA on an "
+    "H200, for the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",
 )
 """The other way to FP8 that Unsloth's users are told of. What becomes of its layers is in test_defects.py."""
 

@@ -7,6 +7,7 @@ import pytest
 from pytest_fp8.arms.profile import TraceEvent, kernel_times
 from pytest_fp8.checks.speedup import LAUNCH_BOUND, check_speedup
 from pytest_fp8.evidence.records import TimingEvidence
+from pytest_fp8.gate.verdicts import Verdict
 
 MS = 1_000_000
 
@@ -79,3 +80,32 @@ def test_without_a_profile_nothing_is_said_of_the_gpu():
     said = check_speedup(evidence, floor=1.0, tolerance=0.02).message
     assert "launch-bound" not in said
     assert "the GPU idles" not in said
+
+
+def undecided(fp8_ms, bf16_ms, fp8_busy, bf16_busy):
+    """The message where blocks of these milliseconds, in turn, leave it open whether FP8 is faster."""
+    gpu = [{**BF16, "busy": busy} for busy in (bf16_busy, fp8_busy)]
+    evidence = TimingEvidence([bf16_ms * 4] * 2, [fp8_ms * 4] * 2, bf16_gpu=gpu[0], fp8_gpu=gpu[1])
+    decision = check_speedup(evidence, floor=1.0, tolerance=0.02)
+    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
+    return decision.message
+
+
+def test_what_stays_open_because_the_host_held_an_arm_up_says_so():
+    said = undecided([98.7, 162.0, 108.9, 130.0], [118.6, 128.0, 124.0, 121.0], fp8_busy=92.8, bf16_busy=112.3)
+    assert "the host: FP8's blocks 98.7 to 162.0 ms a step, BF16's blocks 118.6 to 128.0 ms a step" in said
+    assert "where the GPU works 92.8 ms in FP8's" in said
+    assert "where the host has less to do" in said
+    reversed_arms = undecided([111.0, 115.0, 112.0, 114.0], [98.0, 135.0, 96.0, 128.0], fp8_busy=110.0, bf16_busy=94.0)
+    assert "where the GPU works 94.0 ms in BF16's" in reversed_arms
+
+
+def test_a_difference_as_small_as_the_noise_blames_nobody():
+    said = undecided([100.0, 101.0, 99.0, 100.5], [100.1, 100.9, 99.2, 100.4], fp8_busy=97.0, bf16_busy=98.0)
+    assert "a difference as small as the noise" in said
+    assert "the host" not in said
+
+
+def test_a_single_pause_is_not_blamed():
+    said = undecided([100.0] * 3 + [160.0] + [100.0] * 4, [100.0] * 8, fp8_busy=97.0, bf16_busy=98.0)
+    assert "a difference as small as the noise" in said

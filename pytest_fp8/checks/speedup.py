@@ -102,10 +102,29 @@ def check_speedup(
         f"the blocks do not decide against the {result.reason}",
         expected=against,
         seen=seen,
-        cause="a difference as small as the noise",
-        next_step="run again on a quiet GPU; if it stays, the true value lies at the bound",
+        **_why_undecided(evidence),
         numbers=numbers,
     )
+
+
+def _why_undecided(evidence: TimingEvidence) -> dict[str, str]:
+    """Cause and next step, where the interval holds the bound: a difference that small, or times that scatter."""
+    times = {"FP8": (evidence.fp8, evidence.fp8_gpu), "BF16": (evidence.bf16, evidence.bf16_gpu)}
+    blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, (taken, _) in times.items()}
+    for arm, (_, gpu) in times.items():
+        # A quarter of the blocks, so that a single pause is not blamed.
+        if gpu and np.percentile(blocks[arm], 75) > LAUNCH_BOUND * gpu["busy"]:
+            ranges = ", ".join(
+                f"{name}'s blocks {x.min():.1f} to {x.max():.1f} ms a step" for name, x in blocks.items()
+            )
+            return {
+                "cause": f"the host: {ranges}, where the GPU works {gpu['busy']:.1f} ms in {arm}'s",
+                "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
+            }
+    return {
+        "cause": "a difference as small as the noise",
+        "next_step": "run again on a quiet GPU; if it stays, the true value lies at the bound",
+    }
 
 
 def _why_slower(evidence: TimingEvidence, fp8_ms: float) -> dict[str, str]:
