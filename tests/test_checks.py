@@ -273,8 +273,14 @@ def transfer(saved=None, loaded=None, **changes):
     return replace(made, **changes)
 
 
-def test_checkpoints_healthy():
-    verdict_of(check_checkpoints([transfer()]), Verdict.PASS, "2 weights bit-equal")
+@pytest.mark.parametrize(
+    ("source", "resumed"),
+    [([2.0, 1.9], [2.04, 1.94]), ([0.021, 0.019], [0.0215, 0.0193]), ([-0.4, 0.2], [-0.39, 0.2])],
+    ids=["nats", "a small squared error", "both signs"],
+)
+def test_checkpoints_healthy(source, resumed):
+    done = check_checkpoints([transfer(source_losses=source, resumed_losses=resumed)])
+    verdict_of(done, Verdict.PASS, "2 weights bit-equal")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +297,8 @@ def test_checkpoints_healthy():
         (transfer(logit_distance=math.nan), "computes something else"),
         (transfer(resumed_losses=[3.0, 2.9]), "does not go on where the source was"),
         (transfer(resumed_losses=[math.nan, 2.0]), "does not go on where the source was"),
+        (transfer(source_losses=[0.021, 0.019], resumed_losses=[0.06, 0.055]), "within 0.00105 on average"),
+        (transfer(source_losses=[-0.4, 0.2], resumed_losses=[-0.3, 0.3]), "does not go on where the source was"),
     ],
 )
 def test_checkpoints_broken(broken, says):
