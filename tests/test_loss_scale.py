@@ -6,7 +6,7 @@ import pytest
 from pytest_fp8 import Verdict
 from pytest_fp8.checks.loss import check_loss
 from pytest_fp8.evidence.records import Curve, LossEvidence
-from pytest_fp8.gate.decide import LOSS_MARGIN, decide_loss, loss_margin, tail_gap
+from pytest_fp8.gate.decide import LOSS_ALPHA, LOSS_MARGIN, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
 from pytest_fp8.gate.losses import compare_curves, loss_scale
 
 STEPS = 50
@@ -191,3 +191,47 @@ def test_a_loss_near_zero_is_given_the_seeds_that_its_own_margin_needs():
     pair = PairArms.__new__(PairArms)
     pair.case, pair._curves = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), curves
     assert len(pair.losses([]).fp8) > 2
+
+
+def judged(rng, factor, noise, end, seeds=3):
+    """The verdict on losses that fall to ``end`` and wander around that by ``noise`` (a share, another for each curve,
+    slowly), FP8's ``factor`` times as high; seeds are added one by one while they do not decide."""
+
+    def curve(factor=1.0):
+        wandering = np.cumsum(rng.normal(0, noise / np.sqrt(STEPS), STEPS))
+        return np.geomspace(1, end, STEPS) * factor * np.exp(wandering)
+
+    fp8, bf16, twin_gaps = [], [], []
+    while True:
+        reference = curve()
+        fp8.append(curve(factor))
+        bf16.append(reference)
+        twin_gaps.append(tail_gap(curve(), reference))
+        if len(bf16) >= seeds:
+            verdict = compare_curves(fp8, bf16, twin_gaps).verdict
+            if verdict is not Verdict.INCONCLUSIVE or len(bf16) >= MAX_LOSS_SEEDS:
+                return verdict
+
+
+def judged_rate(verdict, factor=1.0, noise=0.01, end=0.003, repeats=600):
+    rng = np.random.default_rng(5)
+    return np.mean([judged(rng, factor, noise, end) is verdict for _ in range(repeats)])
+
+
+@pytest.mark.parametrize("end", [0.5, 3e-3, 3e-6])
+@pytest.mark.parametrize("noise", [0.003, 0.03, 0.3])
+def test_a_healthy_small_loss_rarely_fails_however_it_wanders(noise, end):
+    assert judged_rate(Verdict.FAIL, noise=noise, end=end) <= LOSS_ALPHA
+
+
+def test_a_small_loss_that_is_half_as_high_again_fails_and_a_like_one_passes():
+    assert judged_rate(Verdict.FAIL, factor=1.5) > 0.99
+    assert judged_rate(Verdict.FAIL, factor=1.1) > 0.9
+    assert judged_rate(Verdict.PASS, factor=1.0) > 0.95
+
+
+def test_a_gap_as_large_as_the_references_own_drift_is_hardly_ever_called_one(monkeypatch):
+    """The margin is 5 % of the loss at most, and BF16 ends 10 % from itself."""
+    assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) <= LOSS_ALPHA
+    monkeypatch.setattr("pytest_fp8.gate.losses.loss_noise", lambda gaps: 0.0)
+    assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) > LOSS_ALPHA, "the simulation sees what that rule prevents"
