@@ -38,6 +38,7 @@ _HOMES = {
     "model-unprepared": ("roads", "ModelNotPrepared"),
     "tie-broken": ("roads", "TieBroken"),
     "base-thawed": ("roads", "BaseThawed"),
+    "hook-dropped": ("conversion", "HookDropped"),
 }
 ARMS = tuple(_HOMES)
 """The controls that break an arm; the others break a baseline or a run."""

@@ -1,4 +1,4 @@
-"""The catalogue of controls: 34 ways in which FP8 training was broken, and the check and cause that must name each."""
+"""The catalogue of controls: 35 ways in which FP8 training was broken, and the check and cause that must name each."""
 
 from __future__ import annotations
 
@@ -372,5 +372,16 @@ CATALOGUE: tuple[Control, ...] = (
         "layers",
         "recomputation under activation checkpointing runs outside the precision context",
         replace(tiny_te("delayed"), activation_checkpointing=True),
+    ),
+    Control(
+        "hook-dropped",
+        35,
+        "what a hook does with a Linear's output is gone after the conversion",
+        "torchao float8/float8_linear.py, Float8Linear.from_float: weight and bias are all it takes over",
+        "torchao's own conversion of a model that weighs a branch by a forward hook",
+        "layers",
+        "takes over its weights and nothing else",
+        micro(model="own"),
+        workload="hooked",
     ),
 )

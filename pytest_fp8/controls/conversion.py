@@ -83,13 +83,7 @@ class RecipeDropped(Hooks):
     """The recipe asked for never reaches the library, which takes its default."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        from torchao.float8 import convert_to_float8_training
-
-        meant = plan(engine.model)
-        wanted = set(meant.converted)
-        config = torchao_config(engine, None)
-        convert_to_float8_training(engine.model, config=config, module_filter_fn=lambda _, name: name in wanted)
-        return meant
+        return _by_torchao(engine.model, torchao_config(engine, None))
 
 
 class HeadConverted(Hooks):
@@ -117,19 +111,31 @@ class AdaptersConverted(Hooks):
         return meant
 
 
+class HookDropped(Hooks):
+    """torchao's conversion as it comes: another module stands where the Linear with the hook stood."""
+
+    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
+        return _by_torchao(engine.model, torchao_config(engine, engine.case.recipe))
+
+
 class OtherLibraryChosen(Hooks):
     """Transformer Engine was meant; torchao, installed beside it, converts the model."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        from torchao.float8 import convert_to_float8_training
-
-        meant = plan(engine.model)
-        wanted = set(meant.converted)
-        convert_to_float8_training(engine.model, module_filter_fn=lambda _, name: name in wanted)
-        return meant
+        return _by_torchao(engine.model, None)
 
     def precision(self, engine: Engine, precision: Precision) -> Precision:
         return nullcontext
+
+
+def _by_torchao(model: torch.nn.Module, config: Any) -> Conversion:
+    """torchao's own conversion of the layers that are meant to be FP8; ``config=None`` for its defaults."""
+    from torchao.float8 import convert_to_float8_training
+
+    meant = plan(model)
+    wanted = set(meant.converted)
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
+    return meant
 
 
 def torchao_config(engine: Engine, recipe: str | None) -> Any:

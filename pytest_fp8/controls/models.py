@@ -1,4 +1,4 @@
-"""Models of controls that need one of their own: a layer of odd size, LoRA adapters. For an arm's process alone."""
+"""Models of controls that need one of their own: an odd layer, adapters, a hook. For an arm's process alone."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ def build_tied() -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+def build_hooked() -> torch.nn.Module:
+    """The micro model whose first block's output projection is weighed by a hook, as residual branches are scaled."""
+    model: Any = models.build(MODEL, seed=0, device="cpu")
+    model.model.layers[0].self_attn.o_proj.register_forward_hook(_halved)
+    return model  # type: ignore[no-any-return]
+
+
+def _halved(module: torch.nn.Module, given: Any, output: torch.Tensor) -> torch.Tensor:
+    return output / 2
+
+
 def text(step: int) -> dict[str, torch.Tensor]:
     shape = SHAPES[MODEL]
     return data.text_batch(shape.batch, shape.seq, 0, step)
@@ -65,5 +76,6 @@ def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 WORKLOADS = {
     "router": Workload(build=build_with_router, batch=text, loss=loss, name="router"),
     "adapters": Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters"),
+    "hooked": Workload(build=build_hooked, batch=text, loss=loss, name="hooked"),
     "tied": Workload(build=build_tied, batch=text, loss=loss, name="tied"),
 }
