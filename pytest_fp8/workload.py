@@ -72,8 +72,9 @@ class Workload:
         from pytest_fp8.fingerprint import Fingerprint
 
         held = list(vars(self).values())
-        own = {_home(value) for value in held if callable(value)} | {m.__name__ for m in _unimportable_modules(self)}
-        return Fingerprint(own).text(held)[:16]
+        homes = {home for value in held if callable(value) for home in _homes(value) if not _is_installed(home)}
+        own = homes | {module.__name__ for module in _unimportable_modules(self)}
+        return Fingerprint(own, min(homes, default="")).text(held)[:16]
 
     def ship(self, asked_by: str = "") -> str:
         """The workload as text that an arm's process can rebuild.
@@ -119,6 +120,21 @@ def _home(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__module__", None) or ""
+
+
+def _homes(function: Any) -> set[str]:
+    """The same, and where its code stands, if a decorator gave it another's name."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return {_home(function), getattr(function, "__globals__", {}).get("__name__", "")}
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module is a library's. Installed tests are still tests."""
+    origin = getattr(sys.modules.get(name), "__file__", None) or ""
+    stem = os.path.splitext(os.path.basename(origin))[0]
+    library = "-packages" in origin or name.partition(".")[0] in sys.stdlib_module_names
+    return library and not (stem == "conftest" or stem.startswith("test_"))
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:

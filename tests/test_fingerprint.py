@@ -1,4 +1,4 @@
-"""The hash of an own model's case: what changes it, what does not, and that it outlives processes and Pythons."""
+"""The hash of an own model's case on single values: what changes it, and what does not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import enum
 import functools
 import logging
 import os
-import subprocess
-import sys
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -185,60 +183,3 @@ def test_a_cached_function_counts_by_what_it_wraps():
         return functools.cache(lambda: width)
 
     assert holding(cached(64)) == holding(cached(64)) != holding(cached(128))
-
-
-WORKLOAD = """
-import dataclasses, functools
-from pytest_fp8 import Workload
-
-FACTOR = 3
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    width: int = 64
-    names: tuple = ("up", "down")
-
-class Net:
-    scale = FACTOR
-
-    def __init__(self, settings):
-        self.settings = settings
-
-    def build(self):
-        return [FACTOR * width for width in range(self.settings.width)], {"a", "b", "c"}
-
-def batch(step, names={"x", "y", "z"}):
-    return {name: (step, 0.1, FACTOR) for name in names}
-
-def workload():
-    names, again = ("up", "down"), tuple(["up", "down"])
-    return Workload(build=Net(Settings()).build, batch=functools.partial(batch), loss=lambda m, b: (names, again))
-
-if __name__ == "__main__":
-    import sys
-    print(workload().fingerprint(), *sys.version_info[:2])
-"""
-
-
-def test_it_is_the_same_in_every_process(tmp_path):
-    """String hashes, which order sets, and the interning of constants differ between processes."""
-    (tmp_path / "made.py").write_text(WORKLOAD)
-    root = str(Path(__file__).parent.parent)
-
-    def run(seed, *how):
-        done = subprocess.run(
-            [sys.executable, *how],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.split()[0]
-
-    say = "import made; print(made.workload().fingerprint())"
-    # Compiled from source, from its cache, and as the program itself.
-    marks = [run("1", "-c", say), run("2", "-c", say), run("3", "made.py")]
-    assert len(set(marks)) == 1, marks
-    # The same under Python 3.11 and 3.12, which run this test.
-    assert marks[0] == "b94cf7fc8c462d8d"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fp8.arms.profile import TraceEvent, kernel_times
+from pytest_fp8.arms.profile import TraceEvent, kernel_times, read_profile
 from pytest_fp8.checks.speedup import LAUNCH_BOUND, check_speedup
 from pytest_fp8.evidence.records import TimingEvidence
 from pytest_fp8.gate.verdicts import Verdict
@@ -43,6 +43,26 @@ def test_what_no_product_or_attention_took_is_the_rest_overlapping_or_not():
         "rest": 3,
         "busy": 9,
     }
+
+
+def test_what_is_evaluated_in_the_step_is_no_time_of_it():
+    """The blocks leave it out too: the two are compared."""
+
+    def host(name, start, end):
+        return TraceEvent(name, False, start * MS, end * MS, 7, 0)
+
+    def launched(number, at, start, end):
+        launch = TraceEvent("cudaLaunchKernel", False, at * MS, at * MS + 1, 7, number)
+        return [launch, TraceEvent("kernel", True, start * MS, end * MS, 0, number)]
+
+    events = [
+        host("fp8 phase: forward", 0, 5),
+        *launched(1, 1, 10, 18),
+        host("fp8 phase: evaluation", 5, 9),
+        *launched(2, 6, 18, 38),
+    ]
+    assert read_profile(events)["milliseconds"]["busy"] == 8
+    assert read_profile(events)["milliseconds"]["rest"] == 8
 
 
 STEP = 120.0
@@ -104,6 +124,16 @@ def test_a_difference_as_small_as_the_noise_blames_nobody():
     said = undecided([100.0, 101.0, 99.0, 100.5], [100.1, 100.9, 99.2, 100.4], fp8_busy=97.0, bf16_busy=98.0)
     assert "a difference as small as the noise" in said
     assert "the host" not in said
+
+
+def test_a_host_that_is_slow_all_the_time_makes_nothing_scatter():
+    said = undecided([100.0, 101.0, 99.0, 100.5], [100.1, 100.9, 99.2, 100.4], fp8_busy=80.0, bf16_busy=98.0)
+    assert "a difference as small as the noise" in said
+
+
+def test_the_arm_that_scatters_is_the_one_that_the_host_held_up():
+    said = undecided([115.9, 115.6, 115.8, 115.7], [98.0, 135.0, 102.0, 133.0], fp8_busy=90.0, bf16_busy=94.0)
+    assert "where the GPU works 94.0 ms in BF16's" in said
 
 
 def test_a_single_pause_is_not_blamed():

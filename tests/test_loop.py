@@ -415,6 +415,25 @@ def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
         serve(step=loop(), convert=convert)
 
 
+def test_reentrant_checkpointing_of_the_whole_model_is_its_forward_pass_and_no_evaluation():
+    def step(model, batch, optimizer, precision):
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        loss = checkpoint(model, batch.requires_grad_(), use_reentrant=True).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(batch[:16])
+        return loss
+
+    decision = judge(serve(step=step))
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert decision.numbers["roles"]["fprop"] == {"expected": 5, "fp8": 5}
+    assert decision.numbers["roles"]["recompute"]["fp8"] == decision.numbers["roles"]["recompute"]["expected"] > 0
+
+
 def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.evidence.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 
@@ -30,7 +31,7 @@ def of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> di
     resident = torch.cuda.memory_allocated()
     step(phase)
     # Evaluation in between is no training: both arms may hold more there, at steps that are not the same.
-    trained = [peak for name, peak in peaks.items() if name != "evaluation"]
+    trained = [peak for name, peak in peaks.items() if name != EVALUATION]
     return {
         "resident": resident,
         "phases": peaks,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.utils.checkpoint
 
+from pytest_fp8.evidence.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 
@@ -68,10 +71,10 @@ def follow(
     @contextmanager
     def call(_: list[Any]) -> Iterator[None]:
         # Only from the forward part: a whole model under reentrant checkpointing is called again going backward.
-        if torch.is_grad_enabled() or parts.name != "forward":
+        if torch.is_grad_enabled() or parts.name != "forward" or _computed_again_later():
             yield
         else:
-            with parts.inside("evaluation"):
+            with parts.inside(EVALUATION):
                 yield
 
     optimizer = innermost(optimizer)
@@ -90,6 +93,16 @@ def follow(
         for hook in hooks:
             hook.remove()
         parts.leave()
+
+
+def _computed_again_later() -> bool:
+    """Whether a call without gradients is reentrant checkpointing's first pass over the whole model."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is torch.utils.checkpoint.CheckpointFunction.forward.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:

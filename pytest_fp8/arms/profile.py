@@ -17,7 +17,7 @@ from pytest_fp8.arms.observe import OPERANDS, product_of
 from pytest_fp8.arms.recomputation import watch_recomputation
 from pytest_fp8.arms.te_products import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.evidence.kernels import kernel_family
-from pytest_fp8.evidence.products import FP8, Product
+from pytest_fp8.evidence.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 
 PHASE = "fp8 phase: "
@@ -76,7 +76,8 @@ def plain_events(events: list[Any]) -> list[TraceEvent]:
 
 
 def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
-    """Products, attention and kernel times of the profiled step.
+    """Products, attention and kernel times of the profiled step; of an evaluation in it the products alone, which say
+    where they belong: no block of timed steps has its time.
 
     A kernel belongs to the host range in which it was launched: the CUDA launch call with the kernel's correlation
     number lies inside it, on the same thread. That holds for operators and for Transformer Engine's ranges alike.
@@ -90,8 +91,10 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     inside: dict[int, int] = {}
     spent = dict.fromkeys(("fp8 products", "other products", "attention"), 0)
 
+    evaluated = {id(kernel) for e in host if e.name == PHASE + EVALUATION for kernel in kernels_of(e)}
+
     def add(what: str, launched: list[TraceEvent]) -> None:
-        spent[what] += sum(kernel.end - kernel.start for kernel in launched)
+        spent[what] += sum(kernel.end - kernel.start for kernel in launched if id(kernel) not in evaluated)
 
     for event in host:
         if event.start < inside.get(event.thread, 0):
@@ -121,7 +124,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     return {
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
-        "milliseconds": kernel_times(spent, [event for event in events if event.gpu]),
+        "milliseconds": kernel_times(spent, [event for event in events if event.gpu and id(event) not in evaluated]),
     }
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from pytest_fp8.evidence.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 
@@ -23,7 +24,7 @@ def timed_blocks(step: Callable[[int, Phase], object], count: int, steps: int) -
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        began = _now() if name == "evaluation" else None
+        began = _now() if name == EVALUATION else None
         yield
         if began is not None:
             evaluations.append((len(ends) - 1, began, _now()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_fp8.evidence.products import EVALUATION
 from pytest_fp8.evidence.records import MemoryEvidence
 from pytest_fp8.gate.verdicts import Decision, Verdict
 
@@ -23,7 +24,7 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         "bf16_peak_gib": evidence.bf16["peak_allocated"] / GIB,
         "fp8_peak_gib": evidence.fp8["peak_allocated"] / GIB,
         # Evaluation is no training, and in no peak.
-        "phases": {n: p["allocated"] / GIB for n, p in evidence.fp8["phases"].items() if n != "evaluation"},
+        "phases": {n: p["allocated"] / GIB for n, p in evidence.fp8["phases"].items() if n != EVALUATION},
     }
     phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"

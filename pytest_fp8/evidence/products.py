@@ -27,6 +27,8 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
 
 FP8 = "fp8"
 """Both operands held FP8 values, and (on a GPU) an FP8 kernel multiplied them."""
+EVALUATION = "evaluation"
+"""The phase of a model's call without gradients: no training, so no layer's products, no peak and no time of a step."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def attribute(
     ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
     for product in products:
         # A hand-written step may evaluate in between, and an optimizer may multiply (Muon): no layer's products.
-        if product.phase not in ("evaluation", "optimizer"):
+        if product.phase not in (EVALUATION, "optimizer"):
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
 
