@@ -97,9 +97,10 @@ def follow(
 
 def _computed_again_later() -> bool:
     """Whether a call without gradients is reentrant checkpointing's first pass over the whole model."""
+    first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is torch.utils.checkpoint.CheckpointFunction.forward.__code__:
+        if frame.f_code is getattr(first_pass, "__code__", None):
             return True
         frame = frame.f_back
     return False
