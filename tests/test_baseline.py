@@ -86,8 +86,16 @@ def test_a_renamed_baseline_is_never_compared_with(stored):
 
 
 def test_a_case_that_was_redefined_is_never_compared_with(stored):
-    with pytest.raises(BaselineError, match="another definition of case"):
+    with pytest.raises(BaselineError, match="another definition of case") as error:
         read(stored, case_hash="def")
+    assert "pytest suites -k 1b-torchao-rowwise --fp8-gpu=h200" in str(error.value)
+
+
+def test_an_own_model_s_hash_that_never_stays_is_explained(tmp_path):
+    write_baseline(tmp_path, replace(GOOD, case="own.net-torchao-rowwise"))
+    with pytest.raises(BaselineError, match="a time or a counter") as error:
+        read(tmp_path, case="own.net-torchao-rowwise", case_hash="def")
+    assert "pytest -k own.net-torchao-rowwise --fp8-gpu=h200" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "", ".hidden", "x\n"])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.cases import OWN
 from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import BaselineError
 
@@ -91,13 +92,15 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
             next_step="restore its name",
         )
     if found.case_hash != case_hash:
+        own = case.startswith(OWN)
         raise BaselineError(
             f"{path} was measured for another definition of case {case!r}",
             expected=f"case hash {case_hash}",
             seen=found.case_hash,
-            cause="the case's model, recipe, sizes, data or way of measuring changed since",
-            next_step=f"measure it again: pytest suites -k {case} --fp8-gpu={gpu} --fp8-update-baselines "
-            '--fp8-reason "the case changed: ..."',
+            cause="the case's model, recipe, sizes, data or way of measuring changed since"
+            + ("; or a value that its functions hold is another one in each run, a time or a counter" if own else ""),
+            next_step=f"measure it again: pytest {'' if own else 'suites '}-k {case} --fp8-gpu={gpu} "
+            '--fp8-update-baselines --fp8-reason "the case changed: ..."',
         )
     return found
 
