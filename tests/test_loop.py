@@ -428,7 +428,9 @@ def test_reentrant_checkpointing_of_the_whole_model_is_its_forward_pass_and_no_e
             model(batch[:16])
         return loss
 
-    decision = judge(serve(step=step))
+    server = serve(step=step)
+    decision = judge(server)
+    assert server.logits(seed=0)
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["roles"]["fprop"] == {"expected": 5, "fp8": 5}
     assert decision.numbers["roles"]["recompute"]["fp8"] == decision.numbers["roles"]["recompute"]["expected"] > 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms.phases import Seen, called, closure_of, follow, innermost
+from pytest_fp8.arms.phases import Seen, called, closure_of, follow, innermost, is_training_call
 from pytest_fp8.zoo.training import Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
@@ -144,7 +144,7 @@ def first_output(
 
     @contextmanager
     def catch(result: list[Any]) -> Iterator[None]:
-        training = torch.is_grad_enabled()
+        training = is_training_call()
         yield
         if training:
             outputs.extend(result)

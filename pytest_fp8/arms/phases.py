@@ -71,7 +71,7 @@ def follow(
     @contextmanager
     def call(_: list[Any]) -> Iterator[None]:
         # Only from the forward part: a whole model under reentrant checkpointing is called again going backward.
-        if torch.is_grad_enabled() or parts.name != "forward" or _computed_again_later():
+        if is_training_call() or parts.name != "forward":
             yield
         else:
             with parts.inside(EVALUATION):
@@ -95,8 +95,11 @@ def follow(
         parts.leave()
 
 
-def _computed_again_later() -> bool:
-    """Whether a call without gradients is reentrant checkpointing's first pass over the whole model."""
+def is_training_call() -> bool:
+    """Whether a call of the model that begins now trains: with gradients, or as reentrant checkpointing's first pass
+    over the whole model, which is computed again with them."""
+    if torch.is_grad_enabled():
+        return True
     first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
     frame = inspect.currentframe()
     while frame is not None:
