@@ -147,7 +147,7 @@ class Fingerprint:
         if is_local(function):
             # A library's decorator, or a function that one of its functions made, which no name leads to: what it was
             # given by its user, and none of the library's own state.
-            for name, value in sorted(filled_cells(function), key=lambda item: item[0]):
+            for name, value in sorted(dict(filled_cells(function)).items()):
                 if type(value) in (int, float, str) or self._is_own(value) or is_local(value):
                     yield from self._all(name, value)
         registry = vars(function).get("registry")
@@ -160,8 +160,7 @@ class Fingerprint:
         module, names = function.__globals__, names_in(function.__code__)
         # Where the module lies and what imported it (pytest's assertions, too) is no part of it.
         found = {n: module[n] for n in names if n in module and (n == "__name__" or not n.startswith(("__", "@")))}
-        cells = dict(filled_cells(function))
-        for name, value in sorted({**found, **cells}.items(), key=lambda item: item[0]):
+        for name, value in sorted({**found, **dict(filled_cells(function))}.items()):
             yield name
             yield self.text(value)
             if type(value) is types.ModuleType and value.__name__ in self.own:
@@ -173,9 +172,10 @@ class Fingerprint:
         return isinstance(value, type) and value.__module__ in self.own
 
     def _class(self, kind: type) -> Iterator[str]:
-        yield _name(kind) if kind.__module__ not in self.own else kind.__qualname__
         if kind.__module__ not in self.own:
+            yield _name(kind)
             return
+        yield kind.__qualname__
         yield from self._all(*kind.__bases__, type(kind))
         if isinstance(kind, enum.EnumType):
             yield from self._all(*(part for n, m in kind._member_map_.items() for part in (n, m._value_)))

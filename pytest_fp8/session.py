@@ -75,7 +75,7 @@ class Session:
         shipped = workload.ship(test) if workload is not None else None
         fingerprint = workload.fingerprint() if workload is not None else ""
         digest = case.digest(fingerprint)
-        # A baseline's hash outlives Python's versions, so it is of source text; who shares arms, every value decides.
+        # A baseline's hash is the same in every process; who shares arms, each number decides, a drawn one too.
         model = identity(shipped) if shipped is not None else ""
         pair = self._pairs.get((case.id, digest, model))
         if pair is None:

@@ -117,24 +117,31 @@ def imported_workload(text: str) -> Workload:
 
 def _home(function: Any) -> str:
     """The module that a function, a method, a callable object or what a partial calls was written in."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__module__", None) or ""
+    return getattr(_called(function), "__module__", None) or ""
 
 
 def _homes(function: Any) -> set[str]:
     """The same, and where its code stands, if a decorator gave it another's name."""
+    return {_home(function), getattr(_called(function), "__globals__", {}).get("__name__", "")}
+
+
+def _called(function: Any) -> Any:
+    """What is called in the end: a partial's function."""
     while isinstance(function, functools.partial):
         function = function.func
-    return {_home(function), getattr(function, "__globals__", {}).get("__name__", "")}
+    return function
 
 
 def _is_installed(name: str) -> bool:
     """Whether a module is a library's. Installed tests are still tests."""
     origin = getattr(sys.modules.get(name), "__file__", None) or ""
-    stem = os.path.splitext(os.path.basename(origin))[0]
     library = "-packages" in origin or name.partition(".")[0] in sys.stdlib_module_names
-    return library and not (stem == "conftest" or stem.startswith("test_"))
+    return library and not _is_test_file(origin)
+
+
+def _is_test_file(origin: str) -> bool:
+    stem = os.path.splitext(os.path.basename(origin))[0]
+    return stem == "conftest" or stem.startswith("test_")
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:
@@ -208,9 +215,8 @@ def _is_of_tests(name: str, module: ModuleType) -> bool:
         return False
     if name.startswith("pytest_fp8."):
         return False
-    stem = os.path.splitext(os.path.basename(origin))[0]
     rewritten = type(held.get("__loader__")).__module__ == "_pytest.assertion.rewrite"
-    return rewritten or stem == "conftest" or stem.startswith("test_")
+    return rewritten or _is_test_file(origin)
 
 
 def _importable(module: ModuleType) -> bool:

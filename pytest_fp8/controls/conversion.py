@@ -101,14 +101,8 @@ class AdaptersConverted(Hooks):
     """The filter knows the output projection and not the LoRA matrices, which were added before."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        from torchao.float8 import convert_to_float8_training
-
-        meant = plan(engine.model)
         config = torchao_config(engine, engine.case.recipe)
-        convert_to_float8_training(
-            engine.model, config=config, module_filter_fn=lambda _, name: not name.endswith("lm_head")
-        )
-        return meant
+        return _by_torchao(engine.model, config, takes=lambda name: not name.endswith("lm_head"))
 
 
 class HookDropped(Hooks):
@@ -128,13 +122,14 @@ class OtherLibraryChosen(Hooks):
         return nullcontext
 
 
-def _by_torchao(model: torch.nn.Module, config: Any) -> Conversion:
-    """torchao's own conversion of the layers that are meant to be FP8; ``config=None`` for its defaults."""
+def _by_torchao(model: torch.nn.Module, config: Any, takes: Callable[[str], bool] | None = None) -> Conversion:
+    """torchao's own conversion of the layers that ``takes`` names, by default those that are meant to be FP8, which it
+    gives in any case; ``config=None`` for torchao's defaults."""
     from torchao.float8 import convert_to_float8_training
 
     meant = plan(model)
-    wanted = set(meant.converted)
-    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
+    chosen = takes or set(meant.converted).__contains__
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: chosen(name))
     return meant
 
 
