@@ -9,31 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fp8.cases import Case as Case
+    from pytest_fp8.case import Case as Case
     from pytest_fp8.errors import ArmError as ArmError
     from pytest_fp8.errors import BaselineError as BaselineError
-    from pytest_fp8.errors import CheckFailed as CheckFailed
     from pytest_fp8.errors import Fp8Error as Fp8Error
     from pytest_fp8.errors import SettingsError as SettingsError
-    from pytest_fp8.gate.verdicts import Decision as Decision
-    from pytest_fp8.gate.verdicts import Verdict as Verdict
-    from pytest_fp8.padding import pad_to_multiple as pad_to_multiple
     from pytest_fp8.pair import Fp8Pair as Fp8Pair
-    from pytest_fp8.recompute import recompute_with as recompute_with
+    from pytest_fp8.verdicts import CheckFailed as CheckFailed
+    from pytest_fp8.verdicts import Decision as Decision
+    from pytest_fp8.verdicts import Verdict as Verdict
+    from pytest_fp8.worker.padding import pad_to_multiple as pad_to_multiple
+    from pytest_fp8.worker.recompute import recompute_with as recompute_with
     from pytest_fp8.workload import Workload as Workload
 
 _HOMES = {
-    "Case": "cases",
+    "Case": "case",
     "ArmError": "errors",
     "BaselineError": "errors",
-    "CheckFailed": "errors",
+    "CheckFailed": "verdicts",
     "Fp8Error": "errors",
     "SettingsError": "errors",
-    "Decision": "gate.verdicts",
-    "Verdict": "gate.verdicts",
+    "Decision": "verdicts",
+    "Verdict": "verdicts",
     "Fp8Pair": "pair",
-    "pad_to_multiple": "padding",
-    "recompute_with": "recompute",
+    "pad_to_multiple": "worker.padding",
+    "recompute_with": "worker.recompute",
     "Workload": "workload",
 }
 __all__ = [

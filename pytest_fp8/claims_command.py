@@ -28,9 +28,9 @@ def add_claims(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge every claim, print, and give the exit code."""
+    from pytest_fp8.baselines.shelf import read_folder, readable
     from pytest_fp8.claims import CLAIMS, judge
-    from pytest_fp8.gate.shelf import read_folder, readable
-    from pytest_fp8.reporting.claims import markdown, print_claims, to_json
+    from pytest_fp8.report.claims import markdown, print_claims, to_json
 
     stored = {
         case: baseline for (gpu, case), baseline in readable(read_folder(options.dir)).items() if gpu == options.gpu

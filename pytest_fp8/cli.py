@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.errors import BaselineError, Fp8Error, SettingsError
-from pytest_fp8.gate.baseline import Baseline
 
 OK, WRONG, UNANSWERED = 0, 1, 2
 MAX_AGE = 180
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
     from pytest_fp8.claims_command import add_claims
-    from pytest_fp8.compare_command import add_compare
+    from pytest_fp8.compare.command import add_compare
 
     add_compare(commands)
     add_claims(commands)
@@ -84,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def list_baselines(options: argparse.Namespace) -> int:
-    from pytest_fp8.gate.shelf import read_folder
-    from pytest_fp8.reporting.baselines import describe, print_list
+    from pytest_fp8.baselines.shelf import read_folder
+    from pytest_fp8.report.baselines import describe, print_list
 
     files = read_folder(options.dir)
     stored = [b for b in files.values() if isinstance(b, Baseline) and options.gpu in ("", b.gpu)]
@@ -100,8 +100,8 @@ def list_baselines(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    from pytest_fp8.gate.shelf import read_folder
-    from pytest_fp8.reporting.baselines import show_lines
+    from pytest_fp8.baselines.shelf import read_folder
+    from pytest_fp8.report.baselines import show_lines
 
     files = read_folder(options.dir)
     named = [
@@ -128,9 +128,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    from pytest_fp8.gate.revision import revise
-    from pytest_fp8.gate.shelf import read_folder, read_revision, readable
-    from pytest_fp8.reporting.baselines import print_diff, revision_to_json
+    from pytest_fp8.baselines.revision import revise
+    from pytest_fp8.baselines.shelf import read_folder, read_revision, readable
+    from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if options.git is None and options.b is None:
         raise SettingsError(
@@ -158,10 +158,10 @@ def diff(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     import datetime
 
-    from pytest_fp8.gate.inventory import inspect
-    from pytest_fp8.gate.provenance import library_versions
-    from pytest_fp8.gate.shelf import read_folder
-    from pytest_fp8.reporting.baselines import print_findings
+    from pytest_fp8.baselines.inventory import inspect
+    from pytest_fp8.baselines.provenance import library_versions
+    from pytest_fp8.baselines.shelf import read_folder
+    from pytest_fp8.report.baselines import print_findings
 
     files = read_folder(options.dir)
     cases = _cases(options)
@@ -177,9 +177,9 @@ def check(options: argparse.Namespace) -> int:
 
 
 def prune(options: argparse.Namespace) -> int:
-    from pytest_fp8.gate.baseline import updating
-    from pytest_fp8.gate.inventory import orphaned
-    from pytest_fp8.gate.shelf import read_folder
+    from pytest_fp8.baselines.inventory import orphaned
+    from pytest_fp8.baselines.shelf import read_folder
+    from pytest_fp8.baselines.store import updating
 
     files = read_folder(options.dir)
     cases = _cases(options)
@@ -205,8 +205,8 @@ def prune(options: argparse.Namespace) -> int:
 
 
 def promote(options: argparse.Namespace) -> int:
-    from pytest_fp8.promotion import promote_candidates
-    from pytest_fp8.reporting.revisions import revision_lines
+    from pytest_fp8.baselines.promotion import promote_candidates
+    from pytest_fp8.report.revisions import revision_lines
 
     done = promote_candidates(options.candidates, options.dir, options.reason, options.case, options.gpu)
     if options.json:
@@ -222,7 +222,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Any]:
-    from pytest_fp8.gate.shelf import suite_cases
+    from pytest_fp8.baselines.shelf import suite_cases
 
     return suite_cases(options.suite or options.dir.absolute().parent / "suites" / "matrix.py")
 

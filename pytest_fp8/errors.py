@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from pytest_fp8.gate.verdicts import Verdict
+from typing import NoReturn
 
 
 class Fp8Error(Exception):
@@ -53,14 +50,6 @@ class ArmError(Fp8Error):
 
 class BaselineError(Fp8Error):
     """A baseline file that is corrupt, belongs elsewhere, or cannot be written."""
-
-
-class CheckFailed(AssertionError):
-    """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
-
-    def __init__(self, message: str, verdict: Verdict) -> None:
-        self.verdict = verdict
-        super().__init__(message)
 
 
 def explain(headline: str, expected: str, seen: str, cause: str, next_step: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
     from pytest_fp8.gpu import Gpu
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
@@ -44,9 +44,9 @@ def fp8_workload() -> Workload | None:
 @pytest.fixture
 def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
     """The BF16 and the FP8 arm of the case, alive in their own processes and shared by all tests of the case."""
-    from pytest_fp8.cases import OWN
+    from pytest_fp8.case import OWN
     from pytest_fp8.errors import Fp8Error
-    from pytest_fp8.plugin import SESSION
+    from pytest_fp8.session import SESSION
 
     _require_workload(fp8_workload)
     if (fp8_case.model == OWN) != (fp8_workload is not None):
@@ -96,9 +96,9 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
     _require_workload(workload)
     import torch
 
-    from pytest_fp8.arms.material import Material
     from pytest_fp8.backends import backend
-    from pytest_fp8.backends.base import mark_left
+    from pytest_fp8.backends.base import mark_skipped
+    from pytest_fp8.worker.training_setup import TrainingSetup
 
     device = "cpu" if case.emulated else "cuda"
     chosen = backend(case.backend)
@@ -108,9 +108,9 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
             "ask fp8_pair, or fp8_pair.fp8.call(function)",
             pytrace=False,
         )
-    model = Material(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
+    model = TrainingSetup(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
     if convert:
-        mark_left(model, workload.leave if workload is not None else ())
+        mark_skipped(model, workload.leave if workload is not None else ())
         usable, reason = chosen.usable(case.recipe, case.emulated)
         if not usable:
             pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)

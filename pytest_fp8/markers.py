@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.cases import OWN, QUESTIONS, Case
+from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.errors import SettingsError, refuse
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings

@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.pool import Arm
-from pytest_fp8.cases import Case
-from pytest_fp8.checks.checkpoints import check_checkpoints
-from pytest_fp8.checks.layers import COUNTED, check_layers, counted
-from pytest_fp8.checks.loss import check_loss
-from pytest_fp8.checks.memory import check_memory
-from pytest_fp8.checks.speedup import check_speedup
-from pytest_fp8.errors import CheckFailed, Fp8Error
-from pytest_fp8.evidence.records import LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
-from pytest_fp8.gate.baseline import Baseline
-from pytest_fp8.gate.decide import GATED_CASES, LOOKS, log_ratios
-from pytest_fp8.gate.verdicts import Decision, Verdict
+from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.case import Case
+from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
-from pytest_fp8.reporting.ledger import Ledger
+from pytest_fp8.questions.checkpoints import check_checkpoints
+from pytest_fp8.questions.layers import COUNTED, check_layers, counted
+from pytest_fp8.questions.loss import check_loss
+from pytest_fp8.questions.memory import check_memory
+from pytest_fp8.questions.records import LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
+from pytest_fp8.questions.speed import check_speedup
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.rules.decide import GATED_CASES, LOOKS, log_ratios
+from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 
 class Fp8Pair:

@@ -10,14 +10,13 @@ import pytest
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
 from pytest_fp8.options import MARKER, add_options, read_settings
-from pytest_fp8.session import Session, case_of, question_of
+from pytest_fp8.session import SESSION, Session, case_of, question_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
 
-SESSION = pytest.StashKey[Session]()
 FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
@@ -37,11 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         settings = read_settings(config)
         if worker is not None:
-            from pytest_fp8.workers import take_one
+            from pytest_fp8.xdist import take_one
 
             take_one(worker)
         elif workers := config.getoption("numprocesses", None):
-            from pytest_fp8.workers import require_enough
+            from pytest_fp8.xdist import require_enough
 
             require_enough(settings, workers)
         session = Session(settings, config.rootpath, is_worker=worker is not None)
@@ -58,7 +57,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    from pytest_fp8.reporting.header import header
+    from pytest_fp8.report.header import header
 
     return header(config.stash[SESSION].settings, look=not config.getoption("collectonly"))
 
@@ -148,7 +147,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
     # Here and not at the session's end: pytest-benchmark closes its books before any other plugin's sessionfinish.
     ledger = session.config.stash[SESSION].ledger
     if ledger.entries:
-        from pytest_fp8.reporting.benchmark import add_rows
+        from pytest_fp8.report.benchmark import add_rows
 
         add_rows(session.config, ledger)
     return result
@@ -183,7 +182,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """xdist, as ``-n`` alone leaves it: on a declared GPU the tests of a case stay together."""
     if not config.stash[SESSION].settings.declared or config.getoption("dist") != "load":
         return None
-    from pytest_fp8.workers import by_case
+    from pytest_fp8.xdist import by_case
 
     return by_case(config, log)
 
@@ -191,7 +190,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     session = config.stash[SESSION]
     if session.has_something_to_say():
-        from pytest_fp8.reporting.terminal import write_summary
+        from pytest_fp8.report.terminal import write_summary
 
         write_summary(terminalreporter, session)
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.checks.precision import VARIABLE, Switches
 from pytest_fp8.errors import ArmError
+from pytest_fp8.questions.precision import VARIABLE, Switches
 
 SECONDS = 180
 MARK = "pytest-fp8 resolved: "
@@ -125,7 +125,7 @@ def _inside(asked: str) -> Mapping[str, Any]:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    from pytest_fp8.arms.preparation import forget_accelerate
+    from pytest_fp8.worker.preparation import forget_accelerate
 
     forget_accelerate()
     with tempfile.TemporaryDirectory() as folder:

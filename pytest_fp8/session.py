@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_fp8.options import Settings
-from pytest_fp8.reporting.ledger import Entry, Ledger
+from pytest_fp8.report.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.cases import Case
-    from pytest_fp8.gate.revision import Revision
+    from pytest_fp8.baselines.revision import Revision
+    from pytest_fp8.case import Case
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
 
@@ -44,7 +44,7 @@ class Session:
     def start(self) -> None:
         """Take the baselines' lock where this run will write them; raises :class:`BaselineError`."""
         if self.settings.update and not self.is_worker:
-            from pytest_fp8.gate.baseline import updating
+            from pytest_fp8.baselines.store import updating
 
             self._held.enter_context(updating(self.settings.baseline_dir))
 
@@ -67,8 +67,8 @@ class Session:
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair."""
-        from pytest_fp8.arms.pair import PairArms, make_arm
-        from pytest_fp8.gate.baseline import baseline_path, read_baseline
+        from pytest_fp8.arms.evidence import PairArms, make_arm
+        from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.workload import identity
 
@@ -164,9 +164,9 @@ class Session:
         return lines
 
     def _update(self) -> None:
+        from pytest_fp8.baselines.revision import revise, revised
+        from pytest_fp8.baselines.store import write_baseline
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.gate.baseline import write_baseline
-        from pytest_fp8.gate.revision import revise, revised
 
         for name, entry in self.ledger.entries.items():
             if not entry.metrics and not entry.errors:
@@ -193,7 +193,7 @@ class Session:
 
     def _note_launch_bound(self, entry: Entry) -> None:
         """Say so where a speedup was stored that is the host's as much as the GPU's."""
-        from pytest_fp8.checks.speedup import launch_bound
+        from pytest_fp8.questions.speed import launch_bound
 
         numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
         waits = launch_bound(numbers["fp8_gpu_ms"], numbers["fp8_ms"]) if numbers else ""
@@ -235,15 +235,15 @@ class Session:
         measured = entry.metrics.get("speedup")
         if measured is None:
             return ""
-        from pytest_fp8.gate.inventory import too_coarse
+        from pytest_fp8.baselines.inventory import too_coarse
 
         why = too_coarse(measured["values"], measured["tolerance"])
         return f"{why} (more of them: --fp8-processes)" if why else ""
 
     def _old(self, entry: Entry) -> tuple[Any, str]:
         """The stored baseline of a case, or ``None`` and why there is none to compare with."""
+        from pytest_fp8.baselines.store import read_baseline
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.gate.baseline import read_baseline
 
         try:
             return read_baseline(self.settings.baseline_dir, entry.gpu, entry.case, entry.case_hash), ""
@@ -252,8 +252,8 @@ class Session:
 
     def _measured(self, entry: Entry) -> Any:
         """What this run measured, as a baseline."""
-        from pytest_fp8.gate.baseline import Baseline
-        from pytest_fp8.gate.provenance import provenance
+        from pytest_fp8.baselines.provenance import provenance
+        from pytest_fp8.baselines.store import Baseline
         from pytest_fp8.gpu import detect
 
         if not self._origin:
@@ -277,8 +277,8 @@ class Session:
         return replace(new, metrics={**stored, **new.metrics}, provenance=origin)
 
     def _report(self, folder: Path) -> None:
+        from pytest_fp8.baselines.store import write_atomically, write_baseline
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.gate.baseline import write_atomically, write_baseline
 
         try:
             first = next(iter(self.ledger.entries.values()))
@@ -306,6 +306,10 @@ class Session:
 
         gpu, _ = detect()
         return gpu.key if gpu is not None else "none"
+
+
+SESSION = pytest.StashKey[Session]()
+"""Where a pytest ``Config`` keeps its session."""
 
 
 def question_of(item: pytest.Item) -> str | None:

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def healthy_alone(request):
     """Skips in an update of baselines, to which a case that is known to fail has nothing to say."""
-    from pytest_fp8.plugin import SESSION
+    from pytest_fp8.session import SESSION
 
     if request.config.stash[SESSION].settings.update:
         pytest.skip("an update of baselines measures healthy arms alone")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import roads
 from pytest_fp8 import Case
-from pytest_fp8.cases import OWN as OWN_MODEL
+from pytest_fp8.case import OWN as OWN_MODEL
 from roads import WEIGHTS_ALONE
 
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

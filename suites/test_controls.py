@@ -19,7 +19,7 @@ CHECKPOINTED = micro(activation_checkpointing=True)
 def laboratory(request):
     from pytest_fp8.controls.laboratory import Laboratory
     from pytest_fp8.gpu import detect
-    from pytest_fp8.plugin import SESSION
+    from pytest_fp8.session import SESSION
 
     session = request.config.stash[SESSION]
     gpu = detect()[0]
@@ -31,7 +31,7 @@ def laboratory(request):
 def require(request, control):
     """Skip, or on a declared GPU fail, where this machine cannot run the control."""
     from pytest_fp8.markers import why_not
-    from pytest_fp8.plugin import SESSION
+    from pytest_fp8.session import SESSION
 
     for package in control.needs:
         if importlib.util.find_spec(package) is None:

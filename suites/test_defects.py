@@ -10,8 +10,8 @@ import pytest
 
 import roads
 from pytest_fp8 import Case
-from pytest_fp8.checks.precision import check_precision
 from pytest_fp8.errors import ArmError
+from pytest_fp8.questions.precision import check_precision
 
 
 def known(package, what, raises=AssertionError):

@@ -104,14 +104,14 @@ def fp8_workload(fp8_case):
 @pytest.mark.fp8(cases=VIT, question="layers")
 def test_the_classifier_and_the_patches_stay_and_all_else_is_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
-    assert decision.numbers["left"] == {"head: output projections stay in high precision": 1}
-    assert fp8_pair.layers_evidence().left.keys() == {"classifier"}
+    assert decision.numbers["skipped"] == {"head: output projections stay in high precision": 1}
+    assert fp8_pair.layers_evidence().skipped.keys() == {"classifier"}
 
 
 @pytest.mark.fp8(cases=MOE, question="layers")
 def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
     decision = fp8_pair.assert_layers()
-    assert decision.numbers["left"] == {"size: out_features=5 is not a multiple of 16": 2}
+    assert decision.numbers["skipped"] == {"size: out_features=5 is not a multiple of 16": 2}
     assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_fp8 import Verdict
-from pytest_fp8.checks.precision import check_precision, winner
+from pytest_fp8.questions.precision import check_precision, winner
 
 
 @pytest.mark.parametrize(("road", "by"), [("environment", "ACCELERATE_MIXED_PRECISION"), ("file", "config file")])

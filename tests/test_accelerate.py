@@ -9,10 +9,10 @@ import pytest
 from test_checks import curves, layers_evidence
 
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.checks.checkpoints import check_checkpoints
-from pytest_fp8.checks.layers import check_layers
-from pytest_fp8.checks.loss import check_loss
-from pytest_fp8.evidence.records import LossEvidence, Transfer
+from pytest_fp8.questions.checkpoints import check_checkpoints
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.loss import check_loss
+from pytest_fp8.questions.records import LossEvidence, Transfer
 
 torch = pytest.importorskip("torch")
 DEFAULT = Case("1b", "accelerate_te", "delayed")
@@ -92,7 +92,7 @@ def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
     evidence = layers_evidence(
         originals=sizes,
         converted=["mlp.gate", "mlp.up"],
-        left={"mlp.router": "size: out_features=10 is not a multiple of 16"},
+        skipped={"mlp.router": "size: out_features=10 is not a multiple of 16"},
         live_fp8=["mlp.gate"],
     )
     decision = check_layers(DEFAULT, evidence)
@@ -147,8 +147,8 @@ def stand_in(monkeypatch):
 
 
 def test_live_layers_are_stepped_around_by_one_class(stand_in):
-    from pytest_fp8.arms.server import _kind
     from pytest_fp8.backends.accelerate import step_around
+    from pytest_fp8.worker.server import _kind
 
     model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
     step_around(model)
@@ -163,9 +163,9 @@ def test_live_layers_are_stepped_around_by_one_class(stand_in):
 
 def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
-    from pytest_fp8.arms.layout import trained
-    from pytest_fp8.arms.preparation import forget_accelerate
     from pytest_fp8.backends.accelerate import prepare_te
+    from pytest_fp8.worker.fused_params import trained
+    from pytest_fp8.worker.preparation import forget_accelerate
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -195,10 +195,10 @@ def adapted():
 
 def test_on_unsloths_model_adapters_become_layers_and_the_base_thaws(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
-    from pytest_fp8.arms.preparation import forget_accelerate
     from pytest_fp8.backends import backend
     from pytest_fp8.backends.base import linears
     from pytest_fp8.backends.unsloth import language_model_loss
+    from pytest_fp8.worker.preparation import forget_accelerate
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -210,9 +210,9 @@ def test_on_unsloths_model_adapters_become_layers_and_the_base_thaws(stand_in, m
     prepared = backend("unsloth_te").prepare(model, lambda m: torch.optim.AdamW(m.parameters()), case, compiled=True)
     forget_accelerate()
     assert prepared.loss_of is language_model_loss
-    assert set(prepared.conversion.left) == {"q_proj.lora_A", "q_proj.lora_B"}
+    assert set(prepared.conversion.skipped) == {"q_proj.lora_A", "q_proj.lora_B"}
     assert all(type(linear) is stand_in.Linear for linear in linears(model).values()), "adapters too"
-    assert model["q_proj"]["base_layer"].weight.requires_grad, "what the layers question calls thawed"
+    assert model["q_proj"]["base_layer"].weight.requires_grad, "what the layers question calls unfrozen"
 
 
 def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
@@ -234,7 +234,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
 
 
 def test_a_thawed_head_is_seen_under_its_own_name():
-    from pytest_fp8.arms.layout import trainable
+    from pytest_fp8.worker.fused_params import trainable
 
     model = blocks().requires_grad_(False)
     assert trainable(model)["lm_head.weight"] is trainable(model)["embed.weight"] is False
@@ -246,7 +246,11 @@ def test_a_thawed_head_is_seen_under_its_own_name():
 def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_library():
     names = {"q": (32, 32), "q.lora_A": (32, 16)}
     evidence = layers_evidence(
-        originals=names, converted=["q"], left={"q.lora_A": "adapter: LoRA"}, live_fp8=list(names), thawed=["q.weight"]
+        originals=names,
+        converted=["q"],
+        skipped={"q.lora_A": "adapter: LoRA"},
+        live_fp8=list(names),
+        unfrozen=["q.weight"],
     )
     decision = check_layers(DEFAULT, evidence)
     assert "was an adapter" in decision.message

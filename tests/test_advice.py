@@ -4,7 +4,7 @@ import pytest
 from test_checks import CASE, SIZES, layers_evidence, verdict_of
 
 from pytest_fp8 import Verdict
-from pytest_fp8.checks.layers import check_layers
+from pytest_fp8.questions.layers import check_layers
 
 SIZE = "size: in_features=10 is not a multiple of 16"
 HEAD = "head: output projections stay in high precision"
@@ -13,7 +13,7 @@ EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
 
 
 def nothing(left, originals=SIZES):
-    return layers_evidence(originals=originals, left=left, converted=[], live_fp8=[])
+    return layers_evidence(originals=originals, skipped=left, converted=[], live_fp8=[])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def never_called(*names):
     made = layers_evidence()
     calls = [call for call in made.calls if call.name == "q"]
     return layers_evidence(
-        originals=sizes, converted=list(sizes), left={}, live_fp8=list(sizes), calls=calls, bypassed=list(names)
+        originals=sizes, converted=list(sizes), skipped={}, live_fp8=list(sizes), calls=calls, bypassed=list(names)
     )
 
 

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from pytest_fp8 import ArmError, Case, Workload
-from pytest_fp8.arms.frames import mixes_types, trace_of, users_line
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.worker.error_trace import mixes_types, trace_of, users_line
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 

@@ -182,8 +182,8 @@ def test_sizes_that_are_no_multiple_of_16_are_left_with_the_reason(fresh):
     fresh.build(spec(build=odd_model))
     layers = fresh.request("layers")
     assert layers["converted"] == ["2"]
-    assert layers["left"]["0"] == "size: out_features=10 is not a multiple of 16"
-    assert layers["left"]["1"] == "size: in_features=10 is not a multiple of 16"
+    assert layers["skipped"]["0"] == "size: out_features=10 is not a multiple of 16"
+    assert layers["skipped"]["1"] == "size: in_features=10 is not a multiple of 16"
 
 
 def test_closing_ends_the_whole_group_and_its_log():
@@ -214,7 +214,7 @@ def test_no_arm_outlives_a_parent_that_was_killed(tmp_path):
 
 def test_no_garbage_is_looked_for_in_what_was_imported_and_all_is_looked_at_afterwards():
     program = (
-        "import gc; from pytest_fp8.arms.worker import _import_ahead; before = gc.get_stats()[2]['collections'];"
+        "import gc; from pytest_fp8.worker.main import _import_ahead; before = gc.get_stats()[2]['collections'];"
         "_import_ahead('bf16');"
         "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count() > 100_000, gc.isenabled())"
     )

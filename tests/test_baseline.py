@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_fp8.baselines.store import Baseline, baseline_path, read_baseline, updating, write_baseline
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.gate.baseline import Baseline, baseline_path, read_baseline, updating, write_baseline
 
 GOOD = Baseline(
     "1b-torchao-rowwise",
@@ -110,7 +110,9 @@ def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step, code):
     def full(*args, **kwargs):
         raise OSError(code, os.strerror(code))
 
-    target = "pytest_fp8.gate.baseline.tempfile.mkstemp" if step == "mkstemp" else f"pytest_fp8.gate.baseline.os.{step}"
+    target = (
+        "pytest_fp8.baselines.store.tempfile.mkstemp" if step == "mkstemp" else f"pytest_fp8.baselines.store.os.{step}"
+    )
     with monkeypatch.context() as patched:
         patched.setattr(target, full)
         with pytest.raises(BaselineError, match=r"could not write .*1b-torchao-rowwise\.json"):
@@ -128,7 +130,7 @@ def test_two_updates_at_once_the_second_is_told(tmp_path):
 
 def test_an_updater_that_was_killed_leaves_no_lock(tmp_path):
     code = (
-        "import os, sys, signal\nfrom pathlib import Path\nfrom pytest_fp8.gate.baseline import updating\n"
+        "import os, sys, signal\nfrom pathlib import Path\nfrom pytest_fp8.baselines.store import updating\n"
         "with updating(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9

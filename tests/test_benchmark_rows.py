@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from fakes import H200, install
+
+from helpers.fakes import H200, install
 
 pytest.importorskip("pytest_benchmark")
 

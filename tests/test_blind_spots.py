@@ -134,21 +134,23 @@ def test_a_workload_s_hash_sees_what_its_functions_refer_to(monkeypatch):
 
 def test_adapters_learn_as_the_user_says_or_as_adapters_do():
     pytest.importorskip("peft")
-    from pytest_fp8.arms.material import Material
     from pytest_fp8.backends import backend
+    from pytest_fp8.worker.training_setup import TrainingSetup
 
     def rate(**given):
         import torch
 
         case = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, lora=4, lora_targets=("up",))
-        material = Material(case, Workload(build=build, batch=batch, **given), backend("torchao"), torch.device("cpu"))
-        return material.optimizer(material.fresh_model(0)).param_groups[0]["lr"]
+        setup = TrainingSetup(
+            case, Workload(build=build, batch=batch, **given), backend("torchao"), torch.device("cpu")
+        )
+        return setup.optimizer(setup.fresh_model(0)).param_groups[0]["lr"]
 
     assert rate() == adapters.LEARNING_RATE
     assert rate(learning_rate=1e-5) == 1e-5
 
 
 def test_what_no_hash_holds_of_adapters_is_as_it_was_measured():
-    from pytest_fp8.cases import MEASUREMENT
+    from pytest_fp8.case import MEASUREMENT
 
     assert (MEASUREMENT, adapters.LEARNING_RATE) == (2, 2e-4), "raise cases.MEASUREMENT with the rate, then this line"

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.checks.checkpoints import check_checkpoints, logit_limit
-from pytest_fp8.checks.layers import check_layers, counted
-from pytest_fp8.checks.loss import check_loss
-from pytest_fp8.checks.memory import check_memory
-from pytest_fp8.checks.speedup import check_speedup
-from pytest_fp8.evidence.products import FP8, LayerCall, Product
-from pytest_fp8.evidence.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
+from pytest_fp8.questions.checkpoints import check_checkpoints, logit_limit
+from pytest_fp8.questions.layers import check_layers, counted
+from pytest_fp8.questions.loss import check_loss
+from pytest_fp8.questions.memory import check_memory
+from pytest_fp8.questions.products import FP8, LayerCall, Product
+from pytest_fp8.questions.records import Curve, LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
+from pytest_fp8.questions.speed import check_speedup
 
 CASE = Case("1b", "transformer_engine", "delayed")
 HP = Case("1b", "torchao", "rowwise_with_gw_hp")
@@ -36,7 +36,7 @@ def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
     evidence = LayersEvidence(
         originals=SIZES,
         converted=["q", "up"],
-        left={"lm_head": "head"},
+        skipped={"lm_head": "head"},
         live_fp8=["q", "up"],
         calls=calls,
         recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")},
@@ -63,11 +63,11 @@ def test_layers_healthy():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"converted": [], "live_fp8": [], "left": dict.fromkeys(SIZES, "size: odd")}, "no layer was converted"),
+        ({"converted": [], "live_fp8": [], "skipped": dict.fromkeys(SIZES, "size: odd")}, "no layer was converted"),
         ({"live_fp8": ["q"]}, "not FP8: up"),
         ({"live_fp8": ["q", "up", "lm_head"]}, "lm_head left alone (head)"),
-        ({"left": {}}, "neither converted nor left with a reason"),
-        ({"thawed": ["q.weight"]}, "requires_grad: q.weight"),
+        ({"skipped": {}}, "neither converted nor left with a reason"),
+        ({"unfrozen": ["q.weight"]}, "requires_grad: q.weight"),
         ({"lost": {"q": "a forward hook"}}, "q: a forward hook"),
         ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
         ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),

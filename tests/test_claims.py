@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8 import Case
+from pytest_fp8.baselines.store import Baseline, write_baseline
 from pytest_fp8.claims import CLAIMS, Claim, Near, Source, judge
 from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST
 from pytest_fp8.claims.judgement import DID_NOT_HOLD, HELD, NOT_MEASURED, PARTLY, Reading, read, verdict
 from pytest_fp8.cli import main
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.gate.baseline import Baseline, write_baseline
 
 ROOT = Path(__file__).parent.parent
 CASE, OTHER = Case("454m", "torchao", "tensorwise"), Case("454m", "transformer_engine", "delayed")

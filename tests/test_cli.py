@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8 import Case
+from pytest_fp8.baselines.store import Baseline, read_baseline, updating, write_baseline
 from pytest_fp8.cli import main
-from pytest_fp8.gate.baseline import Baseline, read_baseline, updating, write_baseline
 
 ROOT = Path(__file__).parent.parent
 SUITE = """

@@ -12,21 +12,21 @@ from statistics import median
 from typing import ClassVar
 
 import pytest
-from fakes import H200, FakeProcess, install
 
+from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
-from pytest_fp8.arms.hooks import Hooks
-from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.cases import QUESTIONS
+from pytest_fp8.baselines.store import read_baseline
+from pytest_fp8.case import QUESTIONS
 from pytest_fp8.controls import breakages
 from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.controls.control import ANYWHERE, GPU
 from pytest_fp8.controls.laboratory import Bench, Laboratory
 from pytest_fp8.errors import ArmError
-from pytest_fp8.gate.baseline import read_baseline
 from pytest_fp8.options import Settings
+from pytest_fp8.worker.fault_points import FaultPoints
 
 ROOT = Path(__file__).parent.parent
 BY_ID = {control.id: control for control in CATALOGUE}
@@ -54,15 +54,15 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
 def test_every_arm_control_has_hooks_and_no_hooks_are_left_over():
     assert set(breakages.ARMS) == {control.id for control in CATALOGUE if control.case is not None}
     for control in breakages.ARMS:
-        hooks = breakages.hooks_of(control)
-        changed = {name for name in vars(Hooks) if not name.startswith("__")} & {
-            name for base in type(hooks).__mro__ if base not in (Hooks, object) for name in vars(base)
+        hooks = breakages.fault_points_of(control)
+        changed = {name for name in vars(FaultPoints) if not name.startswith("__")} & {
+            name for base in type(hooks).__mro__ if base not in (FaultPoints, object) for name in vars(base)
         }
         assert changed, f"{control} breaks nothing"
 
 
 def test_an_arm_without_a_control_has_hooks_that_change_nothing():
-    assert type(breakages.hooks_of(None)) is Hooks
+    assert type(breakages.fault_points_of(None)) is FaultPoints
 
 
 def test_each_control_has_its_test_in_the_suite(pytester):
@@ -142,7 +142,7 @@ def laboratory(monkeypatch):
     install(monkeypatch, H200)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
     # The fake model has two FP8 layers, the baselines' models 28 and 112.
-    monkeypatch.setattr("pytest_fp8.checks.layers._counts", lambda now, baseline: None)
+    monkeypatch.setattr("pytest_fp8.questions.layers._counts", lambda now, baseline: None)
     pool = ArmPool(H200)
     yield Laboratory(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
     pool.close()
@@ -162,7 +162,7 @@ def test_a_healthy_arm_is_called_none_of_these(laboratory):
 
 
 def test_the_laboratory_writes_nothing_and_notes_nothing(laboratory, monkeypatch):
-    monkeypatch.setattr("pytest_fp8.gate.baseline.write_atomically", lambda *_: pytest.fail("something was written"))
+    monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", lambda *_: pytest.fail("something was written"))
     made = Laboratory(Settings(baseline_dir=ROOT / "baselines", update=True), laboratory._gpu_pool, "h200")
     assert made.run(BY_ID["fp8-slower"]).caught, "held against the baseline, not stored as one"
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from pytest_fp8.arms import preparation
+from pytest_fp8.worker import preparation
 
 # In a process of its own: what is registered for a torch operator is there for all that follows in the same process.
 PROGRAM = """
 import torch
-from pytest_fp8.arms.preparation import multiply_bfloat16_through_float32
+from pytest_fp8.worker.preparation import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
@@ -39,7 +39,7 @@ print("equal")
 ATTENTION = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from pytest_fp8.arms.preparation import multiply_bfloat16_through_float32
+from pytest_fp8.worker.preparation import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False

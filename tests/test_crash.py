@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-WRITER = Path(__file__).parent / "crash_writer.py"
+WRITER = Path(__file__).parent / "helpers" / "crash_writer.py"
 RENAMED = ("after replace", "before open folder", "after open folder", "before fsync folder", "after fsync folder")
 
 

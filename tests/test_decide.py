@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_fp8.gate.decide import (
+from pytest_fp8.rules.decide import (
     ALPHA,
     BASELINE_BLOCKS,
     BETA,
@@ -26,8 +26,8 @@ from pytest_fp8.gate.decide import (
     smallest_tolerance,
     tail_gap,
 )
-from pytest_fp8.gate.statistics import median_variance, sample_sd
-from pytest_fp8.gate.verdicts import Verdict
+from pytest_fp8.rules.statistics import median_variance, sample_sd
+from pytest_fp8.verdicts import Verdict
 
 BASE = math.log(1.13)
 BETWEEN, WITHIN = 0.003, 0.005

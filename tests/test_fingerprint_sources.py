@@ -10,7 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fingerprint_edits import EDITS, TORCH_EDITS
+
+from helpers.fingerprint_edits import EDITS, TORCH_EDITS
 
 ROOT = Path(__file__).parent.parent
 END = """

@@ -6,19 +6,19 @@ import gc
 from dataclasses import replace
 
 import pytest
-import te_stand_in
 import torch
-from te_stand_in import Linear, RMSNorm
 from torch import nn
 
+from helpers import te_stand_in
+from helpers.te_stand_in import Linear, RMSNorm
 from pytest_fp8 import Case
-from pytest_fp8.arms import stores
-from pytest_fp8.arms.engine import Engine
-from pytest_fp8.arms.layout import join, split
-from pytest_fp8.arms.server import ArmServer
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.worker import checkpoint_stores
+from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.fused_params import join, split
+from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.fused import FusedAttention, NothingToFuse
 from pytest_fp8.zoo.shapes import SHAPES
@@ -113,7 +113,7 @@ def test_every_linear_is_accounted_for_by_its_joined_name_and_size():
     expected = {f"model.layers.{i}.{name}": sizes for i in (0, 1) for name, sizes in block.items()}
     assert done.layers == {**expected, "lm_head": (64, 256)}
     assert done.conversion.converted == list(expected)
-    assert list(done.conversion.left) == ["lm_head"]
+    assert list(done.conversion.skipped) == ["lm_head"]
     assert sum(isinstance(module, RMSNorm) for module in done.model.modules()) == 2 * 2 + 1
     assert not any(type(module).__name__ == "LlamaRMSNorm" for module in done.model.modules())
     assert done.model.lm_head.weight is done.model.model.embed_tokens.weight
@@ -143,7 +143,7 @@ def test_heads_of_odd_sizes_are_converted_where_their_sum_is_even_enough():
 def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
     done = prepared(plain(head_dim=10))
     name = "model.layers.1.self_attn.qkv_proj"
-    assert done.conversion.left[name] == "size: out_features=40 is not a multiple of 16"
+    assert done.conversion.skipped[name] == "size: out_features=40 is not a multiple of 16"
     assert done.layers[name] == (64, 40)
     assert not isinstance(done.model.get_submodule(name), Linear)
 
@@ -187,16 +187,16 @@ def reference(library):
 
 
 def weights(arm):
-    return stores.weights_of(arm)[0]
+    return checkpoint_stores.weights_of(arm)[0]
 
 
 @pytest.mark.parametrize("jitter", [False, True])
 def test_a_restart_brings_back_the_weights_of_the_seed(fused, reference, jitter):
-    before = stores.digests(weights(fused))
+    before = checkpoint_stores.digests(weights(fused))
     for arm in (fused, reference):
         arm.curve(seed=5, steps=2)
         arm.restart(seed=3, jitter=jitter)
-    assert stores.digests(weights(fused)) == stores.digests(weights(reference)) != before
+    assert checkpoint_stores.digests(weights(fused)) == checkpoint_stores.digests(weights(reference)) != before
     assert not fused.optimizer.state
 
 
@@ -213,13 +213,13 @@ def test_both_arms_train_alike(fused, reference):
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)
     source.curve(seed=2, steps=3)
-    saved = stores.save(source, str(tmp_path), store, optimizer)
+    saved = checkpoint_stores.save(source, str(tmp_path), store, optimizer)
     assert HEAD in saved["aliases"], "stored once, under the embedding's name"
     assert not any("qkv" in key or "gate_up" in key for key in saved["keys"])
     target.restart(seed=4)
-    loaded = stores.load(target, str(tmp_path), store, optimizer)
+    loaded = checkpoint_stores.load(target, str(tmp_path), store, optimizer)
     assert loaded["loaded"], loaded
-    assert loaded["digests"] == saved["digests"] == stores.digests(weights(source))
+    assert loaded["digests"] == saved["digests"] == checkpoint_stores.digests(weights(source))
     assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
     if optimizer:
         assert len(saved["optimizer_digests"]) == 3 * len(saved["keys"]), "step and two moments of each plain weight"
@@ -233,20 +233,22 @@ def test_a_part_of_a_joined_weight_is_not_stored_with_all_of_it(fused, reference
     for arm in (fused, reference):
         # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
         arm.curve(seed=0, steps=1)
-    sizes = [stores.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)]
+    sizes = [
+        checkpoint_stores.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)
+    ]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 
 def test_a_missing_part_is_named_and_nothing_is_loaded(fused, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    stores.save(fused, str(tmp_path), "safetensors", optimizer=False)
+    checkpoint_stores.save(fused, str(tmp_path), "safetensors", optimizer=False)
     lost = "model.layers.1.self_attn.k_proj.weight"
-    kept = {name: value for name, value in load_file(tmp_path / stores.WEIGHTS).items() if name != lost}
-    save_file(kept, tmp_path / stores.WEIGHTS)
-    before = stores.digests(weights(fused))
-    assert stores.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
-    assert stores.digests(weights(fused)) == before
+    kept = {name: value for name, value in load_file(tmp_path / checkpoint_stores.WEIGHTS).items() if name != lost}
+    save_file(kept, tmp_path / checkpoint_stores.WEIGHTS)
+    before = checkpoint_stores.digests(weights(fused))
+    assert checkpoint_stores.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
+    assert checkpoint_stores.digests(weights(fused)) == before
 
 
 def test_every_product_of_a_step_belongs_to_a_layer(fused):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fp8.arms.profile import TraceEvent, kernel_times, read_profile
-from pytest_fp8.checks.speedup import LAUNCH_BOUND, check_speedup
-from pytest_fp8.evidence.records import TimingEvidence
-from pytest_fp8.gate.verdicts import Verdict
+from pytest_fp8.questions.records import TimingEvidence
+from pytest_fp8.questions.speed import LAUNCH_BOUND, check_speedup
+from pytest_fp8.verdicts import Verdict
+from pytest_fp8.worker.profile import TraceEvent, kernel_times, read_profile
 
 MS = 1_000_000
 

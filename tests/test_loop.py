@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("torchao")
 
 from pytest_fp8 import Case, Verdict, Workload
-from pytest_fp8.arms.loop import StepError
-from pytest_fp8.arms.server import ArmServer, TokenCountError
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.checks.layers import check_layers
-from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.worker.server import ArmServer, TokenCountError
+from pytest_fp8.worker.step import StepError
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
 
@@ -398,10 +398,10 @@ def test_a_layer_that_the_workload_leaves_is_left_with_that_reason():
     assert decision.verdict is Verdict.FAIL, "blocks.1.up is left by name and was converted"
     decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down"), leave=("*.1.down",)))
     assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["left"] == {"filter: the workload leaves '*.1.down'": 1}
+    assert decision.numbers["skipped"] == {"filter: the workload leaves '*.1.down'": 1}
     decision = judge(serve(step=loop(), leave=("*.down",)))
     assert decision.verdict is Verdict.PASS, decision.message
-    assert decision.numbers["left"] == {"filter: the workload leaves '*.down'": 2}
+    assert decision.numbers["skipped"] == {"filter: the workload leaves '*.down'": 2}
 
 
 def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
@@ -439,8 +439,8 @@ def test_reentrant_checkpointing_of_the_whole_model_is_its_forward_pass_and_no_e
 def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 
-    from pytest_fp8.arms.observe import Part
-    from pytest_fp8.arms.phases import follow
+    from pytest_fp8.worker.observe import Part
+    from pytest_fp8.worker.phases import follow
 
     traced, parts = [], []
 

@@ -15,10 +15,10 @@ pytest.importorskip("peft")
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.checks.layers import check_layers
-from pytest_fp8.evidence.products import FP8, role_table
-from pytest_fp8.evidence.records import LayersEvidence
 from pytest_fp8.markers import why_not
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.products import FP8, role_table
+from pytest_fp8.questions.records import LayersEvidence
 from pytest_fp8.zoo.shapes import SHAPES
 
 CASE = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
@@ -51,9 +51,9 @@ def test_the_base_is_converted_and_each_adapter_stays_with_its_reason(evidence):
     assert check_layers(CASE, evidence).verdict is Verdict.PASS
     assert len(evidence.live_fp8) == BASE
     assert all(name.endswith(".base_layer") for name in evidence.live_fp8)
-    left = [name for name in evidence.left if adapter(name)]
+    left = [name for name in evidence.skipped if adapter(name)]
     assert len(left) == 2 * BASE
-    assert {evidence.left[name] for name in left} == {"adapter: LoRA matrices stay in high precision"}
+    assert {evidence.skipped[name] for name in left} == {"adapter: LoRA matrices stay in high precision"}
     assert {evidence.kinds[name] for name in left} == {"torch.nn.modules.linear.Linear"}
 
 
@@ -160,7 +160,7 @@ def test_a_conversion_after_the_adapters_takes_them_along_without_a_filter(first
 
 
 def test_the_layers_question_tells_converted_adapters(evidence):
-    live = [*evidence.live_fp8, *(name for name in evidence.left if adapter(name))]
+    live = [*evidence.live_fp8, *(name for name in evidence.skipped if adapter(name))]
     decision = check_layers(CASE, replace(evidence, live_fp8=live))
     assert decision.verdict is Verdict.FAIL
     assert "was an adapter" in decision.cause

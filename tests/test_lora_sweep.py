@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.lora.__main__ import main
 from benchmarks.lora.model import Point, fit, weight_of
 from pytest_fp8 import Case
-from pytest_fp8.gate.baseline import Baseline, write_baseline
+from pytest_fp8.baselines.store import Baseline, write_baseline
 from pytest_fp8.zoo.adapters import PROJECTIONS
 from pytest_fp8.zoo.shapes import SHAPES
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pytest_fp8 import Verdict
-from pytest_fp8.checks.loss import check_loss
-from pytest_fp8.evidence.records import Curve, LossEvidence
-from pytest_fp8.gate.decide import LOSS_ALPHA, LOSS_MARGIN, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
-from pytest_fp8.gate.losses import compare_curves, loss_scale
+from pytest_fp8.questions.loss import check_loss
+from pytest_fp8.questions.records import Curve, LossEvidence
+from pytest_fp8.rules.decide import LOSS_ALPHA, LOSS_MARGIN, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
+from pytest_fp8.rules.losses import compare_curves, loss_scale
 
 STEPS = 50
 
@@ -156,8 +156,8 @@ def test_more_seeds_are_more_than_there_were(seeds, advice):
 
 
 def test_a_small_gap_is_not_shown_as_none():
-    from pytest_fp8.reporting.ledger import Entry
-    from pytest_fp8.reporting.terminal import row
+    from pytest_fp8.report.ledger import Entry
+    from pytest_fp8.report.terminal import row
 
     decision = decided(falling(0.001, wobble=0.001), falling(0.0003))
     entry = Entry("own")
@@ -167,7 +167,7 @@ def test_a_small_gap_is_not_shown_as_none():
 
 def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
     """What an update compares: a gap that grew threefold has moved, however small both are."""
-    from pytest_fp8.gate.revision import compare_metric
+    from pytest_fp8.baselines.revision import compare_metric
 
     def stored(factor):
         numbers = decided(falling(0.0003, factor, wobble=0.001), falling(0.0003)).numbers
@@ -180,7 +180,7 @@ def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
 def test_a_loss_near_zero_is_given_the_seeds_that_its_own_margin_needs():
     """Two seeds of a squared error three times as large lie within 0.02 and decide nothing of a loss of 0.0003."""
     from pytest_fp8 import Case
-    from pytest_fp8.arms.pair import PairArms
+    from pytest_fp8.arms.evidence import PairArms
 
     fp8, bf16 = falling(0.001, wobble=0.1, seeds=8), falling(0.0003, seeds=8)
 
@@ -233,5 +233,5 @@ def test_a_small_loss_that_is_half_as_high_again_fails_and_a_like_one_passes():
 def test_a_gap_as_large_as_the_references_own_drift_is_hardly_ever_called_one(monkeypatch):
     """The margin is 5 % of the loss at most, and BF16 ends 10 % from itself."""
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) <= LOSS_ALPHA
-    monkeypatch.setattr("pytest_fp8.gate.losses.loss_noise", lambda gaps: 0.0)
+    monkeypatch.setattr("pytest_fp8.rules.losses.loss_noise", lambda gaps: 0.0)
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) > LOSS_ALPHA, "the simulation sees what that rule prevents"

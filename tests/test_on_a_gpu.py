@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 
 import pytest_fp8.pair
+from helpers.fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 from pytest_fp8.errors import ArmError
-from pytest_fp8.gate.decide import BASELINE_BLOCKS
+from pytest_fp8.rules.decide import BASELINE_BLOCKS
 
 CHECKPOINTS = """
     @pytest.mark.fp8(cases=CASES, question="checkpoints")

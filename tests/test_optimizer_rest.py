@@ -10,7 +10,7 @@ import torch
 from test_closures import closing, lbfgs
 from test_loop import loop, serve
 
-from pytest_fp8.arms import rest
+from pytest_fp8.worker import optimizer_extras
 
 
 def keeping(**given):
@@ -75,7 +75,9 @@ def test_training_goes_on_from_what_is_no_plain_tensor(optimizer, step, store, t
 
 def test_a_state_of_unknown_kind_is_named_with_its_key_before_anything_is_written(tmp_path):
     server = serve(optimizer=keeping(what=object()), step=loop())
-    with pytest.raises(rest.UnstorableStateError, match=r"optimizer/enter\.weight/what is a builtins\.object") as error:
+    with pytest.raises(
+        optimizer_extras.UnstorableStateError, match=r"optimizer/enter\.weight/what is a builtins\.object"
+    ) as error:
         server.save(str(tmp_path / "store"), "dcp", optimizer=True)
     assert "resume=False" in error.value.fp8_next
     assert not (tmp_path / "store").exists()
@@ -83,15 +85,15 @@ def test_a_state_of_unknown_kind_is_named_with_its_key_before_anything_is_writte
 
 def test_numbers_of_a_fused_weight_are_each_part_s_and_tensors_of_it_are_refused():
     joined = {"qkv": [("q", slice(0, 4)), ("k", slice(4, 8))]}
-    assert rest.each_part_s("qkv", "step", 3, joined) == [("q", 3), ("k", 3)]
-    assert rest.each_part_s("other", "step", {"t": torch.zeros(1)}, joined)[0][0] == "other"
-    with pytest.raises(rest.UnstorableStateError, match="qkv/old is a list of tensors"):
-        rest.each_part_s("qkv", "old", [torch.zeros(8)], joined)
+    assert optimizer_extras.each_part_s("qkv", "step", 3, joined) == [("q", 3), ("k", 3)]
+    assert optimizer_extras.each_part_s("other", "step", {"t": torch.zeros(1)}, joined)[0][0] == "other"
+    with pytest.raises(optimizer_extras.UnstorableStateError, match="qkv/old is a list of tensors"):
+        optimizer_extras.each_part_s("qkv", "old", [torch.zeros(8)], joined)
 
 
 def test_contents_that_differ_have_other_leaves():
     def of(value):
-        return {name: leaf.tolist() for name, leaf in rest.leaves("x", value)}
+        return {name: leaf.tolist() for name, leaf in optimizer_extras.leaves("x", value)}
 
     assert of({"a": [1, 2.5, None, "b"]}) == of({"a": (1, 2.5, None, "b")})
     assert of({"a": [1]}) != of({"a": [2]}) != of({"b": [2]})
@@ -103,6 +105,6 @@ class Foreign(torch.Tensor):
 
 
 def test_nothing_that_a_pickle_could_run_is_read(tmp_path):
-    rest.write({"optimizer/w/q": torch.zeros(2).as_subclass(Foreign)}, tmp_path)
-    with pytest.raises(rest.UnstorableStateError, match=r"test_optimizer_rest\.Foreign"):
-        rest.read(tmp_path)
+    optimizer_extras.write({"optimizer/w/q": torch.zeros(2).as_subclass(Foreign)}, tmp_path)
+    with pytest.raises(optimizer_extras.UnstorableStateError, match=r"test_optimizer_rest\.Foreign"):
+        optimizer_extras.read(tmp_path)

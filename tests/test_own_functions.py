@@ -11,9 +11,9 @@ pytest.importorskip("torchao")
 from test_loop import ALL, batch, build, judge, loop, serve
 
 from pytest_fp8 import Verdict
-from pytest_fp8.arms.loop import StepError, WorkloadError
-from pytest_fp8.arms.server import TokenCountError
 from pytest_fp8.backends.torchao import ComputedWeightError
+from pytest_fp8.worker.server import TokenCountError
+from pytest_fp8.worker.step import StepError, WorkloadError
 
 
 def loss(model, rows):

@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("torchao")
 
 from pytest_fp8 import Case, Verdict, Workload, pad_to_multiple
-from pytest_fp8.arms.server import ArmServer, TokenCountError
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.checks.layers import check_layers
-from pytest_fp8.evidence.records import LayersEvidence
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.worker.server import ArmServer, TokenCountError
 from pytest_fp8.zoo import data, models, training
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fakes import H100, H200, FakeProcess, install
 
+from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms, make_arm
+from pytest_fp8.arms.evidence import PairArms, make_arm
+from pytest_fp8.arms.memory_plan import step_bytes
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.room import step_bytes
 
 GIB = 2**30
 RECIPES = ("tensorwise", "rowwise")

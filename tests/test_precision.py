@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_fp8 import ArmError, Verdict, resolve
-from pytest_fp8.checks.precision import Switches, check_precision, winner
+from pytest_fp8.questions.precision import Switches, check_precision, winner
 from pytest_fp8.resolve import MARK, _precision_of
 
 HEALTHY = [

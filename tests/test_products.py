@@ -2,10 +2,10 @@
 
 import pytest
 
-from pytest_fp8.arms.profile import PHASE, TraceEvent, read_profile
-from pytest_fp8.arms.te_products import TE_RANGE, te_extents
-from pytest_fp8.evidence.kernels import kernel_family
-from pytest_fp8.evidence.products import FP8, LayerCall, Product, attribute, role_table
+from pytest_fp8.questions.kernels import kernel_family
+from pytest_fp8.questions.products import FP8, LayerCall, Product, attribute, role_table
+from pytest_fp8.worker.profile import PHASE, TraceEvent, read_profile
+from pytest_fp8.worker.te_products import TE_RANGE, te_extents
 
 CALLS = [
     LayerCall("a", 64, 128, rows=32, fp8=True),

@@ -5,7 +5,7 @@ import json
 import socket
 from pathlib import Path
 
-from pytest_fp8.gate.provenance import provenance
+from pytest_fp8.baselines.provenance import provenance
 
 
 def test_without_a_history_the_commit_may_be_named_and_dirty_is_unknown(tmp_path, monkeypatch):

@@ -8,20 +8,21 @@ import sys
 from dataclasses import replace
 
 import pytest
-import te_stand_in
 import torch
 import torch._dynamo.testing
 
-from pytest_fp8 import Case, Verdict, Workload, recompute, recompute_with
-from pytest_fp8.arms.engine import Engine
-from pytest_fp8.arms.server import ArmServer
+from helpers import te_stand_in
+from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
-from pytest_fp8.checks.layers import check_layers
 from pytest_fp8.controls.catalogue import CATALOGUE
-from pytest_fp8.evidence.records import LayersEvidence
-from pytest_fp8.recompute import NothingRecomputes
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.worker import recompute
+from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.recompute import NothingRecomputes
+from pytest_fp8.worker.server import ArmServer
 
 CASE = Case("micro", "transformer_engine", "delayed", compile=False, activation_checkpointing=True)
 LAYERS = 14

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.arms.profile import TraceEvent, read_profile
-from pytest_fp8.evidence.products import FP8, LayerCall, attribute, role_table
+from pytest_fp8.questions.products import FP8, LayerCall, attribute, role_table
+from pytest_fp8.worker.profile import TraceEvent, read_profile
 from pytest_fp8.zoo.shapes import SHAPES
 
 RECORDED = Path(__file__).parent / "data" / "h200_1b_torchao_tensorwise_step.json.gz"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_fp8.gate.baseline import Baseline
-from pytest_fp8.gate.revision import compare_metric, revise, revised
+from pytest_fp8.baselines.revision import compare_metric, revise, revised
+from pytest_fp8.baselines.store import Baseline
 
 SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
 BETWEEN, WITHIN = 0.003, 0.004

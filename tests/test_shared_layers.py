@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-import te_stand_in
 import torch
 from torch import nn
 
+from helpers import te_stand_in
 from pytest_fp8 import Case
 from pytest_fp8.backends import backend
 

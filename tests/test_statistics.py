@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_fp8.gate.statistics import normal_quantile, robust_sigma, sample_sd, student_cdf, student_quantile
+from pytest_fp8.rules.statistics import normal_quantile, robust_sigma, sample_sd, student_cdf, student_quantile
 
 
 # Student's t, upper 95 % and 99 % points (Abramowitz & Stegun, table 26.10).

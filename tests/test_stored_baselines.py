@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.gate.baseline import parse_baseline, read_baseline
-from pytest_fp8.gate.decide import holds
+from pytest_fp8.baselines.store import parse_baseline, read_baseline
+from pytest_fp8.rules.decide import holds
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "baselines").rglob("*.json"))

@@ -6,14 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.arms import stores  # noqa: E402
+from pytest_fp8.worker import checkpoint_stores  # noqa: E402
 
 TENSORS = {f"layers.{i}.weight": torch.arange(i, i + 64, dtype=torch.bfloat16).reshape(8, 8) for i in range(5)}
 
 
 def written(folder):
-    stores._write_safetensors(TENSORS, folder, {"aliases": "{}"})
-    return stores._read_safetensors(folder, torch.device("cpu"))
+    checkpoint_stores._write_safetensors(TENSORS, folder, {"aliases": "{}"})
+    return checkpoint_stores._read_safetensors(folder, torch.device("cpu"))
 
 
 def same(found):
@@ -26,17 +26,17 @@ def test_a_small_model_is_one_file(tmp_path):
 
 
 def test_a_large_one_is_shards_and_an_index_that_transformers_would_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "SHARD_BYTES", 2 * 128)
+    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 2 * 128)
     assert same(written(tmp_path))
-    index = json.loads((tmp_path / stores.INDEX).read_text())
+    index = json.loads((tmp_path / checkpoint_stores.INDEX).read_text())
     assert set(index["weight_map"]) == set(TENSORS)
     assert len(set(index["weight_map"].values())) == 3
-    assert stores.dtypes_on_disk(tmp_path, "safetensors") == {"BF16": 5}
+    assert checkpoint_stores.dtypes_on_disk(tmp_path, "safetensors") == {"BF16": 5}
 
 
 def test_a_shard_that_is_gone_is_an_error_and_no_smaller_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "SHARD_BYTES", 2 * 128)
+    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 2 * 128)
     written(tmp_path)
     next(tmp_path.glob("model-00002*")).unlink()
     with pytest.raises(FileNotFoundError):
-        stores._read_safetensors(tmp_path, torch.device("cpu"))
+        checkpoint_stores._read_safetensors(tmp_path, torch.device("cpu"))

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes import H200, FakeProcess, install
 from test_arms import spec
 
+from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
+from pytest_fp8.arms.evidence import PairArms, make_arm
 from pytest_fp8.arms.forked import ForkedProcess, Template
-from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess, FreshProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -343,7 +343,7 @@ def test_nobody_is_left_when_a_session_has_ended(pytester):
         """
         import pytest
         from pytest_fp8.arms.forked import ForkedProcess
-        from pytest_fp8.plugin import SESSION
+        from pytest_fp8.session import SESSION
 
         @pytest.mark.fp8(model="micro", backend="torchao", recipe="tensorwise", emulated=True)
         def test_layers(fp8_pair, request):

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pytest_fp8 import Case, SettingsError
-from pytest_fp8.arms import observe, stores
-from pytest_fp8.arms.engine import Engine
-from pytest_fp8.arms.server import ArmServer
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
+from pytest_fp8.worker import checkpoint_stores, observe
+from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
 
 CASE = Case("micro", "unsloth_bf16", "none", lora=4, lora_targets=("q_proj", "v_proj"))
@@ -120,13 +120,13 @@ def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(librar
     before = base.clone()
     for arm in (engine, other):
         arm.restart(seed=5)
-    mine, theirs = (stores.digests(stores.weights_of(arm)[0]) for arm in (engine, other))
+    mine, theirs = (checkpoint_stores.digests(checkpoint_stores.weights_of(arm)[0]) for arm in (engine, other))
     assert mine == theirs
     assert FastLanguageModel.loads == loads
     assert torch.equal(base, before)
-    assert unsloth.UnslothBf16().drawn(engine.model, 5).keys() == stores.weights_of(engine)[0].keys()
+    assert unsloth.UnslothBf16().drawn(engine.model, 5).keys() == checkpoint_stores.weights_of(engine)[0].keys()
     other.restart(seed=6)
-    assert stores.digests(stores.weights_of(other)[0]) != mine
+    assert checkpoint_stores.digests(checkpoint_stores.weights_of(other)[0]) != mine
 
 
 def test_a_jittered_restart_moves_adapters_alone(engine):
@@ -143,12 +143,12 @@ def test_a_curve_repeats_from_its_seed(engine):
 
 
 def test_adapters_alone_are_stored_and_loaded(engine, tmp_path):
-    saved = stores.save(engine, str(tmp_path), "safetensors", optimizer=True)
+    saved = checkpoint_stores.save(engine, str(tmp_path), "safetensors", optimizer=True)
     assert all(".lora_" in key for key in saved["keys"])
     assert len(saved["keys"]) == 8
     assert saved["frozen"] == len(engine.model.state_dict()) - 8
     assert saved["on_disk"] == {"F32": len(saved["keys"]) * 4}
-    loaded = stores.load(engine, str(tmp_path), "safetensors", optimizer=True)
+    loaded = checkpoint_stores.load(engine, str(tmp_path), "safetensors", optimizer=True)
     assert loaded["loaded"]
     assert loaded["digests"] == saved["digests"]
     assert loaded["optimizer_digests"] == saved["optimizer_digests"]
@@ -247,7 +247,7 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
 def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.arms.worker import _import_ahead; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import _import_ahead; "
     out = subprocess.run(
         [sys.executable, "-c", code + f"_import_ahead({name!r})"], capture_output=True, text=True, check=True
     )

@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from fakes import H200, SUITE, install
 
+from helpers.fakes import H200, SUITE, install
 from pytest_fp8.options import CI_VARIABLES, ci_variable
-from pytest_fp8.reporting.ledger import Ledger
+from pytest_fp8.report.ledger import Ledger
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
 

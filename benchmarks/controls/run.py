@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from today import CHECKS
 
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.checks.loss import check_loss
 from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.controls.control import GPU, Control, micro
 from pytest_fp8.controls.laboratory import Laboratory
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.evidence.records import Curve, LossEvidence
 from pytest_fp8.gpu import detect, is_kind
 from pytest_fp8.options import Settings
+from pytest_fp8.questions.loss import check_loss
+from pytest_fp8.questions.records import Curve, LossEvidence
 
 DRAWS = 1000
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pytest_fp8.gate.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, center_variance, fail_quantile
-from pytest_fp8.gate.statistics import median_variance, normal_quantile
+from pytest_fp8.rules.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, center_variance, fail_quantile
+from pytest_fp8.rules.statistics import median_variance, normal_quantile
 
 CAUGHT = 0.80
 BASELINE_PROCESSES = (2, 4, 6, 8)

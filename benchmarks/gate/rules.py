@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
-from pytest_fp8.checks.speedup import disturbed
-from pytest_fp8.evidence.records import TimingEvidence
-from pytest_fp8.gate.decide import LOOKS, decide_speedup, holds
-from pytest_fp8.gate.verdicts import Verdict
+from pytest_fp8.questions.records import TimingEvidence
+from pytest_fp8.questions.speed import disturbed
+from pytest_fp8.rules.decide import LOOKS, decide_speedup, holds
+from pytest_fp8.verdicts import Verdict
 
 WARM_UP_BLOCKS = 3
 """Blocks that each arm runs before its first counted one, as ``arms/pair.py`` does."""

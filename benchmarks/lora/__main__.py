@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lora.model import RANKS, Fit, Point, fit, weight_of
-from pytest_fp8.cases import Case
+from pytest_fp8.baselines.shelf import read_folder, readable
+from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.case import Case
 from pytest_fp8.errors import BaselineError, Fp8Error
-from pytest_fp8.gate.baseline import Baseline
-from pytest_fp8.gate.shelf import read_folder, readable
 from pytest_fp8.zoo.shapes import SHAPES
 
 TRIED_RANKS = (0, 8, 16, 32, 64)

@@ -1,0 +1,1 @@
+"""Arms seen from pytest's process: started, spoken to, kept, ended. No torch here."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, resident_bytes, step_bytes
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
-from pytest_fp8.arms.room import CONTEXT_BYTES, FILL, resident_bytes, step_bytes
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.cases import OWN
+from pytest_fp8.case import OWN
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES

@@ -21,8 +21,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.arms.env import arm_environment, other_environment
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.arms.variables import arm_environment, other_environment
 from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import ArmError
 
@@ -71,7 +71,7 @@ class ArmProcess:
             python = environment.python if environment is not None else sys.executable
             words = (requests_read, answers_write, os.getpid(), backend)
             self._process: ForkedProcess | FreshProcess = forked or FreshProcess(
-                [python, "-m", "pytest_fp8.arms.worker", *map(str, words)],
+                [python, "-m", "pytest_fp8.worker.main", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=subprocess.STDOUT,

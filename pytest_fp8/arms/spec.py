@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 
 
 @dataclass(frozen=True)

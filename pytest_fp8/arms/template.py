@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fp8.arms import worker
+from pytest_fp8.worker import main as worker
 
 LONGEST = 1 << 16
 """Bytes of a message: a folder, a test's name and a few short words."""
@@ -101,7 +101,7 @@ def prepare(backend: str) -> str:
     worker.import_libraries(backend)
     import torch
 
-    import pytest_fp8.arms.server  # noqa: F401
+    import pytest_fp8.worker.server  # noqa: F401
 
     if backend != "bf16":
         # torchao's conversion imports it, compiled or not: a third of a second.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.preparation import forget_accelerate
 from pytest_fp8.backends.base import (
     Backend,
     Conversion,
@@ -19,17 +18,18 @@ from pytest_fp8.backends.base import (
     linears,
     odd_size,
     plan,
-    reason_to_leave,
+    reason_to_skip,
     ties,
-    why_left,
+    why_skipped,
 )
 from pytest_fp8.backends.torchao import TorchAO
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
+from pytest_fp8.worker.preparation import forget_accelerate
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 MINIMUM = "1.10"
 EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
@@ -150,14 +150,14 @@ def meant_for_torchao(model: torch.nn.Module) -> Conversion:
     for name, which in ((every[0], "first"), (every[-1], "last")) if every else ():
         if name in result.converted:
             result.converted.remove(name)
-            result.left[name] = reason_to_leave(name, 0, 0) or EDGE.format(which)
+            result.skipped[name] = reason_to_skip(name, 0, 0) or EDGE.format(which)
     return result
 
 
 def _reason(name: str, linear: torch.nn.Linear) -> str:
     """Why this Linear is to stay. A Linear that the workload leaves is one: Accelerate's conversion takes no names, and
     converting it all the same is found."""
-    reason = why_left(name, linear)
+    reason = why_skipped(name, linear)
     return odd_size(linear.in_features, linear.out_features) if reason.startswith("head") else reason
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 ALIGNMENT = 16
 """FP8 tensor-core products take operands whose inner sizes are multiples of 16 (cuBLASLt, ``torch._scaled_mm``)."""
 
-LEFT = "_fp8_left"
+SKIPPED = "_fp8_skipped"
 """An attribute of a Linear that is to stay in high precision; it holds the reason."""
 
 HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
@@ -32,12 +32,12 @@ class Conversion:
     """What a conversion did: names of the Linears it converted, and for each it left, the reason."""
 
     converted: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     model: torch.nn.Module | None = None
     """The model afterwards, another than was given where that is itself a Linear; ``None``: the same."""
     untied: dict[str, str] = field(default_factory=dict)
     """Weight that was one with another before the conversion and is none any more -> that other."""
-    thawed: list[str] = field(default_factory=list)
+    unfrozen: list[str] = field(default_factory=list)
     """Weights that were frozen before the conversion and take gradients after it."""
     lost: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion, and no longer does."""
@@ -185,12 +185,12 @@ def installed(distribution: str, minimum: str) -> tuple[bool, str]:
 
 def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], str] | None = None) -> Conversion:
     """What a conversion of this model is meant to do: each Linear converted, or left with a reason; ``why`` gives it,
-    where it is not :func:`why_left`."""
+    where it is not :func:`why_skipped`."""
     result = Conversion()
     for name, module in linears(model).items():
-        reason = (why or why_left)(name, module)
+        reason = (why or why_skipped)(name, module)
         if reason:
-            result.left[name] = reason
+            result.skipped[name] = reason
         else:
             result.converted.append(name)
     return result
@@ -214,17 +214,17 @@ def observed_conversion(
             f"convert() must keep the names of the model's Linears, so that each is accounted for; gone: {gone[:4]}"
         )
     for name, sizes in originals.items():
-        reason = reason_to_leave(name, *sizes) or left_by_name(name, leave)
+        reason = reason_to_skip(name, *sizes) or skipped_by_name(name, leave)
         fp8 = is_fp8(modules[name])
         if fp8:
             result.converted.append(name)
-        if reason and (not fp8 or left_by_name(name, leave)):
+        if reason and (not fp8 or skipped_by_name(name, leave)):
             # In both lists where the workload's own word was not kept, which the layers question then says.
-            result.left[name] = reason
+            result.skipped[name] = reason
     return result
 
 
-def left_by_name(name: str, patterns: Sequence[str]) -> str:
+def skipped_by_name(name: str, patterns: Sequence[str]) -> str:
     """The reason where one of the workload's patterns names the Linear, or an empty string."""
     from fnmatch import fnmatchcase
 
@@ -232,20 +232,20 @@ def left_by_name(name: str, patterns: Sequence[str]) -> str:
     return f"filter: the workload leaves {pattern!r}" if pattern else ""
 
 
-def mark_left(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Have every conversion leave the Linears that a pattern names, with that reason."""
     for name, linear in linears(model).items():
-        reason = left_by_name(name, patterns)
+        reason = skipped_by_name(name, patterns)
         if reason:
-            setattr(linear, LEFT, reason)
+            setattr(linear, SKIPPED, reason)
 
 
-def why_left(name: str, module: torch.nn.Linear) -> str:
+def why_skipped(name: str, module: torch.nn.Linear) -> str:
     """The reason to leave a Linear in high precision, or an empty string to convert it."""
-    return getattr(module, LEFT, "") or reason_to_leave(name, module.in_features, module.out_features)
+    return getattr(module, SKIPPED, "") or reason_to_skip(name, module.in_features, module.out_features)
 
 
-def reason_to_leave(name: str, in_features: int, out_features: int) -> str:
+def reason_to_skip(name: str, in_features: int, out_features: int) -> str:
     """The same, from name and sizes."""
     last = name.rsplit(".", 1)[-1]
     if last in HEADS:

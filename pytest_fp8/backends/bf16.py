@@ -18,7 +18,7 @@ class Bf16(Backend):
     token_multiple = 1
 
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        return Conversion(left=dict.fromkeys(linears(model), "reference: this arm is BF16"))
+        return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         return False

@@ -16,7 +16,7 @@ from pytest_fp8.backends.transformer_engine import TransformerEngine
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 
 class FusedTransformerEngine(TransformerEngine):
@@ -40,7 +40,7 @@ class FusedTransformerEngine(TransformerEngine):
     ) -> Prepared:
         conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
         modules: dict[str, Any] = dict(model.named_modules())
-        names = [name for name in modules if name in {*conversion.converted, *conversion.left}]
+        names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
         layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
         return Prepared(model, conversion, layers=layers)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.preparation import forget_accelerate
 from pytest_fp8.backends.accelerate import (
     AccelerateTorchAO,
     AccelerateTransformerEngine,
@@ -21,13 +20,14 @@ from pytest_fp8.backends.accelerate import (
     prepare_torchao,
 )
 from pytest_fp8.backends.base import Prepared
-from pytest_fp8.cases import OWN
+from pytest_fp8.case import OWN
+from pytest_fp8.worker.preparation import forget_accelerate
 from pytest_fp8.zoo.training import cross_entropy
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 ALL_GATHER = "enable_fsdp_float8_all_gather"
 """torchao's name of the option ``fp8_all_gather``: weights are wrapped for FSDP2, which makes them new parameters that

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_fp8.backends.base import Backend, Conversion, linears, put_in_place, why_left
+from pytest_fp8.backends.base import Backend, Conversion, linears, put_in_place, why_skipped
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,9 @@ class TransformerEngine(Backend):
         result = Conversion()
         replaced: dict[torch.nn.Module, torch.nn.Module] = {}
         for name, linear in linears(model).items():
-            reason = why_left(name, linear)
+            reason = why_skipped(name, linear)
             if reason:
-                result.left[name] = reason
+                result.skipped[name] = reason
                 continue
             # Built on "meta", so that no second copy of the weights is ever allocated.
             replacement = layer(

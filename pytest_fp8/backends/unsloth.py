@@ -23,7 +23,7 @@ from pytest_fp8.backends.base import Backend, Conversion, Prepared, Seen, linear
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 BASE_SEED = 0
 """The base is frozen and takes long to load, so it stays; a seed draws the adapters and the data."""
@@ -103,7 +103,7 @@ class UnslothBf16(Backend):
         return Prepared(model, conversion, loss_of=language_model_loss)
 
     def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        return Conversion(left=dict.fromkeys(linears(model), "reference: this arm is BF16"))
+        return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
 
     def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
         """The autocast of ``TrainingArguments(bf16=True)``; adapters outside the fused functions need it, or their
@@ -188,9 +188,9 @@ class Unsloth(UnslothBf16):
         sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
         found = observed_conversion(model, sizes, self.is_fp8_layer)
         kept = {name: str(linear.weight.dtype).removeprefix("torch.") for name, linear in linears(model).items()}
-        for name, reason in found.left.items():
+        for name, reason in found.skipped.items():
             if reason.startswith("adapter"):
-                found.left[name] = f"{reason}, kept in {kept[name]}"
+                found.skipped[name] = f"{reason}, kept in {kept[name]}"
         return found
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:

@@ -12,7 +12,7 @@ from pytest_fp8.backends.unsloth import UnslothBf16, language_model_loss
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.cases import Case
+    from pytest_fp8.case import Case
 
 
 class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 from pytest_fp8.errors import refuse
 
 AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, Source
 from pytest_fp8.claims.finetuning import ONE_PERCENT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 from pytest_fp8.claims.claim import AT_LEAST, Claim, Near, Source
 
 TORCHAO = Source("torchao's documentation", "https://docs.pytorch.org/ao/stable/workflows/training.html", "published")

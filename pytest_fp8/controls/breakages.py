@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from pytest_fp8.arms.hooks import Hooks
+from pytest_fp8.worker.fault_points import FaultPoints
 
 _HOMES = {
     "env-unread": ("conversion", "NothingReadsTheEnvironment"),
@@ -37,17 +37,17 @@ _HOMES = {
     "optimizer-too-early": ("roads", "OptimizerMadeBefore"),
     "model-unprepared": ("roads", "ModelNotPrepared"),
     "tie-broken": ("roads", "TieBroken"),
-    "base-thawed": ("roads", "BaseThawed"),
+    "base-unfrozen": ("roads", "BaseUnfrozen"),
     "hook-dropped": ("conversion", "HookDropped"),
 }
 ARMS = tuple(_HOMES)
 """The controls that break an arm; the others break a baseline or a run."""
 
 
-def hooks_of(control: str | None) -> Hooks:
+def fault_points_of(control: str | None) -> FaultPoints:
     """The hooks of an arm; raises ``KeyError`` for a control that breaks no arm."""
     if control is None:
-        return Hooks()
+        return FaultPoints()
     module, name = _HOMES[control]
-    hooks: Hooks = getattr(import_module(f"pytest_fp8.controls.{module}"), name)()
+    hooks: FaultPoints = getattr(import_module(f"pytest_fp8.controls.{module}"), name)()
     return hooks

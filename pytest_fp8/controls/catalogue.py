@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 from pytest_fp8.controls.control import Control, micro
 
 USERS = "reported by users"
@@ -352,7 +352,7 @@ CATALOGUE: tuple[Control, ...] = (
         needs=("accelerate",),
     ),
     Control(
-        "base-thawed",
+        "base-unfrozen",
         33,
         "the frozen base under adapters takes gradients again",
         "accelerate utils/transformer_engine.py, convert_model: te.Linear(...) without requires_grad",

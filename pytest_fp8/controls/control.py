@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.cases import Case
+from pytest_fp8.case import Case
 
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
 

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.hooks import Hooks, Precision
 from pytest_fp8.backends.base import ALIGNMENT, Conversion, plan
+from pytest_fp8.worker.fault_points import FaultPoints, Precision
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_fp8.arms.engine import Engine
+    from pytest_fp8.worker.engine import Engine
 
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-class NothingReadsTheEnvironment(Hooks):
+class NothingReadsTheEnvironment(FaultPoints):
     """A plain training loop under an environment that asks for FP8: no Accelerator is ever made."""
 
     def start(self, engine: Engine) -> None:
@@ -30,7 +30,7 @@ class NothingReadsTheEnvironment(Hooks):
         return plan(engine.model)
 
 
-class TrainerBf16Wins(Hooks):
+class TrainerBf16Wins(FaultPoints):
     """transformers' own Trainer with ``bf16=True`` under an environment that asks for FP8."""
 
     def start(self, engine: Engine) -> None:
@@ -56,7 +56,7 @@ class TrainerBf16Wins(Hooks):
         os.environ.pop(MIXED_PRECISION, None)
 
 
-class StopsAtTheFirstOddLayer(Hooks):
+class StopsAtTheFirstOddLayer(FaultPoints):
     """The loop of Accelerate's ``convert_model``: it *returns* at a Linear whose sizes are not multiples of 16, so the
     later children of the same parent stay as they are."""
 
@@ -79,14 +79,14 @@ def _convert_model(model: torch.nn.Module, config: Any) -> None:
             _convert_model(module, config)
 
 
-class RecipeDropped(Hooks):
+class RecipeDropped(FaultPoints):
     """The recipe asked for never reaches the library, which takes its default."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
         return _by_torchao(engine.model, torchao_config(engine, None))
 
 
-class HeadConverted(Hooks):
+class HeadConverted(FaultPoints):
     """No filter is passed: every Linear is converted, the output projection included."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -97,7 +97,7 @@ class HeadConverted(Hooks):
         return meant
 
 
-class AdaptersConverted(Hooks):
+class AdaptersConverted(FaultPoints):
     """The filter knows the output projection and not the LoRA matrices, which were added before."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -105,14 +105,14 @@ class AdaptersConverted(Hooks):
         return _by_torchao(engine.model, config, takes=lambda name: not name.endswith("lm_head"))
 
 
-class HookDropped(Hooks):
+class HookDropped(FaultPoints):
     """torchao's conversion as it comes: another module stands where the Linear with the hook stood."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
         return _by_torchao(engine.model, torchao_config(engine, engine.case.recipe))
 
 
-class OtherLibraryChosen(Hooks):
+class OtherLibraryChosen(FaultPoints):
     """Transformer Engine was meant; torchao, installed beside it, converts the model."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:

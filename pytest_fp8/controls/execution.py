@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from pytest_fp8.arms.hooks import Hooks
 from pytest_fp8.backends.base import Conversion
 from pytest_fp8.controls.conversion import torchao_config
+from pytest_fp8.worker.fault_points import FaultPoints
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.engine import Engine
-    from pytest_fp8.recompute import Recompute
+    from pytest_fp8.worker.engine import Engine
+    from pytest_fp8.worker.recompute import Recompute
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -31,7 +31,7 @@ def with_forward(engine: Engine, meant: Conversion, forward_of: Callable[[Any], 
     return meant
 
 
-class ForwardOnly(Hooks):
+class ForwardOnly(FaultPoints):
     """The forward product is the library's own; the backward pass multiplies BF16, as in layers for frozen weights."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -56,7 +56,7 @@ class _HighPrecisionBackward(torch.autograd.Function):
         return (rows @ weight).reshape(given.shape), rows.t() @ given.reshape(-1, given.shape[-1]), None
 
 
-class WgradInHighPrecision(Hooks):
+class WgradInHighPrecision(FaultPoints):
     """The layer says ``rowwise`` and multiplies as ``rowwise_with_gw_hp`` does: the weight gradient in BF16."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -70,7 +70,7 @@ def _with_config(layer: Any, config: Any) -> Forward:
     return lambda given: matmul_with_hp_or_float8_args.apply(given, layer.weight.t(), layer.linear_mm_config, config)
 
 
-class RecomputeInBf16(Hooks):
+class RecomputeInBf16(FaultPoints):
     """Activation checkpointing recomputes outside the precision context: the forward pass ran in FP8, its repetition
     in BF16."""
 
@@ -81,7 +81,7 @@ class RecomputeInBf16(Hooks):
         return recompute, {"context_fn": contexts}
 
 
-class RecomputeOutsideAutocast(Hooks):
+class RecomputeOutsideAutocast(FaultPoints):
     """torch's reentrant checkpointing around Transformer Engine's layers: the backward pass calls them again after
     ``te.autocast`` has been left, and they multiply in BF16 without a word."""
 
@@ -113,7 +113,7 @@ class _PlainProduct(torch.autograd.Function):
         return (given.reshape(-1, given.shape[-1]) @ weight).reshape(*given.shape[:-1], -1)
 
 
-class EvalSwitchesOff(Hooks):
+class EvalSwitchesOff(FaultPoints):
     """FP8 in train mode alone, as Accelerate's wrapper does by default; an evaluation leaves the model in eval mode and
     training goes on."""
 
@@ -129,7 +129,7 @@ def _while_training(layer: Any) -> Forward:
     return lambda given: own(given) if layer.training else F.linear(given, layer.weight, layer.bias)
 
 
-class Fp8Off(Hooks):
+class Fp8Off(FaultPoints):
     """The layers are FP8 layers by name and multiply BF16."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -140,7 +140,7 @@ def _linear(layer: Any) -> Forward:
     return lambda given: F.linear(given, layer.weight, layer.bias)
 
 
-class OneScaleOffByTwo(Hooks):
+class OneScaleOffByTwo(FaultPoints):
     """One layer's weight is divided by half the scale it was multiplied with: fprop and dgrad are twice as large."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -157,7 +157,7 @@ def _with_doubled_weight(layer_type: type) -> type:
     return type(layer_type.__name__, (layer_type,), names)
 
 
-class AmaxHistoryFrozen(Hooks):
+class AmaxHistoryFrozen(FaultPoints):
     """Transformer Engine's delayed scaling, whose histories and scales are not updated after the first steps."""
 
     def warm(self, engine: Engine) -> None:

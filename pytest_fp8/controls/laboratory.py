@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
-from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
-from pytest_fp8.cases import Case
+from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
+from pytest_fp8.case import Case
 from pytest_fp8.controls.control import ANYWHERE, Control
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.gate.baseline import Baseline, read_baseline, write_baseline
-from pytest_fp8.gate.verdicts import Decision
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
-from pytest_fp8.reporting.ledger import Ledger
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.verdicts import Decision
 from pytest_fp8.workload import Workload
 
 
@@ -240,7 +240,7 @@ def _all_skipped(control: Control) -> Outcome:
 
 def _launch_drops_environment(control: Control) -> Outcome:
     """The user's environment asks for fp8; what ``accelerate launch`` starts is asked what it got."""
-    from pytest_fp8.checks.precision import check_precision
+    from pytest_fp8.questions.precision import check_precision
     from pytest_fp8.resolve import resolve
 
     decision = check_precision(resolve(environment="fp8", launch=True, asked=("",))[0])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from pytest_fp8.arms.hooks import Hooks
 from pytest_fp8.backends.base import Conversion, plan, ties
+from pytest_fp8.worker.fault_points import FaultPoints
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.engine import Engine
+    from pytest_fp8.worker.engine import Engine
 
 
 def renew_weights(engine: Engine, names: Iterable[str]) -> None:
@@ -22,11 +22,11 @@ def renew_weights(engine: Engine, names: Iterable[str]) -> None:
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
 
 
-class OptimizerMadeBefore(Hooks):
+class OptimizerMadeBefore(FaultPoints):
     """The conversion puts new parameters in place of those that the optimizer was made with."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        optimizer = engine.material.optimizer(engine.model)
+        optimizer = engine.setup.optimizer(engine.model)
         meant = convert()
         renew_weights(engine, meant.converted)
         assert engine._prepared is not None
@@ -34,7 +34,7 @@ class OptimizerMadeBefore(Hooks):
         return meant
 
 
-class ModelNotPrepared(Hooks):
+class ModelNotPrepared(FaultPoints):
     """``accelerator.prepare`` is given the optimizer, and not the model."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -45,11 +45,11 @@ class ModelNotPrepared(Hooks):
         accelerator = Accelerator(
             cpu=engine.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()]
         )
-        accelerator.prepare(engine.material.optimizer(engine.model))
+        accelerator.prepare(engine.setup.optimizer(engine.model))
         return meant
 
 
-class TieBroken(Hooks):
+class TieBroken(FaultPoints):
     """The output projection gets a copy of the embedding that it was one with."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
@@ -62,7 +62,7 @@ class TieBroken(Hooks):
         return meant
 
 
-class BaseThawed(Hooks):
+class BaseUnfrozen(FaultPoints):
     """The converted layers get new parameters, which take gradients, whatever those did that they replace."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.arms.hooks import Hooks
 from pytest_fp8.backends.base import Conversion
 from pytest_fp8.controls.execution import fp8_layers
+from pytest_fp8.worker.fault_points import FaultPoints
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.engine import Engine
+    from pytest_fp8.worker.engine import Engine
 
 
-class OtherData(Hooks):
+class OtherData(FaultPoints):
     """The arm draws its batches from another seed."""
 
     def batch(self, seed: int, step: int) -> tuple[int, int]:
         return seed + 1000, step
 
 
-class NanAtStep40(Hooks):
+class NanAtStep40(FaultPoints):
     """One weight becomes NaN just before step 40 of each curve."""
 
     def before_step(self, engine: Engine, seed: int, step: int) -> None:
@@ -32,7 +32,7 @@ class NanAtStep40(Hooks):
             poison(engine)
 
 
-class NanInOneRun(Hooks):
+class NanInOneRun(FaultPoints):
     """The same in one seed of four, before step 12."""
 
     def before_step(self, engine: Engine, seed: int, step: int) -> None:
@@ -46,7 +46,7 @@ def poison(engine: Engine) -> None:
     fp8_layers(engine)[0].weight.view(-1)[0] = float("nan")
 
 
-class SmallGradientsLost(Hooks):
+class SmallGradientsLost(FaultPoints):
     """Gradients below a share of their tensor's largest become zero, as under a stale scale in E5M2: training goes on,
     more slowly, and ends about 3 % higher."""
 
@@ -64,13 +64,13 @@ class SmallGradientsLost(Hooks):
         gradient.masked_fill_(gradient.abs() < self.share * gradient.abs().max(), 0.0)
 
 
-class NotCompiled(Hooks):
+class NotCompiled(FaultPoints):
     """The case asks for ``torch.compile`` and the FP8 arm does without."""
 
     compiles = False
 
 
-class Slower(Hooks):
+class Slower(FaultPoints):
     """The GPU multiplies after each step for a share of the step's own time, which the arm's first timed steps give.
 
     It does not merely wait: a GPU at its power limit that rests for 3 % of the time runs the other 97 % at a higher
@@ -139,7 +139,7 @@ class Products:
         return float(start.elapsed_time(end)) / self.measured
 
 
-class SlowAttention(Hooks):
+class SlowAttention(FaultPoints):
     """Attention falls back to the memory-efficient kernel, or to flash, as in a process with two cuDNN libraries."""
 
     def start(self, engine: Engine) -> None:
@@ -153,7 +153,7 @@ class SlowAttention(Hooks):
         engine.attention.enter_context(sdpa_kernel(order, set_priority=True))
 
 
-class MemoryUpByTwoThirds(Hooks):
+class MemoryUpByTwoThirds(FaultPoints):
     """An allocation of two thirds of the step's peak that is kept, as FP8 copies of frozen weights are."""
 
     def warm(self, engine: Engine) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fp8.backends.base import LEFT, put_in_place
+from pytest_fp8.backends.base import SKIPPED, put_in_place
 
 
 class FusedAttention(nn.Module):
@@ -108,7 +108,7 @@ def fuse(model: nn.Module) -> None:
             piece = getattr(module, part)
             if type(piece) is not nn.Linear:
                 raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
-            if getattr(piece, LEFT, ""):
+            if getattr(piece, SKIPPED, ""):
                 raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be joined with others")
     put_in_place(model, {module: fused[type(module)](module) for _, module in found})
 

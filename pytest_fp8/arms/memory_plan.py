@@ -1,0 +1,30 @@
+"""What an arm of the suite's models takes of a GPU's memory, before it is built. Plain numbers."""
+
+from __future__ import annotations
+
+from pytest_fp8.case import Case
+from pytest_fp8.zoo.shapes import SHAPES
+
+# Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
+# parameters, 44.9 GiB for 8.03e9.
+RESIDENT_BYTES = 6
+FROZEN_BYTES = 2
+"""The same where adapters alone are trained: they and their moments are less than a hundredth of the base."""
+CONTEXT_BYTES = int(1.5 * 2**30)
+FILL = 0.92
+"""Share of the GPU's memory that is planned with."""
+
+
+def resident_bytes(case: Case) -> int:
+    """What an arm of this case holds between its steps."""
+    per_parameter = FROZEN_BYTES if case.lora else RESIDENT_BYTES
+    return per_parameter * SHAPES[case.model].parameters + CONTEXT_BYTES
+
+
+def step_bytes(case: Case) -> float:
+    """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
+    about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
+    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.6 GiB in Transformer Engine."""
+    assert case.tokens is not None, "a model of one's own, of which nobody knows what it takes"
+    shape, (batch, seq) = SHAPES[case.model], case.tokens
+    return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)

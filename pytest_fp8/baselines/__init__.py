@@ -1,0 +1,1 @@
+"""Stored baselines: read, reviewed, updated."""

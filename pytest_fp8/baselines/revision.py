@@ -1,0 +1,233 @@
+"""What a new measurement changes in a stored baseline: per metric, noise or moved, better or worse. Pure.
+
+Loads no numpy, so that a reviewer's command line answers at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.rules.statistics import MAD_TO_SIGMA, SIGMA_RUN_FLOOR, normal_quantile, pooled_variance, sample_sd
+
+CONFIDENCE = 0.99
+"""Two-sided: how often a speedup that did not change is left alone."""
+EXACT = 1e-9
+DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
+"""Metrics that set the scene: they move with the host or the library, which says nothing good or bad about FP8."""
+TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"), ("memory_ratio", "activation_ratio"))
+"""Metrics of one measurement: where one of them is rewritten, so are the others."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One metric, old and new. Ratios (``relative``) change by a fraction, other metrics by their own unit."""
+
+    metric: str
+    unit: str
+    relative: bool
+    old: float | None
+    new: float | None
+    change: float = 0.0
+    half_width: float = 0.0
+    """Of the change's interval; for a banded metric the band."""
+    word: str = "noise"
+    """``same``, ``noise``, ``moved``, ``better``, ``worse``, ``new``, ``more processes``, or ``not measured``."""
+
+    @property
+    def rewrites(self) -> bool:
+        return self.word not in ("same", "noise", "not measured")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One baseline, old against new."""
+
+    case: str
+    gpu: str
+    changes: tuple[Change, ...]
+    whole: str = ""
+    """Why nothing was compared and everything is new: no earlier file, or one of another definition."""
+    old_provenance: Mapping[str, Any] | None = None
+    new_provenance: Mapping[str, Any] | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        return bool(self.whole) or any(change.rewrites for change in self.changes)
+
+    @property
+    def worse(self) -> bool:
+        return any(change.word == "worse" for change in self.changes)
+
+    def origins(self) -> list[str]:
+        """What differs in where the two came from: ``torch 2.11.0 -> 2.12.0``."""
+        old, new = _origins(self.old_provenance), _origins(self.new_provenance)
+        return [
+            f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
+            for name in sorted(old | new)
+            if old and new and old.get(name) != new.get(name)
+        ]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A stored speedup: the mean log ratio over processes, and its standard error."""
+
+    theta: float
+    error: float
+    processes: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the ratio, at :data:`CONFIDENCE`."""
+        half = _quantile() * self.error
+        return math.exp(self.theta - half), math.exp(self.theta + half)
+
+
+def speed_of(values: Sequence[Sequence[float]], between: float | None = None) -> Speed:
+    """The speedup in ``values``, log ratios per block and process.
+
+    SE^2 = (pi/2) sigma_w^2 / (R n) + sigma_run^2 / R, as in DESIGN; ``between`` is sigma_run, by default that of these
+    processes and never below :data:`~pytest_fp8.rules.statistics.SIGMA_RUN_FLOOR`.
+    """
+    estimates = [median(blocks) for blocks in values]
+    within = fmean(_robust_sigma(blocks) for blocks in values)
+    runs, blocks = len(values), min(len(x) for x in values)
+    spread = max(SIGMA_RUN_FLOOR, sample_sd(estimates)) if between is None else between
+    error = math.sqrt(math.pi / 2 * within**2 / (runs * blocks) + spread**2 / runs)
+    return Speed(fmean(estimates), error, runs)
+
+
+def revise(old: Baseline | None, new: Baseline, whole: str = "") -> Revision:
+    """Compare two baselines of one case. ``old`` is ``None`` where nothing may be compared; ``whole`` says why."""
+    if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
+        raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
+    if old is not None and old.case_hash != new.case_hash:
+        old, whole = None, "the case was redefined: its old numbers are not compared"
+    if old is None:
+        changes = tuple(_first(name, metric) for name, metric in sorted(new.metrics.items()))
+        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.provenance)
+    changes = tuple(
+        compare_metric(name, old.metrics.get(name), new.metrics.get(name))
+        for name in sorted(set(old.metrics) | set(new.metrics))
+    )
+    return Revision(new.case, new.gpu, changes, "", old.provenance, new.provenance)
+
+
+def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline | None:
+    """What to store: the old baseline with the metrics that moved; ``None`` where nothing did and the file stays.
+
+    What is kept keeps its date and commit, under ``kept`` in the provenance.
+    """
+    if not revision.rewrites:
+        return None
+    if old is None or revision.whole:
+        return new
+    chosen = {change.metric for change in revision.changes if change.rewrites}
+    for group in TOGETHER:
+        if chosen & set(group):
+            chosen |= set(group) & set(new.metrics)
+    kept = [name for name in old.metrics if name not in chosen]
+    metrics = {**{name: old.metrics[name] for name in kept}, **{name: new.metrics[name] for name in chosen}}
+    before = old.provenance.get("kept", {})
+    origin = {key: old.provenance.get(key) for key in ("date", "commit")}
+    provenance = {key: value for key, value in new.provenance.items() if key != "kept"}
+    if kept:
+        provenance["kept"] = {name: before.get(name, origin) for name in sorted(kept)}
+    return replace(new, metrics=metrics, provenance=provenance)
+
+
+def compare_metric(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Change:
+    """One metric, by what its values are: per-process log ratios by their noise, exact ones (tolerance 0) by
+    :data:`EXACT`, banded ones by their tolerance, in nats or as a fraction."""
+    if old is None or new is None:
+        there = new or old or {}
+        change = _first(name, there)
+        return change if old is None else replace(change, old=change.new, new=None, word="not measured")
+    if _per_process(new) != _per_process(old):
+        return replace(_first(name, new), old=level(name, old))
+    if _per_process(new):
+        return _compare_speed(name, old, new)
+    return _compare_level(name, old, new)
+
+
+def level(name: str, metric: Mapping[str, Any]) -> float:
+    """One number for a metric: the ratio of a log ratio, the distance from zero of a two-sided one, else the mean."""
+    if _per_process(metric):
+        return math.exp(speed_of(metric["values"]).theta)
+    if metric["direction"] == "two-sided":
+        return math.sqrt(fmean(float(x) ** 2 for x in metric["values"]))
+    return fmean(metric["values"])
+
+
+def _compare_speed(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
+    before, after = ([median(blocks) for blocks in metric["values"]] for metric in (old, new))
+    between = max(SIGMA_RUN_FLOOR, math.sqrt(pooled_variance([before, after])))
+    first, second = speed_of(old["values"], between), speed_of(new["values"], between)
+    difference = second.theta - first.theta
+    half = _quantile() * math.hypot(first.error, second.error)
+    tolerance = -math.log(1 - float(new["tolerance"]))
+    word = _word(difference, abs(difference) > half, abs(difference) > tolerance, name, new["direction"])
+    if old["values"] == new["values"]:
+        word = "same"
+    elif word == "noise" and second.processes > first.processes:
+        word = "more processes"
+    return Change(
+        name,
+        str(new["unit"]),
+        True,
+        math.exp(first.theta),
+        math.exp(second.theta),
+        math.expm1(difference),
+        math.exp(difference) * math.sinh(half),
+        word,
+    )
+
+
+def _compare_level(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
+    first, second = level(name, old), level(name, new)
+    tolerance = max(EXACT, float(old["tolerance"]))
+    relative = float(old["tolerance"]) > 0 and new["unit"] != "nats" and first > 0
+    change = second / first - 1 if relative else second - first
+    beyond = abs(change) > tolerance
+    word = "same" if old["values"] == new["values"] else _word(change, beyond, beyond, name, new["direction"])
+    return Change(name, str(new["unit"]), relative, first, second, change, tolerance, word)
+
+
+def _word(change: float, beyond_noise: bool, beyond_tolerance: bool, name: str, direction: str) -> str:
+    if not beyond_noise:
+        return "noise"
+    if not beyond_tolerance or name in DESCRIPTIVE or direction not in ("higher", "lower"):
+        return "moved"
+    return "better" if (change > 0) == (direction == "higher") else "worse"
+
+
+def _first(name: str, metric: Mapping[str, Any]) -> Change:
+    return Change(name, str(metric["unit"]), False, None, level(name, metric), word="new")
+
+
+def _per_process(metric: Mapping[str, Any]) -> bool:
+    return isinstance(metric["values"][0], list | tuple)
+
+
+def _origins(provenance: Mapping[str, Any] | None) -> dict[str, str]:
+    if not provenance:
+        return {}
+    gpu = provenance.get("gpu") or {}
+    facts = {**provenance.get("libraries", {}), "driver": gpu.get("driver"), "power limit": gpu.get("power_limit")}
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _quantile() -> float:
+    return normal_quantile((1 + CONFIDENCE) / 2)
+
+
+def _robust_sigma(values: Sequence[float]) -> float:
+    """1.4826 x the median absolute deviation, uncorrected for few values. The corrected
+    :func:`~pytest_fp8.rules.statistics.robust_sigma` would widen every interval here, and change verdicts."""
+    middle = median(values)
+    return MAD_TO_SIGMA * median(abs(value - middle) for value in values)

@@ -1,0 +1,1 @@
+"""Base against head in one session."""

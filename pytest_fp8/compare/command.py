@@ -1,0 +1,130 @@
+"""``pytest-fp8 compare``: the arguments and the table of the same-job comparison."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pytest_fp8.case import Case
+    from pytest_fp8.compare.session import Comparison
+
+COLUMNS = ("case", "arm", "base", "head", "head against base", "verdict")
+DESCRIPTION = """\
+Compare two environments or two commits on one GPU: their arms alternate, no stored baseline is needed. The project is
+the current folder; it and its src/ come first on each arm's import path. Exit 0: not slower; 1: slower; 2: no answer.
+"""
+
+
+def add_compare(commands: Any) -> None:
+    """Add the command to the parser of :mod:`pytest_fp8.cli`."""
+    add = commands.add_parser("compare", help="base against head on one GPU", description=DESCRIPTION)
+    for side in ("base", "head"):
+        add.add_argument(f"--{side}-python", default="", metavar="PYTHON", help=f"interpreter of {side}'s arms")
+        add.add_argument(f"--{side}-git", default="", metavar="REV", help=f"commit of the project in {side}'s arms")
+    add.add_argument("--case", action="append", required=True, help="a case of the suite; may be repeated")
+    add.add_argument("--suite", type=Path, default=Path("suites/matrix.py"), help="Python file that lists the cases")
+    add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
+    add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: the case's own)")
+    add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
+    add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
+    add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1, too")
+    add.add_argument("--json", action="store_true", help="JSON instead of a table")
+    add.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and give the exit code."""
+    from pytest_fp8.compare.session import Side, compare, differences, environments, require_gpu
+    from pytest_fp8.verdicts import Verdict
+    from pytest_fp8.workload import WorkloadReference
+
+    base, head = (
+        Side(getattr(options, f"{side}_python"), getattr(options, f"{side}_git")) for side in ("base", "head")
+    )
+    if base == head == Side():
+        raise SettingsError(
+            "compare needs two sides",
+            expected="--base-python or --base-git, and what head has instead (what is here, if nothing is said)",
+            seen="neither",
+            next_step=f"pytest-fp8 compare --base-git main --case {options.case[0]}",
+        )
+    if options.tolerance is not None and not 0 < options.tolerance < 1:
+        raise SettingsError("--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
+    workload = WorkloadReference(options.workload) if options.workload else None
+    cases = named_cases(options.case, options.suite, own=workload is not None)
+    for case in cases:
+        require_gpu(case)
+    done: list[Comparison] = []
+    with ExitStack() as held:
+        sides = environments(base, head, Path.cwd(), held)
+        if not options.json:
+            print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
+        for case in cases:
+            done.append(
+                compare(
+                    case,
+                    *sides,
+                    tolerance=options.tolerance or case.tolerance,
+                    looks=options.looks,
+                    with_bf16=not options.fp8_only,
+                    workload=workload,
+                )
+            )
+    if options.json:
+        print(json.dumps([comparison.to_json() for comparison in done], indent=1, sort_keys=True))
+    else:
+        print_comparisons(done)
+    failing = {Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID} if options.strict else {Verdict.FAIL}
+    return int(any(comparison.decision.verdict in failing for comparison in done))
+
+
+def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
+    """The cases of those ids: of the suite, or of the user's own model. Raises :class:`SettingsError`."""
+    from pytest_fp8.baselines.shelf import suite_cases
+    from pytest_fp8.case import ADAPTERS_ALONE, OWN, Case
+    from pytest_fp8.recipes import RECIPES
+
+    if own:
+        known = [Case(OWN, backend, recipe) for backend, recipe in RECIPES if backend not in ADAPTERS_ALONE]
+    else:
+        known = suite_cases(suite)
+    by_id = {case.id: case for case in known}
+    unknown = [name for name in names if name not in by_id]
+    if unknown:
+        raise SettingsError(
+            f"no case {unknown[0]!r}" + ("" if own else f" in {suite}"),
+            expected=", ".join(by_id),
+            seen=unknown[0],
+            next_step="" if own else "another file: --suite; a model of your own: --workload package.module:name",
+        )
+    return [by_id[name] for name in names]
+
+
+def print_comparisons(done: Sequence[Comparison]) -> None:
+    """A row per arm, then each verdict in full."""
+    from pytest_fp8.report.tables import table
+
+    rows = []
+    for comparison in done:
+        for arm, side in (("fp8", comparison.fp8), ("bf16", comparison.bf16)):
+            if side is None:
+                continue
+            low, high = side.interval
+            verdict = comparison.decision.verdict.value if arm == "fp8" else "-"
+            times = [f"{comparison.step_ms[f'{name} {arm}']:.2f} ms" for name in ("base", "head")]
+            change = f"{side.change:+.2%} [{low:+.2%}, {high:+.2%}]"
+            rows.append((comparison.case, arm, *times, change, verdict))
+    table(COLUMNS, rows)
+    for comparison in done:
+        print(f"{comparison.case}: {comparison.decision.message}")
+        spent = sorted(comparison.seconds.items(), key=lambda item: -item[1])
+        named = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent if seconds >= 0.5)
+        if named:
+            print(f"time in arms: {named}")

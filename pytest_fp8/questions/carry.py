@@ -1,0 +1,113 @@
+"""Checkpoints carried between the two live arms of a pair: gathers what either side held. Judging is elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_fp8.questions.checkpoints import logit_limit
+from pytest_fp8.questions.records import Transfer
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.evidence import PairArms
+    from pytest_fp8.arms.pool import Arm
+    from pytest_fp8.case import Case
+
+STEPS = 4
+"""Training steps before a checkpoint is written, and after it was loaded."""
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Source:
+    """An arm that has trained and saved: what its checkpoints must carry."""
+
+    folder: Path
+    """One folder per store in it."""
+    saved: dict[str, dict[str, Any]]
+    """What the arm said of each store's checkpoint."""
+    logits: NDArray[np.float32]
+    losses: list[float]
+    """Of the steps it went on to train; empty where the case does not resume."""
+
+
+def carry_both_ways(pair: PairArms) -> list[Transfer]:
+    """Both directions through every store of the case. The files of the FP8 arm are gone afterwards, those of the
+    reference are kept for the other cases that share it."""
+    distance = _distance_at_start(pair)
+    stores = pair.case.checkpoint_formats
+    with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
+        forth = _source(pair.case, pair.fp8, Path(name))
+        transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, distance) for store in stores]
+    what = f"checkpoint {pair.case.resume} {stores}"
+    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.pool.folder(pair.bf16, what)))
+    transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, distance) for store in stores]
+    return transfers
+
+
+def _distance_at_start(pair: PairArms) -> float:
+    """How far the two precisions' logits lie apart on one and the same weights."""
+
+    def logits_of(arm: Arm) -> NDArray[np.float32]:
+        arm.request("restart", seed=SEED)
+        return _logits(arm)
+
+    return relative_distance(logits_of(pair.fp8), pair.shared("logits at start", lambda: logits_of(pair.bf16)))
+
+
+def _source(case: Case, arm: Arm, folder: Path) -> Source:
+    arm.request("curve", seed=SEED, steps=STEPS)
+    saved = {
+        store: arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(case, store))
+        for store in case.checkpoint_formats
+    }
+    logits = _logits(arm)
+    return Source(folder, saved, logits, _resumed(arm) if case.resume else [])
+
+
+def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, distance: float) -> Transfer:
+    optimizer = _with_optimizer(case, store)
+    loaded = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
+    apart, resumed = math.nan, []
+    if loaded["loaded"]:
+        apart = relative_distance(_logits(target), source.logits)
+        if optimizer:
+            resumed = _resumed(target)
+    return Transfer(
+        direction=direction,
+        store=store,
+        saved=source.saved[store],
+        loaded=loaded,
+        logit_distance=apart,
+        logit_limit=logit_limit(distance),
+        with_optimizer=optimizer,
+        source_losses=source.losses,
+        resumed_losses=resumed,
+    )
+
+
+def _with_optimizer(case: Case, store: str) -> bool:
+    """Weights travel alone through safetensors, as they are published; the training state through DCP."""
+    return case.resume and store == "dcp"
+
+
+def _resumed(arm: Arm) -> list[float]:
+    return list(arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS)["losses"])
+
+
+def _logits(arm: Arm) -> NDArray[np.float32]:
+    return np.frombuffer(base64.b64decode(arm.request("logits", seed=SEED)), dtype=np.float32)
+
+
+def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """||a - b|| / ||b||; infinite where the sizes differ."""
+    if a.shape != b.shape:
+        return math.inf
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))

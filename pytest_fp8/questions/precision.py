@@ -1,0 +1,109 @@
+"""Which mixed precision will be trained in, and which of the settings that disagree decided it? Pure.
+
+From the outside in: the shell's environment, the file or arguments of ``accelerate launch``, ``TrainingArguments``. The
+last one that says anything wins, and none of them says a word about the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pytest_fp8.verdicts import Decision, Verdict
+
+QUESTION = "precision"
+VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What each place asked for: ``fp8``, ``bf16``, ``fp16`` or ``no``; an empty string where it said nothing."""
+
+    environment: str = ""
+    """ACCELERATE_MIXED_PRECISION as the user set it, before any launcher."""
+    config_file: str = ""
+    """``mixed_precision`` of the file that ``accelerate launch`` read, its default one included."""
+    arguments: str = ""
+    """``bf16=True`` or ``fp16=True`` of ``TrainingArguments``."""
+    launched: bool = False
+    """Whether ``accelerate launch`` started the program."""
+    process: str | None = None
+    """ACCELERATE_MIXED_PRECISION as the program found it; ``None``: as ``environment``."""
+    used: str = ""
+    """The mixed precision that Accelerate trains in; empty where no Accelerator was made."""
+    backend: str = ""
+    """The library that Accelerate takes for FP8: ``AO``, ``TE``."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Switches:
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+
+def check_precision(switches: Switches, wanted: str = "fp8") -> Decision:
+    """PASS where Accelerate trains in ``wanted``; else FAIL, naming what decided."""
+    numbers = {**asdict(switches), "winner": winner(switches)}
+    if switches.used == wanted:
+        return Decision(QUESTION, Verdict.PASS, f"{wanted}, by {winner(switches)}", numbers=numbers)
+    return Decision(
+        QUESTION,
+        Verdict.FAIL,
+        f"trains in {_word(switches.used) or 'what the program says itself'}, not in {wanted}",
+        expected=f"{wanted}, asked for by {_askers(switches, wanted)}",
+        seen=f"{_word(switches.used)}, by {winner(switches)}" if switches.used else "no Accelerator was made",
+        cause=who_won(switches),
+        next_step=_next_step(switches, wanted),
+        numbers=numbers,
+    )
+
+
+def winner(switches: Switches) -> str:
+    """The setting that decided, in the user's own words for it."""
+    if not switches.used:
+        return "nothing"
+    if switches.arguments == switches.used:
+        return f"{switches.used}=True of the Trainer"
+    if switches.launched:
+        if switches.config_file == switches.used:
+            return "the config file of accelerate launch"
+        if switches.process == switches.used:
+            return "accelerate launch without a file or --mixed_precision"
+    if switches.environment == switches.used:
+        return VARIABLE
+    return "the program's own Accelerator(mixed_precision=...)"
+
+
+def who_won(switches: Switches) -> str:
+    """Why what the environment or a config file asked for is not what is trained in."""
+    if not switches.used:
+        return f"{VARIABLE}={switches.environment} is set and nothing in this program reads it"
+    asked = [
+        f"{where} asks for {value}"
+        for where, value in (("the environment", switches.environment), ("the config file", switches.config_file))
+        if value and value != switches.used
+    ]
+    said = " and ".join(asked) or "nothing asks for another"
+    by = winner(switches)
+    # A caller that sees the environment alone cannot know the Trainer's arguments: nothing else makes bf16 of fp8.
+    if by.startswith("the program") and switches.used in ("bf16", "fp16"):
+        by = f"{switches.used}=True of the Trainer"
+    return f"{said} and Accelerate trains in {_word(switches.used)}: {by} wins over it"
+
+
+def _word(precision: str) -> str:
+    return "no mixed precision" if precision == "no" else precision
+
+
+def _askers(switches: Switches, wanted: str) -> str:
+    places = {"the environment": switches.environment, "the config file": switches.config_file}
+    return " and ".join(where for where, value in places.items() if value == wanted) or "this test alone"
+
+
+def _next_step(switches: Switches, wanted: str) -> str:
+    if not switches.used:
+        return "make an Accelerator, or a Trainer, and give it the model"
+    if switches.arguments == switches.used:
+        return f"TrainingArguments({switches.used}=False): {wanted} has no argument there, the environment decides"
+    if switches.launched:
+        return f"mixed_precision: {wanted} in the config file, or accelerate launch --mixed_precision {wanted}"
+    return f"{VARIABLE}={wanted}, or Accelerator(mixed_precision={wanted!r})"

@@ -1,0 +1,144 @@
+"""What a session learned, case by case: decisions, measurements, what did not run. Plain data that xdist can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fp8.case import Case
+    from pytest_fp8.verdicts import Decision
+
+
+@dataclass
+class Entry:
+    """One case: its decisions by question (verdict, headline, numbers) and its measurements by metric."""
+
+    case: str
+    case_hash: str = ""
+    gpu: str = ""
+    decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    timing: dict[str, Any] = field(default_factory=dict)
+    """Every timed block: ``processes`` of ``bf16`` and ``fp8``, milliseconds per step, and how they were taken."""
+    errors: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    """Why tests of this case were expected to fail, and did: a library's known defect."""
+    namesakes: int = 0
+    """How many pairs were asked under one case's name, where these are several: models that no name tells apart."""
+
+
+@dataclass
+class Ledger:
+    """All cases of a session, in the order they were asked."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    not_run: dict[str, list[str]] = field(default_factory=dict)
+    """Reason -> tests that needed a GPU and did not run."""
+    ran_on_gpu: int = 0
+    """Tests that asked a question of a GPU."""
+    collected: list[str] = field(default_factory=list)
+    """Names under which baselines of the collected cases may be stored."""
+    partial: bool = False
+    """Whether something of the suite was left out: by a path, by ``-k``, by an early stop."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time of this session's arms went."""
+
+    open_tests: dict[str, list[str]] | None = None
+    """Case -> collected tests that have not run to an end; ``None`` until they are known."""
+    recent: list[str] = field(default_factory=list)
+    """Verdicts since :meth:`taken` was last asked."""
+    _rows: dict[str, list[str]] = field(default_factory=dict)
+    """Case -> the entries of the pairs that were asked under its name."""
+
+    def taken(self) -> list[str]:
+        """The verdicts noted since the last call: those of the test that just ran."""
+        verdicts, self.recent = self.recent, []
+        return verdicts
+
+    def begin(self, case: Case, case_hash: str, gpu: str) -> str:
+        """Open the entry of a pair and give its name: the case's, and a numbered one for each further pair under it."""
+        rows = self._rows.setdefault(case.id, [])
+        rows.append(f"{case.id} #{len(rows) + 1}" if rows else case.id)
+        entry = self.entries.setdefault(rows[-1], Entry(rows[-1]))
+        entry.case_hash, entry.gpu = case_hash, gpu
+        for row in rows if len(rows) > 1 else ():
+            self.entries[row].namesakes = len(rows)
+        return rows[-1]
+
+    def note(self, case: str, question: str, decision: Decision) -> None:
+        self.recent.append(decision.verdict.value)
+        self.entries.setdefault(case, Entry(case)).decisions[question] = {
+            "verdict": decision.verdict.value,
+            "headline": decision.headline,
+            "message": decision.message,
+            "numbers": dict(decision.numbers),
+        }
+
+    def measure(self, case: str, metric: str, measured: Mapping[str, Any]) -> None:
+        self.entries.setdefault(case, Entry(case)).metrics[metric] = dict(measured)
+
+    def timed(self, case: str, recording: dict[str, Any]) -> None:
+        self.entries.setdefault(case, Entry(case)).timing = recording
+
+    def error(self, case: str, headline: str) -> None:
+        self.entries.setdefault(case, Entry(case)).errors.append(headline)
+
+    def failed_as_expected(self, case: str, reason: str) -> None:
+        reasons = self.entries.setdefault(case, Entry(case)).expected
+        if reason not in reasons:
+            reasons.append(reason)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a collected test has not run to an end."""
+        return any((self.open_tests or {}).values())
+
+    def finished(self, case: str, test: str) -> None:
+        """A test of this case was skipped, failed or passed."""
+        tests = (self.open_tests or {}).get(case, [])
+        if test in tests:
+            tests.remove(test)
+
+    def skipped(self, test: str, reason: str) -> None:
+        self.not_run.setdefault(reason, []).append(test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "entries": {name: vars(entry) for name, entry in self.entries.items()},
+            "not_run": self.not_run,
+            "ran_on_gpu": self.ran_on_gpu,
+            "collected": self.collected,
+            "partial": self.partial,
+            "seconds": self.seconds,
+            "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
+        }
+
+    def merge(self, data: Mapping[str, Any]) -> None:
+        """Take in what an xdist worker learned."""
+        for name, fields in data["entries"].items():
+            entry = self.entries.setdefault(name, Entry(name))
+            entry.case_hash, entry.gpu = fields["case_hash"], fields["gpu"]
+            entry.decisions.update(fields["decisions"])
+            entry.metrics.update(fields["metrics"])
+            entry.timing.update(fields["timing"])
+            entry.errors.extend(fields["errors"])
+            entry.expected.extend(fields["expected"])
+            entry.namesakes = max(entry.namesakes, fields["namesakes"])
+        for reason, tests in data["not_run"].items():
+            self.not_run.setdefault(reason, []).extend(tests)
+        self.ran_on_gpu += data["ran_on_gpu"]
+        self.collected = sorted({*self.collected, *data["collected"]})
+        self.partial |= data["partial"]
+        if self.open_tests is None:
+            self.open_tests = data["open_tests"]
+        elif data["open_tests"] is not None:
+            # Each worker collects all tests and runs some: open are those that no worker ran.
+            theirs = data["open_tests"]
+            self.open_tests = {
+                case: [test for test in tests if test in theirs.get(case, ())]
+                for case, tests in self.open_tests.items()
+            }
+        for what, spent in data["seconds"].items():
+            self.seconds[what] = self.seconds.get(what, 0.0) + spent

@@ -1,0 +1,165 @@
+"""The closing summary: one row per case, what did not run, where the time went."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.revisions import revision_lines
+
+_STYLE = {
+    "PASS": "green",
+    "IMPROVED": "green",
+    "FAIL": "red",
+    "INCONCLUSIVE": "yellow",
+    "INVALID": "yellow",
+    "NOT_EXERCISED": "dim",
+}
+# What follows a number whose verdict its own column does not show by a word.
+_MARK = {
+    "PASS": "",
+    "IMPROVED": " better",
+    "NOT_EXERCISED": "",
+    "FAIL": " FAIL",
+    "INCONCLUSIVE": " ?",
+    "INVALID": " invalid",
+}
+_COLUMNS = (
+    "FP8\nlayers",
+    "FP8\nFLOPs",
+    "loss gap\nin nats",
+    "speedup\nover BF16",
+    "stored\nbaseline",
+    "memory",
+    "switch\nback",
+)
+WIDTH = 400
+"""What the table may take at most; it is as wide as its longest row, and never folded: terminals wrap better than rich
+does, and logs have no width."""
+TESTS_SHOWN = 3
+
+
+def summary(ledger: Ledger, color: bool) -> str:
+    """The table of cases, drawn by rich; empty where no case was asked anything."""
+    if not ledger.entries:
+        return ""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("case", no_wrap=True)
+    for column in _COLUMNS[:-1]:
+        table.add_column(column, no_wrap=True)
+    # Also the place of an arm's error, which is a sentence.
+    table.add_column(_COLUMNS[-1], overflow="fold", max_width=60)
+    for entry in ledger.entries.values():
+        table.add_row(entry.case, *row(entry))
+    text = io.StringIO()
+    console = Console(file=text, width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+def row(entry: Entry) -> list[str]:
+    """The cells of one case; a question that was not asked is a dash."""
+    decisions = entry.decisions
+    layers, loss, memory = (decisions.get(question) for question in ("layers", "loss", "memory"))
+    speed = decisions.get("speedup") or decisions.get("faster")
+    checkpoints = decisions.get("checkpoints")
+    carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
+    cells = [
+        _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
+        _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
+        _cell(loss, _gap),
+        _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
+        _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
+        _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
+        _cell(checkpoints, lambda _: "yes" if carried else ""),
+    ]
+    if entry.expected and not carried:
+        cells[-1] = f"[yellow]fails as known: {_escape(entry.expected[0])}[/yellow]"
+    elif entry.errors:
+        cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
+    return cells
+
+
+def _gap(numbers: Mapping[str, Any]) -> str:
+    if "gap" not in numbers:
+        return ""
+    gap, margin = numbers["gap"], numbers["margin"]
+    # The margin of a loss that ends near zero is a share of it, which four decimals do not show.
+    return f"{gap:+.4f} (<{margin:.3f})" if margin >= 0.001 else f"{gap:+.2g} (<{margin:.2g})"
+
+
+def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]], str], marked: bool = True) -> str:
+    if decision is None:
+        return "[dim]-[/dim]"
+    verdict = decision["verdict"]
+    words = (text(decision["numbers"]) + (_MARK[verdict] if marked else "")).strip()
+    return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def findings(ledger: Ledger) -> list[str]:
+    """The messages of INCONCLUSIVE, INVALID and IMPROVED decisions: tests that passed, and that ask something of a
+    person all the same."""
+    lines = []
+    for entry in ledger.entries.values():
+        for decision in entry.decisions.values():
+            if decision["verdict"] in ("INCONCLUSIVE", "INVALID", "IMPROVED"):
+                lines.append(f"{entry.case}: {decision['message']}")
+    return lines
+
+
+def did_not_run(ledger: Ledger) -> list[str]:
+    """One line per reason: how many tests, and the first few of them."""
+    lines = []
+    for reason, tests in ledger.not_run.items():
+        more = f" and {len(tests) - TESTS_SHOWN} more" if len(tests) > TESTS_SHOWN else ""
+        named = ", ".join(tests[:TESTS_SHOWN]) + more
+        lines.append(f"{len(tests)} not run: {reason} ({named})")
+    return lines
+
+
+def time_spent(ledger: Ledger) -> str:
+    """Where the arms' time went, largest first."""
+    parts = sorted(ledger.seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{what} {spent:.0f} s" for what, spent in parts if spent >= 0.5)
+
+
+def _short(path: str, root: Path) -> str:
+    """A path below the root as one, any other as it is."""
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
+def write_summary(reporter: Any, session: Any) -> None:
+    """Everything pytest-fp8 says at the end of a run."""
+    ledger = session.ledger
+    table = summary(ledger, reporter._tw.hasmarkup)
+    missing = did_not_run(ledger) if session.settings.declared else []
+    notes = findings(ledger)
+    if not (table or missing or notes or session.has_something_to_say()):
+        return
+    reporter.section("FP8", sep="=")
+    if table:
+        reporter.write_line(table)
+    if time_spent(ledger):
+        reporter.write_line(f"time in arms: {time_spent(ledger)}")
+    for note in notes:
+        reporter.write_line(note, yellow=True)
+    for revision in session.revisions:
+        for line in revision_lines(revision):
+            reporter.write_line(line)
+    for path in session.written:
+        reporter.write_line(f"wrote {_short(path, session.root)}")
+    for line in missing + session.notes:
+        reporter.write_line(line, yellow=True)
+    for problem in session.problems:
+        reporter.write_line(problem, red=True)

@@ -1,0 +1,1 @@
+"""Decision rules: pure statistics, from numbers to a verdict."""

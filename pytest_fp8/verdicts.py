@@ -1,0 +1,57 @@
+"""What a check says: a verdict and the lines that explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pytest_fp8.errors import explain
+
+
+class Verdict(Enum):
+    """FAIL is a finding; INCONCLUSIVE, INVALID and NOT_EXERCISED are shown as what they are and fail when strict."""
+
+    PASS = "PASS"
+    IMPROVED = "IMPROVED"
+    """Better than the baseline by more than noise: it passes, and the baseline should be measured anew, since it no
+    longer guards what was gained."""
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    """The evidence does not decide, after as many looks as the rule allows."""
+    INVALID = "INVALID"
+    """The evidence cannot be used: the measurement itself was disturbed."""
+    NOT_EXERCISED = "NOT_EXERCISED"
+    """There was nothing to hold the evidence against, e.g. no baseline."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether a test with this verdict passes under ``--fp8-strict`` too."""
+        return self in (Verdict.PASS, Verdict.IMPROVED)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One check's answer. ``numbers`` is plain data for tables and reports; units are in the names."""
+
+    question: str
+    verdict: Verdict
+    headline: str
+    expected: str = ""
+    seen: str = ""
+    cause: str = ""
+    next_step: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        return explain(f"{self.verdict.value}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
+
+
+class CheckFailed(AssertionError):
+    """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(message)

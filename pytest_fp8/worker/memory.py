@@ -1,0 +1,40 @@
+"""What one training step costs in memory, phase by phase; of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_fp8.questions.products import EVALUATION
+from pytest_fp8.zoo.training import Phase
+
+
+def of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> dict[str, Any]:
+    """Bytes at their peak in each phase of ``step``, and resident before it; a phase may be entered several times."""
+    synchronize()
+    peaks: dict[str, dict[str, int]] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        synchronize()
+        earlier = peaks.get(name, {"allocated": 0, "reserved": 0})
+        peaks[name] = {
+            "allocated": max(earlier["allocated"], torch.cuda.max_memory_allocated()),
+            "reserved": max(earlier["reserved"], torch.cuda.max_memory_reserved()),
+        }
+
+    resident = torch.cuda.memory_allocated()
+    step(phase)
+    # Evaluation in between is no training: both arms may hold more there, at steps that are not the same.
+    trained = [peak for name, peak in peaks.items() if name != EVALUATION]
+    return {
+        "resident": resident,
+        "phases": peaks,
+        "peak_allocated": max(peak["allocated"] for peak in trained),
+        "peak_reserved": max(peak["reserved"] for peak in trained),
+    }

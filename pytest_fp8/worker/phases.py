@@ -1,0 +1,174 @@
+"""Follows a hand-written training step: which of it is forward, backward, optimizer, evaluation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+
+from pytest_fp8.questions.products import EVALUATION
+from pytest_fp8.zoo.training import Phase
+
+
+@dataclass
+class Seen:
+    """How often one step went backward, and how often its optimizer stepped."""
+
+    backward: int = 0
+    stepped: int = 0
+
+
+@contextmanager
+def follow(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    phase: Phase,
+    on_gradients: Callable[[], None] | None = None,
+) -> Iterator[Seen]:
+    """Open ``phase`` for each part of the step that runs inside, however often the parts alternate.
+
+    What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
+    without gradients is evaluation, and all else is forward: also the closure that an optimizer is given, which it
+    calls inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
+    """
+    parts, seen = _Parts(phase), Seen()
+    real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        seen.backward += 1
+        with parts.inside("backward"):
+            real_backward(*args, **kwargs)
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        seen.backward += 1
+        with parts.inside("backward"):
+            return real_grad(*args, **kwargs)
+
+    def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.stepped += 1
+        closure = closure_of(args[1:], kwargs)
+        if closure is None:
+            if on_gradients is not None:
+                on_gradients()
+            parts.enter("optimizer")
+            return None
+
+        def followed() -> Any:
+            with parts.inside("forward"):
+                loss = closure()
+            if on_gradients is not None:
+                on_gradients()
+            return loss
+
+        parts.enter("optimizer")
+        return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
+
+    @contextmanager
+    def call(_: list[Any]) -> Iterator[None]:
+        # Only from the forward part: a whole model under reentrant checkpointing is called again going backward.
+        if is_training_call() or parts.name != "forward":
+            yield
+        else:
+            with parts.inside(EVALUATION):
+                yield
+
+    optimizer = innermost(optimizer)
+    hooks: list[Any] = [
+        optimizer.register_step_pre_hook(before_step),
+        optimizer.register_step_post_hook(lambda *_: parts.enter("forward")),
+    ]
+    # Tensor.backward looks the function up here at each call.
+    torch.autograd.backward, torch.autograd.grad = backward, grad
+    try:
+        with called(model, call):
+            parts.enter("forward")
+            yield seen
+    finally:
+        torch.autograd.backward, torch.autograd.grad = real_backward, real_grad
+        for hook in hooks:
+            hook.remove()
+        parts.leave()
+
+
+def is_training_call() -> bool:
+    """Whether a call of the model that begins now trains: with gradients, or as reentrant checkpointing's first pass
+    over the whole model, which is computed again with them."""
+    if torch.is_grad_enabled():
+        return True
+    first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is getattr(first_pass, "__code__", None):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of ``optimizer.step(closure)``: the step's own forward and backward passes, which
+    an optimizer such as LBFGS runs as often as it needs them."""
+    closure = args[0] if args else kwargs.get("closure")
+    return closure if callable(closure) else None
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, under what a library wraps around it (Accelerate's AcceleratedOptimizer)."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Open ``around`` for each call of the model; the list it is given holds the call's result at its end.
+
+    Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
+    step has it compiled anew.
+    """
+    held = vars(model).get("_compiled_call_impl")
+    inner = cast(Callable[..., Any], held or model._call_impl)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result: list[Any] = []
+        with around(result):
+            result.append(inner(*args, **kwargs))
+        return result[0]
+
+    model._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        if held is None:
+            del model._compiled_call_impl
+        else:
+            model._compiled_call_impl = held
+
+
+class _Parts:
+    """The part that is open now; at most one is."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase, self._open, self.name = phase, ExitStack(), ""
+
+    def enter(self, name: str) -> None:
+        self.leave()
+        self.name = name
+        self._open.enter_context(self._phase(name))
+
+    def leave(self) -> None:
+        self._open.close()
+        self.name = ""
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        outer = self.name
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(outer)

@@ -1,0 +1,78 @@
+"""Transformer Engine's matrix products as a profile shows them: each in a range that names layout, shapes, precision.
+
+Its ``general_gemm`` calls cuBLASLt without a torch operator, so that a profile would have kernels and no shapes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_fp8.questions.products import FP8, Product
+
+TE_RANGE = "fp8 te product: "
+
+
+@contextmanager
+def watch_transformer_engine() -> Iterator[None]:
+    """Wrap each of the library's names for ``general_gemm``; all are as they were afterwards."""
+    patched: list[tuple[Any, Any]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
+            patched.append((module, module.general_gemm))
+    wrappers: dict[Any, Any] = {}
+    for module, original in patched:
+        module.general_gemm = wrappers.setdefault(original, _watched(original))
+    try:
+        yield
+    finally:
+        for module, original in patched:
+            module.general_gemm = original
+
+
+def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
+        kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
+        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind])
+        with torch.profiler.record_function(TE_RANGE + label):
+            return general_gemm(a, b, *args, **kwargs)
+
+    return wrapper
+
+
+def te_extents(layout: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, tuple[int, int]]:
+    """Inner and outer extents of ``general_gemm(A, B, layout)``, shapes as row-major tensors flattened to two dims.
+
+    TN is fprop (A the weight [N, K], B the input [M, K]); NN is dgrad (A the weight, B the output's gradient [M, N]);
+    NT is wgrad (A the input, B the output's gradient).
+    """
+    if layout == "TN":
+        return a[-1], (a[0], b[0])
+    if layout == "NN":
+        return a[0], (b[0], a[-1])
+    return a[0], (b[-1], a[-1])
+
+
+def _text(operand: Any) -> str:
+    size = operand.size() if callable(getattr(operand, "size", None)) else operand.shape
+    dims = [int(n) for n in size]
+    rows = 1
+    for n in dims[:-1]:
+        rows *= n
+    return f"{rows}x{dims[-1]}"
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split("x"))
+
+
+def te_product(phase: str, label: str, kernel: str) -> Product:
+    """The product that a range of this name stands for."""
+    layout, left, right, kind = label.removeprefix(TE_RANGE).split("|")
+    inner, outer = te_extents(layout, _shape(left), _shape(right))
+    return Product(phase, inner, outer, kind, f"te.{layout}", kernel)

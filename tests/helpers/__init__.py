@@ -1,0 +1,1 @@
+"""What several test modules use: stand-ins, sample data, small models."""

@@ -1,0 +1,171 @@
+"""Kills a writer of baselines at one step after another and prints what a reader finds, as JSON lines.
+
+``python crash_writer.py FOLDER``. Every attempt is a child of its own: it is forked, changes one function of ``os`` so
+that its process dies there of SIGKILL, and writes. What the disk holds afterwards is read by the parent.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.baselines import store
+from pytest_fp8.errors import BaselineError, Fp8Error
+
+METRIC = {"unit": "share", "direction": "higher", "tolerance": 0.0, "values": [0.5]}
+OLD = store.Baseline("tiny-case", "hash", "h200", {"fp8_share": METRIC}, {"reason": "old"})
+NEW = replace(OLD, metrics={"fp8_share": {**METRIC, "values": [0.75]}}, provenance={"reason": "new"})
+STEPS = ("mkdir", "mkstemp", "write", "fsync", "fchmod", "close", "replace", "open folder", "fsync folder")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def patched(target: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(target, name, around(getattr(target, name)))
+
+
+def at(step: str, when: str, fault: Callable[[], None]) -> None:
+    """Have ``fault`` happen before or after a step of the writer."""
+    target, name = {
+        "mkdir": (Path, "mkdir"),
+        "mkstemp": (tempfile, "mkstemp"),
+        "open folder": (os, "open"),
+        "fsync folder": (os, "fsync"),
+    }.get(step, (os, step))
+    renamed: list[bool] = []
+
+    def note_rename(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            result = real(*args, **more)
+            renamed.append(True)
+            return result
+
+        return call
+
+    def around(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            # The folder's steps are those after the rename; mkstemp opens a file, too.
+            due = bool(renamed) == step.endswith("folder")
+            if due and when == "before":
+                fault()
+            result = real(*args, **more)
+            if due and when == "after":
+                fault()
+            return result
+
+        return call
+
+    if step.endswith("folder"):
+        patched(os, "replace", note_rename)
+    patched(target, name, around)
+
+
+def after_bytes(count: int, fault: Callable[[], None]) -> None:
+    """Let that many bytes reach the file, one call at a time, and then have ``fault`` happen."""
+    left = [count]
+
+    def around(real: Callable[..., int]) -> Callable[..., int]:
+        def call(handle: int, data: Any) -> int:
+            if left[0] <= 0:
+                fault()
+            written = real(handle, bytes(data[: max(1, min(left[0], 7))]))
+            left[0] -= written
+            return written
+
+        return call
+
+    patched(os, "write", around)
+
+
+def no_room() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def as_nobody() -> None:
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+def limit_file_size(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def attempts(length: int) -> Iterator[tuple[str, Callable[[], None], bool]]:
+    """(name, what to change in the child, whether the folder is read-only meanwhile)."""
+    for step in STEPS:
+        for when in ("before", "after"):
+            yield f"kill {when} {step}", lambda s=step, w=when: at(s, w, die), False
+    for count in range(length):
+        yield f"kill at byte {count}", lambda n=count: after_bytes(n, die), False
+    for step in STEPS:
+        yield f"full at {step}", lambda s=step: at(s, "before", no_room), False
+    for count in range(0, length, 37):
+        yield f"full at byte {count}", lambda n=count: after_bytes(n, no_room), False
+        yield f"really full at byte {count}", lambda n=count: limit_file_size(n), False
+    yield "read-only", as_nobody, True
+
+
+def write_in_child(folder: Path, change: Callable[[], None]) -> tuple[int, str]:
+    """Write the new baseline in a forked child; gives its wait status and the error it reported."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        report = os.write
+        try:
+            change()
+            store.write_baseline(folder, NEW)
+        except BaselineError as error:
+            said = error.message
+        except BaseException as error:
+            said = f"unexpected {type(error).__name__}: {error}"
+        report(send, said.encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as stream:
+        said = stream.read().decode()
+    return os.waitpid(child, 0)[1], said
+
+
+def main(root: Path) -> None:
+    length = len(json.dumps(NEW.to_json(), indent=1, sort_keys=True)) + 1
+    for name, change, read_only in attempts(length):
+        folder = Path(tempfile.mkdtemp(dir=root))
+        folder.chmod(0o755)
+        path = store.write_baseline(folder, OLD)
+        if read_only:
+            path.parent.chmod(0o555)
+        status, said = write_in_child(folder, change)
+        path.parent.chmod(0o755)
+        try:
+            found = store.read_baseline(folder, "h200", "tiny-case", "hash")
+            content = found.provenance["reason"] if found is not None else "no file"
+            whole = found in (OLD, NEW)
+        except Fp8Error as error:
+            content, whole = error.message, False
+        hidden = [p.name for p in path.parent.iterdir() if p != path]
+        with store.updating(folder):
+            store.write_baseline(folder, NEW)
+        after = sorted(p.name for p in path.parent.iterdir())
+        shutil.rmtree(folder)
+        killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        row = {"attempt": name, "killed": killed, "said": said, "content": content, "whole": whole}
+        print(json.dumps({**row, "hidden": hidden, "after the next update": after}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

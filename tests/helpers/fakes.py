@@ -1,0 +1,235 @@
+"""Arms that run nothing: they answer the protocol with evidence written by hand.
+
+With them the plugin's behaviour on a GPU can be tested where there is none.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+# Loaded before pytester takes its snapshot of sys.modules: a module that a test run loads afresh would not be the one
+# that install() changed.
+import pytest_fp8.arms.evidence
+import pytest_fp8.arms.pool
+import pytest_fp8.backends.bf16
+import pytest_fp8.backends.torchao
+import pytest_fp8.backends.transformer_engine
+import pytest_fp8.baselines.provenance
+import pytest_fp8.pair
+import pytest_fp8.report.header
+import pytest_fp8.report.terminal  # noqa: F401
+from pytest_fp8.errors import ArmError
+from pytest_fp8.gpu import Conditions, Gpu
+from pytest_fp8.questions.products import FP8, LayerCall, Product, products_to_json
+from pytest_fp8.recipes import FPROP, RECOMPUTE, recipe_facts
+
+H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
+H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85_000_000_000, "580.159.04", 700.0)
+A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 85_000_000_000, "580.159.04", 400.0)
+B200 = Gpu("NVIDIA B200", (10, 0), 190_000_000_000, "580.159.04", 1000.0)
+
+SIZES = {"layers.0.q_proj": (256, 256), "layers.0.up_proj": (256, 768), "lm_head": (256, 1024)}
+ROWS = 512
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case("tiny", "torchao", "rowwise"), Case("tiny", "transformer_engine", "current")]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_pair):
+        fp8_pair.assert_loss()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup(floor=None)
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_speedup(against_baseline=False)
+
+    @pytest.mark.fp8(cases=CASES, question="memory")
+    def test_memory(fp8_pair):
+        fp8_pair.assert_memory()
+"""
+"""A user's test file: two cases, and what is asked of each."""
+
+
+@dataclass
+class World:
+    """What the fake arms say; a test changes it before the run."""
+
+    speedup: float = 1.2
+    fp8_memory: int = 90
+    nan_at: int | None = None
+    executed_roles: tuple[str, ...] | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    attention: str = "cudnn_flash"
+    busy: float | None = None
+    """Milliseconds that the GPU works in each step of an FP8 arm, where a step is profiled."""
+    fails: dict[str, str] = field(default_factory=dict)
+    """case id -> kind of ArmError that its build ends in."""
+    built: list[str] = field(default_factory=list)
+    closed: int = 0
+    strangers: tuple[int, ...] = ()
+    slower: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
+
+
+class FakeProcess:
+    """Stands in for ``ArmProcess``."""
+
+    world = World()
+    _pids = itertools.count(1000)
+
+    def __init__(
+        self, backend: str = "bf16", log_folder: Any = None, environment: Any = None, template: Any = None
+    ) -> None:
+        self.side = environment.name if environment is not None else ""
+        self.pid = next(self._pids)
+        self.alive = True
+        self.template, self.not_forked = template, ""
+        self.spec: Any = None
+        self.asked: tuple[str, dict[str, Any]] | None = None
+        self.backend = backend
+        self.noise = np.random.default_rng(self.pid)
+
+    def start_build(self, spec: Any) -> None:
+        self.spec = spec
+
+    def receive(self, timeout: float = 0) -> Any:
+        if self.asked is not None:
+            (operation, arguments), self.asked = self.asked, None
+            return self.request(operation, **arguments)
+        kind = self.world.fails.get(self.spec.case.id)
+        if kind:
+            raise ArmError(kind, f"the arm {self.spec.name!r} failed", seen=kind)
+        self.world.built.append(self.spec.case.id)
+        return {"cudnn": 91900, "torch": "2.11.0"}
+
+    def build(self, spec: Any, timeout: float = 0) -> Any:
+        self.start_build(spec)
+        return self.receive()
+
+    def close(self) -> None:
+        self.world.closed += self.alive
+        self.alive = False
+
+    def send(self, operation: str, **arguments: Any) -> None:
+        self.asked = operation, arguments
+
+    def request(self, operation: str, timeout: float = 0, **arguments: Any) -> Any:
+        assert self.alive, "asked after it was closed"
+        assert self.asked is None, "asked before it answered"
+        return getattr(self, operation)(**arguments)
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.spec.case.backend != "bf16"
+
+    def layers(self) -> dict[str, Any]:
+        case = self.spec.case
+        roles = self.world.executed_roles or recipe_facts(case.backend, case.recipe).roles
+        calls = [LayerCall(n, i, o, ROWS, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
+        products = []
+        for call in calls:
+            for role in call.roles(recompute=case.activation_checkpointing):
+                phase, inner, outer = call.expected(role, RECOMPUTE)
+                on = call.fp8 and (FPROP if role == RECOMPUTE else role) in roles
+                kernel = "nvjet_sm90_qqtst_64x8_1" if on else "nvjet_sm90_tst_64x8_1"
+                products.append(Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel))
+        converted = [c.name for c in calls if c.fp8]
+        return {
+            "originals": {name: list(sizes) for name, sizes in SIZES.items()},
+            "converted": converted,
+            "skipped": {name: "head" for name in SIZES if name not in converted},
+            "live_fp8": converted,
+            "calls": [asdict(call) for call in calls],
+            "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
+            "products": products_to_json(products),
+            "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
+            "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
+            "milliseconds": self._milliseconds(),
+        }
+
+    def _milliseconds(self) -> dict[str, float]:
+        if self.world.busy is None:
+            return {}
+        products = {"fp8 products": 10.0, "other products": 10.0, "attention": 5.0}
+        return {**products, "rest": self.world.busy - 25, "busy": self.world.busy}
+
+    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
+        offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter)
+        losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
+        if self.is_fp8 and self.world.nan_at is not None:
+            losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
+        return {"seed": seed, "losses": losses, "gradient_norms": [1.0] * steps}
+
+    def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
+        return self.curve(seed, steps, first_step=first_step)
+
+    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
+        base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
+        base *= 1 + self.world.slower.get((self.side, "fp8" if self.is_fp8 else "bf16"), 0.0)
+        return [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
+
+    def memory(self) -> dict[str, Any]:
+        peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30
+        phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
+        return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak}
+
+    def park(self) -> None: ...
+
+    def restart(self, seed: int, jitter: bool = False) -> None: ...
+
+    def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        state = {"optimizer/w/step": 3} if optimizer else {}
+        return {
+            "keys": ["w"],
+            "aliases": {},
+            "scaling_state": [],
+            "on_disk": {"BF16": 1},
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+            "bytes": 2,
+        }
+
+    def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        state = {"optimizer/w/step": 3} if optimizer else {}
+        return {
+            "missing": [],
+            "unexpected": [],
+            "wrong_shape": [],
+            "rebuilt_scaling_state": [],
+            "loaded": True,
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+        }
+
+    def logits(self, seed: int) -> str:
+        values = np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)
+        return base64.b64encode(values.tobytes()).decode()
+
+
+def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
+    """Give this process that GPU and fake arms; the libraries count as installed."""
+    FakeProcess.world = World(**world)
+    absent = "no NVIDIA GPU (fake)"
+    monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
+    monkeypatch.setattr(
+        "pytest_fp8.arms.evidence.conditions", lambda *_: Conditions(1980, 600.0, (), FakeProcess.world.strangers)
+    )
+    monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (True, ""))
+    return FakeProcess.world
