@@ -1,4 +1,4 @@
-"""The suite's groups for ``-m``; and which precision Accelerate and the Trainer resolve to, which several files ask."""
+"""The suite's groups for ``-m``, and the fixtures that several of its files use."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def healthy_alone(request):
-    """Skips in an update of baselines, to which a case that is known to fail has nothing to say."""
+    """Skips in an update of baselines: no baseline is stored of a case that is broken on purpose or known to fail."""
     from pytest_fp8.session import SESSION
 
     if request.config.stash[SESSION].settings.update:
@@ -45,7 +45,7 @@ def healthy_alone(request):
 
 @pytest.fixture(scope="session")
 def with_accelerate():
-    """Skips where Accelerate or torchao is not installed, which are not imported here: that is the arms' business."""
+    """Skips where Accelerate or torchao is not installed. Neither is imported: pytest's process loads no torch."""
     for package in ("torchao", "accelerate"):
         if find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
@@ -53,26 +53,26 @@ def with_accelerate():
 
 @pytest.fixture(scope="session")
 def resolved(with_accelerate, tmp_path_factory):
-    """``resolved(road, flag)``: what is trained in, with the Trainer's own flag (``bf16``) or none.
+    """``resolved(way, flag)``: the precision that is trained in, with the Trainer's own flag (``bf16``) or none.
 
-    Three roads, each a process, all asked at once: the environment alone, a config file through ``accelerate launch``,
-    and ``accelerate launch`` without a file.
+    Three ways to ask for FP8, each a process, all started at once: the environment alone, a config file through
+    ``accelerate launch``, and ``accelerate launch`` without a file.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from pytest_fp8.resolve import resolve
+    from resolve import resolve
 
     file = tmp_path_factory.mktemp("accelerate") / "fp8.yaml"
     file.write_text(CONFIG)
     with ThreadPoolExecutor() as pool:
-        roads = {
+        ways = {
             "environment": pool.submit(resolve, "fp8"),
             "file": pool.submit(resolve, "", file),
             "launch": pool.submit(resolve, "fp8", launch=True, asked=("",)),
         }
 
-    def answer(road, flag):
-        # What failed on one road is raised where that road is asked for.
-        return next(switches for switches in roads[road].result() if switches.arguments == flag)
+    def answer(way, flag):
+        # An error in one way is raised in the tests of that way alone.
+        return next(switches for switches in ways[way].result() if switches.arguments == flag)
 
     return answer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import roads
+import integrations
+from integrations import WEIGHTS_ALONE
 from pytest_fp8 import Case
 from pytest_fp8.case import OWN as OWN_MODEL
-from roads import WEIGHTS_ALONE
 
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 TRANSFORMER_ENGINE = ("delayed", "current", "block")
@@ -42,9 +42,9 @@ ONE_B = [at_scale("1b", b, r) for b, r in RECIPES]
 EIGHT_B = [at_scale("8b", b, r) for b, r in RECIPES]
 
 HOPPER = TINY + ONE_B + EIGHT_B
-ALL = EMULATED + HOPPER + roads.ALL
+ALL = EMULATED + HOPPER + integrations.ALL
 
-OWN = roads.OWN
+OWN = integrations.OWN
 """Asked in the files that bring their workloads; listed here for `pytest-fp8 baselines`."""
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))

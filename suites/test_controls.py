@@ -7,23 +7,23 @@ import importlib.util
 
 import pytest
 
+from controls.catalogue import CATALOGUE
+from controls.control import GPU, micro
 from pytest_fp8 import Verdict
-from pytest_fp8.controls.catalogue import CATALOGUE
-from pytest_fp8.controls.control import GPU, micro
 
 HEALTHY = [micro(recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
 CHECKPOINTED = micro(activation_checkpointing=True)
 
 
 @pytest.fixture(scope="module")
-def laboratory(request):
-    from pytest_fp8.controls.laboratory import Laboratory
+def runner(request):
+    from control_runner import ControlRunner
     from pytest_fp8.gpu import detect
     from pytest_fp8.session import SESSION
 
     session = request.config.stash[SESSION]
     gpu = detect()[0]
-    made = Laboratory(session.settings, session.pool, gpu.key if gpu is not None else "none")
+    made = ControlRunner(session.settings, session.pool, gpu.key if gpu is not None else "none")
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def require(request, control):
     for package in control.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
-    if control.runs != GPU:
+    if control.runs() != GPU:
         return
     session = request.config.stash[SESSION]
     reason, failure = why_not(control.case, session.settings)
@@ -50,23 +50,23 @@ def require(request, control):
 
 @pytest.mark.usefixtures("healthy_alone")
 @pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: f"{control.number:02d}-{control.id}")
-def test_control(request, laboratory, control):
+def test_control(request, runner, control):
     require(request, control)
-    outcome = laboratory.run(control)
+    outcome = runner.run(control)
     assert outcome.caught, (
         f"control {control.id} expects {' or '.join(control.verdicts)} with {control.cause!r}\n{outcome.message}"
     )
 
 
 @pytest.mark.fp8(cases=HEALTHY)
-def test_healthy_arms_are_left_alone(laboratory, fp8_case):
-    pair = laboratory.pair_of(fp8_case)
+def test_healthy_arms_are_left_alone(runner, fp8_case):
+    pair = runner.pair_of(fp8_case)
     for decision in (pair.layers(), pair.loss(), pair.checkpoints()):
         assert decision.verdict is Verdict.PASS, decision.message
 
 
 @pytest.mark.fp8(cases=[CHECKPOINTED])
-def test_healthy_recomputation_is_left_alone(laboratory, fp8_case):
-    decision = laboratory.pair_of(fp8_case).layers()
+def test_healthy_recomputation_is_left_alone(runner, fp8_case):
+    decision = runner.pair_of(fp8_case).layers()
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["roles"]["recompute"] == {"expected": 14, "fp8": 14}

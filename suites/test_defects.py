@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import roads
+import integrations
 from pytest_fp8 import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.precision import check_precision
@@ -131,7 +131,7 @@ def recomputed_step(model):
     return ""
 
 
-@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed", roads.MOST)])
+@pytest.mark.fp8(cases=[Case("tiny", "accelerate_te", "delayed", integrations.MOST)])
 @known(
     "accelerate",
     "te.autocast around forward alone: what gradient checkpointing recomputes later runs in BF16, and fails",
@@ -143,8 +143,8 @@ def test_activations_can_be_recomputed(fp8_pair):
 
 @pytest.mark.fp8(
     cases=[
-        Case("tiny", "unsloth_te", "delayed", roads.MOST, lora=16),
-        Case("tiny", "accelerate_te", "delayed", roads.MOST, lora=16),
+        Case("tiny", "unsloth_te", "delayed", integrations.MOST, lora=16),
+        Case("tiny", "accelerate_te", "delayed", integrations.MOST, lora=16),
     ]
 )
 @known("accelerate", "convert_model takes adapters for layers like any other", Known)
@@ -153,7 +153,7 @@ def test_adapters_stay_in_high_precision(fp8_pair):
     judge(fp8_pair.layers(), "was an adapter")
 
 
-@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", roads.MOST)])
+@pytest.mark.fp8(cases=[Case("1b", "accelerate_te", "delayed", integrations.MOST)])
 @pytest.mark.usefixtures("healthy_alone")
 class TestTiedHead:
     @known("accelerate", "convert_model unties the head, which the optimizer does not get", Known)

@@ -8,10 +8,10 @@ import functools
 import pytest
 
 from floor import assert_faster
+from integrations import LOOP
 from pytest_fp8 import Workload, pad_to_multiple, recompute_with
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
-from roads import LOOP
 
 MICRO_BATCHES = 2
 EVALUATED_EVERY = 10

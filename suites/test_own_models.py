@@ -3,8 +3,8 @@
 import pytest
 
 from floor import assert_faster
+from integrations import MOE, VIT
 from pytest_fp8 import Workload, pad_to_multiple
-from roads import MOE, VIT
 
 CASES = VIT + MOE
 EXPERTS = 5

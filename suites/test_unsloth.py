@@ -2,11 +2,11 @@
 
 import pytest
 
-import roads
+import integrations
 from floor import assert_faster
 from pytest_fp8 import Case
 
-pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=roads.ATTENTION)])
+pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
 
 
 def load(**arguments):
@@ -54,9 +54,9 @@ TWO_LIBRARIES = Case(
     "1b",
     "unsloth_te",
     "delayed",
-    roads.MOST,
+    integrations.MOST,
     lora=16,
-    lora_targets=roads.ATTENTION,
+    lora_targets=integrations.ATTENTION,
     questions=("speedup", "memory"),
     slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x and 0.40x of Unsloth's 16-bit LoRA on an "
     "H200, for the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import ClassVar
 
 import pytest
 
+from control_runner import ControlRunner, SmallArms
+from controls.catalogue import CATALOGUE
+from controls.control import ANYWHERE, GPU
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.evidence import PairArms
@@ -20,13 +25,9 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
-from pytest_fp8.controls import breakages
-from pytest_fp8.controls.catalogue import CATALOGUE
-from pytest_fp8.controls.control import ANYWHERE, GPU
-from pytest_fp8.controls.laboratory import Bench, Laboratory
 from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
-from pytest_fp8.worker.fault_points import FaultPoints
+from pytest_fp8.worker.fault_points import FaultPoints, fault_points_of
 
 ROOT = Path(__file__).parent.parent
 BY_ID = {control.id: control for control in CATALOGUE}
@@ -42,27 +43,38 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
     assert re.fullmatch(r"[a-z0-9-]+", control.id)
     assert control.title
     assert control.source
-    assert control.broken
+    assert vars(control)["__doc__"], "how it is broken here"
     assert control.question in (*QUESTIONS, "baseline", "session", "precision")
     assert control.cause or "PASS" in control.verdicts, "a control that must fail names its cause"
-    assert (control.case is None) == (control.runs == ANYWHERE)
+    assert (control.case is None) == (control.runs() == ANYWHERE)
     assert set(control.breaks) <= {"fp8", "bf16"}
     if control.case is not None:
         assert control.case.asks(control.question), "its case can answer its question"
 
 
-def test_every_arm_control_has_hooks_and_no_hooks_are_left_over():
-    assert set(breakages.ARMS) == {control.id for control in CATALOGUE if control.case is not None}
-    for control in breakages.ARMS:
-        hooks = breakages.fault_points_of(control)
-        changed = {name for name in vars(FaultPoints) if not name.startswith("__")} & {
-            name for base in type(hooks).__mro__ if base not in (FaultPoints, object) for name in vars(base)
-        }
-        assert changed, f"{control} breaks nothing"
+@pytest.mark.parametrize("control", [c for c in CATALOGUE if c.case is not None], ids=lambda control: control.id)
+def test_the_arm_of_a_control_is_broken_by_the_class_that_its_spec_names(control):
+    assert type(fault_points_of(control.path())) is control
+    points = [name for name in vars(FaultPoints) if not name.startswith("__")]
+    assert any(getattr(control, name) is not getattr(FaultPoints, name) for name in points), "it breaks nothing"
 
 
-def test_an_arm_without_a_control_has_hooks_that_change_nothing():
-    assert type(breakages.fault_points_of(None)) is FaultPoints
+def test_an_arm_without_a_control_has_fault_points_that_change_nothing():
+    assert type(fault_points_of(None)) is FaultPoints
+
+
+def test_a_control_that_cannot_be_imported_breaks_the_arm_that_was_to_be_broken_by_it():
+    with pytest.raises(ImportError):
+        fault_points_of("nowhere.at_all:Control")
+    with pytest.raises(AttributeError):
+        fault_points_of("controls.training:NoSuchControl")
+
+
+def test_the_catalogue_loads_no_torch():
+    code = "import sys; from controls.catalogue import CATALOGUE; print(len(CATALOGUE), 'torch' in sys.modules)"
+    path = {"PYTHONPATH": f"{ROOT / 'suites'}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["35", "False"]
 
 
 def test_each_control_has_its_test_in_the_suite(pytester):
@@ -75,12 +87,13 @@ def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
     install(monkeypatch, H200)
     pool = ArmPool(H200)
     case = Case("1b", "torchao", "tensorwise")
-    healthy, broken = PairArms(case, pool, None), PairArms(case, pool, None, "", "fp8-slower")
-    both = PairArms(case, pool, None, "", "both-slower", "both-slower")
+    healthy, broken = PairArms(case, pool, None), PairArms(case, pool, None, "", BY_ID["fp8-slower"].path())
+    slower = BY_ID["both-slower"].path()
+    both = PairArms(case, pool, None, "", slower, slower)
     assert len({healthy.fp8.key, broken.fp8.key, both.fp8.key}) == 3
     assert healthy.bf16.key == broken.bf16.key != both.bf16.key
     assert ArmSpec.from_json(broken.fp8.spec.to_json()) == broken.fp8.spec
-    assert "control fp8-slower" in broken.fp8.spec.name
+    assert "control controls.training:ThreePerCentSlower" in broken.fp8.spec.name
 
 
 def test_the_gpu_controls_are_held_against_the_stored_baselines():
@@ -106,17 +119,22 @@ def stored_speedup(recipe: str) -> float:
 class BrokenProcess(FakeProcess):
     """Answers as an H200's arm that the control of its spec breaks; timings as stored for 1B with torchao."""
 
+    @property
+    def control(self):
+        """The id of the control."""
+        return next((control.id for control in CATALOGUE if control.path() == self.spec.control), None)
+
     def receive(self, timeout=0):
-        return {**super().receive(timeout), "compiled": self.spec.control != "no-compile"}
+        return {**super().receive(timeout), "compiled": self.control != "no-compile"}
 
     def blocks(self, count, steps, dropped):
-        slower = {"fp8-slower": 1.031, "both-slower": 1.1, "no-compile": 2.7}.get(self.spec.control, 1.0)
+        slower = {"fp8-slower": 1.031, "both-slower": 1.1, "no-compile": 2.7}.get(self.control, 1.0)
         base = BF16_MS / (stored_speedup(self.spec.case.recipe) if self.is_fp8 else 1.0)
         return [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
 
     def layers(self):
         found = super().layers()
-        control = self.spec.control
+        control = self.control
         if control == "slow-attention":
             found["attention"] = {"sdpa": ["fmha_cutlassF"]}
         if control == "amax-frozen":
@@ -132,54 +150,60 @@ class BrokenProcess(FakeProcess):
 
     def memory(self):
         peaks = super().memory()
-        if self.spec.control == "memory-up":
+        if self.control == "memory-up":
             peaks = {**peaks, "peak_allocated": peaks["peak_allocated"] * 5 // 3}
         return peaks
 
 
 @pytest.fixture
-def laboratory(monkeypatch):
+def pool():
+    made = ArmPool(H200)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def runner(monkeypatch, pool):
     install(monkeypatch, H200)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
     # The fake model has two FP8 layers, the baselines' models 28 and 112.
     monkeypatch.setattr("pytest_fp8.questions.layers._counts", lambda now, baseline: None)
-    pool = ArmPool(H200)
-    yield Laboratory(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
-    pool.close()
+    return ControlRunner(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
 
 
-@pytest.mark.parametrize("control", [c for c in CATALOGUE if c.runs == GPU], ids=lambda control: control.id)
-def test_a_gpu_control_is_caught_where_its_arm_does_what_it_says(laboratory, control):
-    outcome = laboratory.run(control)
+@pytest.mark.parametrize("control", [c for c in CATALOGUE if c.runs() == GPU], ids=lambda control: control.id)
+def test_a_gpu_control_is_caught_where_its_arm_does_what_it_says(runner, control):
+    outcome = runner.run(control)
     assert outcome.caught, outcome.message
 
 
-def test_a_healthy_arm_is_called_none_of_these(laboratory):
+def test_a_healthy_arm_is_called_none_of_these(runner):
     for control in CATALOGUE:
-        if control.runs == GPU and control.id != "both-slower":
-            outcome = laboratory.run(replace(control, breaks=()))
+        if control.runs() == GPU and control.id != "both-slower":
+            outcome = runner.run(type("Healthy", (control,), {"breaks": ()}))
             assert not outcome.caught, f"{control.id}: {outcome.message}"
 
 
-def test_the_laboratory_writes_nothing_and_notes_nothing(laboratory, monkeypatch):
+@pytest.mark.usefixtures("runner")
+def test_running_a_control_writes_no_baseline(pool, monkeypatch):
     monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", lambda *_: pytest.fail("something was written"))
-    made = Laboratory(Settings(baseline_dir=ROOT / "baselines", update=True), laboratory._gpu_pool, "h200")
+    made = ControlRunner(Settings(baseline_dir=ROOT / "baselines", update=True), lambda: pool, "h200")
     assert made.run(BY_ID["fp8-slower"]).caught, "held against the baseline, not stored as one"
 
 
 def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(monkeypatch):
-    bench, healthy = Bench(), Case("micro", "torchao", "tensorwise", emulated=True)
+    small, healthy = SmallArms(), Case("micro", "torchao", "tensorwise", emulated=True)
     broken = replace(healthy, weights="/nowhere")
-    monkeypatch.setattr("pytest_fp8.controls.laboratory.ArmProcess", FakeArm)
+    monkeypatch.setattr("control_runner.ArmProcess", FakeArm)
     try:
-        pair = PairArms(healthy, bench, None)
+        pair = PairArms(healthy, small, None)
         with pytest.raises(ArmError, match="nowhere"):
-            PairArms(broken, bench, None).start()
-        assert not bench._held
+            PairArms(broken, small, None).start()
+        assert FakeArm.open == 0
         pair.start()
         assert [FakeArm.built[pair.bf16.key], FakeArm.built[pair.fp8.key]] == [1, 1]
     finally:
-        bench.close()
+        small.close()
     assert FakeArm.open == 0
 
 

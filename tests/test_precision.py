@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_fp8 import ArmError, Verdict, resolve
+import resolve
+from pytest_fp8 import ArmError, Verdict
 from pytest_fp8.questions.precision import Switches, check_precision, winner
-from pytest_fp8.resolve import MARK, _precision_of
 
 HEALTHY = [
     (Switches("fp8", used="fp8"), "ACCELERATE_MIXED_PRECISION"),
@@ -46,28 +46,37 @@ def test_what_took_fp8_away_is_named(switches, says):
 
 
 @pytest.mark.parametrize(
-    "text", ["a: 1\nmixed_precision: fp8  # ours\n", '{\n  "mixed_precision": "fp8",\n}', "x: 1\n"]
+    ("text", "precision"),
+    [
+        ("a: 1\nmixed_precision: fp8  # ours\n", "fp8"),
+        ('{\n  "mixed_precision": "fp8",\n  "a": 1\n}', "fp8"),
+        ("mixed_precision: no\n", "no"),
+        ("x: 1\n", ""),
+        ("", ""),
+    ],
 )
-def test_a_config_files_precision_is_read_from_yaml_and_json(tmp_path, text):
+def test_a_config_files_precision_is_read_from_yaml_and_json(tmp_path, text, precision):
     file = tmp_path / "c"
     file.write_text(text)
-    assert _precision_of(file) == ("fp8" if "fp8" in text else "")
+    assert resolve.precision_in(file) == precision
 
 
 @pytest.fixture
 def program(monkeypatch):
-    """Stands in for the process that is asked: what it was started with, and its exit status."""
+    """Stands in for the process that is asked. It notes each command, and ends with ``status``."""
     made = SimpleNamespace(started=[], status=0)
 
     def run(command, environment):
         made.started.append(command)
-        answers = "".join(MARK + json.dumps({"used": "fp8"}) + "\n" for part in command if part.startswith("--ask"))
+        answers = "".join(
+            resolve.MARK + json.dumps({"used": "fp8"}) + "\n" for part in command if part.startswith("--ask")
+        )
         return subprocess.CompletedProcess(command, made.status, answers, "its last words")
 
-    monkeypatch.setattr(resolve, "_run", run)
-    resolve._answers.cache_clear()
+    monkeypatch.setattr(resolve, "run_program", run)
+    resolve.answers.cache_clear()
     yield made
-    resolve._answers.cache_clear()
+    resolve.answers.cache_clear()
 
 
 def test_the_same_question_is_asked_once(program, monkeypatch):
@@ -77,7 +86,7 @@ def test_the_same_question_is_asked_once(program, monkeypatch):
     assert len(program.started) == 1
 
 
-def test_whatever_matters_makes_it_another_question(program, monkeypatch, tmp_path):
+def test_another_environment_file_or_folder_is_another_question(program, monkeypatch, tmp_path):
     file = tmp_path / "fp8.yaml"
     asked = 0
 
@@ -100,7 +109,7 @@ def test_whatever_matters_makes_it_another_question(program, monkeypatch, tmp_pa
     assert is_new("fp8"), "python -m finds its modules where it is started"
 
 
-def test_an_answer_that_failed_is_asked_for_again(program):
+def test_a_question_that_failed_is_asked_again(program):
     program.status = 1
     with pytest.raises(ArmError, match="its last words"):
         resolve.resolve("fp8")

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch._dynamo.testing
 
+from controls.execution import RecomputeOutsideAutocast
 from helpers import te_stand_in
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
-from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.questions.layers import check_layers
 from pytest_fp8.questions.records import LayersEvidence
 from pytest_fp8.worker import recompute
@@ -67,8 +67,7 @@ def test_what_is_recomputed_runs_in_the_context_of_the_forward_pass(calls):
 
 
 def test_the_control_recomputes_outside_it(calls):
-    [control] = [control for control in CATALOGUE if control.id == "recompute-outside"]
-    Engine(spec(control=control.id))
+    Engine(spec(control=RecomputeOutsideAutocast.path()))
     assert all(calls["forward"])
     assert len(calls["backward"]) == len(calls["forward"])
     assert not any(calls["backward"])

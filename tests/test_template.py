@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from test_arms import spec
 
+from control_runner import ControlRunner
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
@@ -24,7 +25,6 @@ from pytest_fp8.arms.forked import ForkedProcess, Template
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess, FreshProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.controls.laboratory import Laboratory
 from pytest_fp8.options import Settings
 from pytest_fp8.session import Session
 from pytest_fp8.workload import ship, unship
@@ -388,12 +388,12 @@ def test_without_a_gpu_arms_on_the_cpu_are_forked_and_no_others(monkeypatch):
 
 def test_controls_fork_from_the_sessions_own_template(monkeypatch):
     install(monkeypatch, None)
-    monkeypatch.setattr("pytest_fp8.controls.laboratory.ArmProcess", FakeProcess)
+    monkeypatch.setattr("control_runner.ArmProcess", FakeProcess)
     pool = ArmPool(None, template=Template())
-    laboratory = Laboratory(Settings(), lambda: pool)
-    laboratory.pair_of(EMULATED)
-    assert [process.template for _, process in laboratory._bench._held.values()] == [pool.template] * 2
-    laboratory.close()
+    runner = ControlRunner(Settings(), lambda: pool)
+    runner.pair_of(EMULATED)
+    assert [process.template for _, process in runner._small._held.values()] == [pool.template] * 2
+    runner.close()
     assert not pool.template._refusal, "it was the session's and still is"
 
 

@@ -1,4 +1,4 @@
-"""What the gate catches, beside what the checks that people have today catch; and how often it cries wolf.
+"""What the gate catches, what the checks that people have today catch, and how many false alarms the gate gives.
 
     python benchmarks/controls/run.py [--gpu h200] [--json FILE] [--markdown FILE] [--healthy N] [-k WORD]
 
@@ -19,13 +19,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+# The controls are part of the suites, and the arms find them by the same path.
+sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
 from today import CHECKS
 
+from control_runner import ControlRunner
+from controls.catalogue import CATALOGUE
+from controls.control import GPU, Control, micro
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.controls.catalogue import CATALOGUE
-from pytest_fp8.controls.control import GPU, Control, micro
-from pytest_fp8.controls.laboratory import Laboratory
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.gpu import detect, is_kind
 from pytest_fp8.options import Settings
@@ -41,17 +42,17 @@ def main() -> int:
     gpu, why = detect()
     on_gpu = gpu is not None and arguments.gpu is not None and is_kind(gpu, arguments.gpu)
     pool = ArmPool(gpu)
-    laboratory = Laboratory(Settings(), lambda: pool, gpu.key if gpu is not None else "none")
+    runner = ControlRunner(Settings(), lambda: pool, gpu.key if gpu is not None else "none")
     start = time.monotonic()
     try:
         rows = [
-            row_of(laboratory, control, on_gpu)
+            row_of(runner, control, on_gpu)
             for control in CATALOGUE
             if arguments.k in control.id and (arguments.healthy_only is False)
         ]
-        healthy = [healthy_runs(laboratory, recipe, arguments.healthy) for recipe in RECIPES if arguments.healthy]
+        healthy = [healthy_runs(runner, recipe, arguments.healthy) for recipe in RECIPES if arguments.healthy]
     finally:
-        laboratory.close()
+        runner.close()
         pool.close()
     print_table(rows)
     for result in healthy:
@@ -80,14 +81,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def row_of(laboratory: Laboratory, control: Control, on_gpu: bool) -> dict[str, Any]:
+def row_of(runner: ControlRunner, control: type[Control], on_gpu: bool) -> dict[str, Any]:
     """One control: what was found, and what each of today's checks says (``True``: it catches it too)."""
     row: dict[str, Any] = {
         "number": control.number,
         "id": control.id,
         "title": control.title,
         "source": control.source,
-        "runs": control.runs,
+        "runs": control.runs(),
         "question": control.question,
         "cause": control.cause,
         "expects": list(control.verdicts),
@@ -96,10 +97,10 @@ def row_of(laboratory: Laboratory, control: Control, on_gpu: bool) -> dict[str, 
         "headline": "",
         "today": {},
     }
-    if control.runs == GPU and not on_gpu:
+    if control.runs() == GPU and not on_gpu:
         return row
     try:
-        outcome, seen = laboratory.run_and_look(control)
+        outcome, seen = runner.run_and_look(control)
     except Fp8Error as error:
         return {**row, "caught": False, "verdict": "ERROR", "headline": error.headline, "message": error.message}
     passes = {name.replace("\n", " "): check(seen) if seen else None for name, check in CHECKS.items()}
@@ -114,9 +115,9 @@ def row_of(laboratory: Laboratory, control: Control, on_gpu: bool) -> dict[str, 
     }
 
 
-def healthy_runs(laboratory: Laboratory, recipe: str, groups: int) -> dict[str, Any]:
+def healthy_runs(runner: ControlRunner, recipe: str, groups: int) -> dict[str, Any]:
     """Live decisions on healthy arms, and the loss rule on every draw of three seeds, up to :data:`DRAWS`."""
-    pair = laboratory.pair_of(micro(recipe))
+    pair = runner.pair_of(micro(recipe))
     alarms = undecided = live = 0
     for decision in (pair.layers(), pair.checkpoints()):
         live += 1

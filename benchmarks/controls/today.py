@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fp8.controls.laboratory import Seen
+from control_runner import Seen
 
 FP8_CLASSES = ("Float8Linear", "transformer_engine.pytorch.module.linear.Linear")
 
@@ -35,8 +35,8 @@ def any_layer_helper(seen: Seen) -> bool | None:
 def te_count(seen: Seen) -> bool | None:
     """``te_count > 0``, where ``te_count`` counts the modules that are the FP8 library's own.
 
-    Source: the seed script of this project, which counts Transformer Engine's modules; torchao's are counted
-    here as well, or it would fail every healthy torchao arm.
+    Source: the script that this project began with, which counts Transformer Engine's modules. Torchao's are counted
+    here as well; otherwise every healthy torchao arm would fail.
     """
     count = sum(kind.startswith(("transformer_engine.", "torchao.")) for kind in seen.kinds)
     return count > 0 if seen.kinds else None

@@ -20,7 +20,8 @@ class ArmSpec:
     threads: int | None = None
     """CPU threads; ``None`` leaves torch's own choice."""
     control: str | None = None
-    """The id of the control that breaks this arm; ``None`` for every arm that is measured in earnest."""
+    """Import path (``module:Class``) of the control that breaks this arm; ``None`` for every arm that is measured in
+    earnest."""
 
     @property
     def name(self) -> str:

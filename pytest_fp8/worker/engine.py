@@ -18,10 +18,10 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_skipped, observed_conversion
-from pytest_fp8.controls.breakages import fault_points_of
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.worker import memory
 from pytest_fp8.worker.dropped_behaviour import besides, lost
+from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.fused_params import Joined, split, trainable, trained
 from pytest_fp8.worker.phases import Seen
 from pytest_fp8.worker.preparation import (
@@ -75,7 +75,9 @@ class Engine:
             prepared = self._prepared or Prepared(self.model, self.conversion)
             self.loss_of = prepared.loss_of or self.setup.loss()
             self.backward = prepared.backward
-            self.optimizer = prepared.optimizer or self.setup.optimizer(self.model)
+            self.optimizer = self.fault_points.optimizer(
+                self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
+            )
             self._renews_optimizer = own is not None and prepared.optimizer is None
         self._timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):

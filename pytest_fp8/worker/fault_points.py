@@ -1,66 +1,107 @@
-"""The points at which an arm can be broken on purpose. A healthy arm has these, which change nothing.
+"""The points at which an arm can be broken on purpose: which there are, and when each is called.
 
-The controls (:mod:`pytest_fp8.controls`) override them; nothing else may.
+An arm that is measured in earnest has :class:`FaultPoints`, which changes nothing. A control overrides what it breaks;
+the arm's spec names the control's class by import path, and :func:`fault_points_of` makes it. Nothing else may
+override a fault point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import contextlib
+
     import torch
 
-    from pytest_fp8.backends.base import Conversion
-    from pytest_fp8.worker.engine import Engine
+    from pytest_fp8.backends.base import Backend, Conversion
+    from pytest_fp8.case import Case
     from pytest_fp8.worker.recompute import Recompute
+    from pytest_fp8.worker.training_setup import TrainingSetup
 
 Precision = Callable[[], AbstractContextManager[Any]]
 
 
+class BreakableEngine(Protocol):
+    """What a fault point may use of the engine that calls it."""
+
+    case: Case
+    device: torch.device
+    backend: Backend
+    setup: TrainingSetup
+    attention: contextlib.ExitStack
+    model: torch.nn.Module
+    conversion: Conversion
+
+
 class FaultPoints:
-    """Each method is called at one place, in the engine or in the checkpoint stores."""
+    """Each method is called at one place, in the engine or in the checkpoint stores. Listed in the order of an arm's
+    life: while it is built, while it trains, while it saves and loads."""
 
     compiles = True
     """Whether a case that asks for ``torch.compile`` gets it."""
 
-    def start(self, engine: Engine) -> None:
-        """Before anything is built."""
+    def start(self, engine: BreakableEngine) -> None:
+        """Called before anything is built: there is no model yet."""
 
-    def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        """In place of the conversion; gives what the conversion was meant to do."""
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        """Called in place of the conversion, which is ``convert``. Returns what the conversion was meant to do."""
         return convert()
 
-    def precision(self, engine: Engine, precision: Precision) -> Precision:
-        """The context around each forward pass."""
+    def precision(self, engine: BreakableEngine, precision: Precision) -> Precision:
+        """Called after the conversion. Returns what makes the context around each forward pass."""
         return precision
 
-    def checkpointing(self, engine: Engine, recompute: Recompute | None) -> tuple[Recompute | None, Mapping[str, Any]]:
-        """What recomputes activations, ``None`` for torch's own, with further arguments of it."""
+    def checkpointing(
+        self, engine: BreakableEngine, recompute: Recompute | None
+    ) -> tuple[Recompute | None, Mapping[str, Any]]:
+        """Called before activation checkpointing is switched on. Returns the function that recomputes activations
+        (``None``: torch's own) and further arguments for it."""
         return recompute, {}
 
-    def warm(self, engine: Engine) -> None:
-        """After the first training steps."""
+    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Called after the conversion, in place of making the optimizer, which is ``make``."""
+        return make()
+
+    def warm(self, engine: BreakableEngine) -> None:
+        """Called once, after the first training steps."""
 
     def batch(self, seed: int, step: int) -> tuple[int, int]:
-        """The seed and step whose data a training step gets."""
+        """Called for each training step. Returns the seed and the step whose data it gets."""
         return seed, step
 
-    def before_step(self, engine: Engine, seed: int, step: int) -> None:
-        """Before each step of a loss curve."""
+    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        """Called before each step of a loss curve."""
 
-    def stepped(self, engine: Engine) -> None:
-        """After each training step."""
+    def stepped(self, engine: BreakableEngine) -> None:
+        """Called after each training step."""
 
-    def stored(self, engine: Engine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What goes to disk as the weights."""
+    def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Called when a checkpoint is saved. Returns the weights that are written, by name."""
         return weights
 
-    def fill(self, engine: Engine, weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> bool:
-        """Load ``stored`` (keys as they are on disk) in place of the arm's own loading; whether that was done."""
+    def fill(
+        self, engine: BreakableEngine, weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
+    ) -> bool:
+        """Called when a checkpoint is loaded. ``stored`` has the keys as they are on disk. Returns whether this has
+        loaded the weights; otherwise the arm does."""
         return False
 
     def loads_optimizer(self) -> bool:
-        """Whether a stored optimizer state is loaded."""
+        """Called when a checkpoint is loaded. Returns whether the stored optimizer state is loaded, too."""
         return True
+
+
+def fault_points_of(control: str | None) -> FaultPoints:
+    """The fault points of an arm. ``control`` is ``module:Class``, or ``None`` for an arm that nothing breaks.
+
+    Raises ``ImportError`` or ``AttributeError`` where this process cannot import it.
+    """
+    if control is None:
+        return FaultPoints()
+    module, _, name = control.partition(":")
+    points: FaultPoints = getattr(import_module(module), name)()
+    return points

@@ -1,7 +1,7 @@
 """Asks Accelerate and the Trainer which mixed precision they resolve to; trains nothing and needs no GPU.
 
 :func:`resolve` starts the program below in a process of its own, with ``accelerate launch`` where a launch or a config
-file is asked for. By hand: ``accelerate launch --config_file fp8.yaml -m pytest_fp8.resolve``.
+file is asked for. By hand, in this folder: ``accelerate launch --config_file fp8.yaml -m resolve``.
 """
 
 from __future__ import annotations
@@ -30,46 +30,53 @@ MARK = "pytest-fp8 resolved: "
 def resolve(
     environment: str = "", config_file: Path | None = None, launch: bool = False, asked: Sequence[str] = ("", "bf16")
 ) -> list[Switches]:
-    """What is trained in for each of ``asked`` (``bf16``: ``TrainingArguments(bf16=True)``; empty: neither flag).
+    """The precision that is trained in, for each of ``asked`` (``bf16``: ``TrainingArguments(bf16=True)``; empty: no
+    flag).
 
-    ``environment`` is ACCELERATE_MIXED_PRECISION outside. No default config of this machine is read, and no other of
-    its ACCELERATE_ variables. What was answered once is remembered while nothing that matters is another. Raises
-    :class:`ArmError` where the program fails, with its last words.
+    ``environment`` is the user's ACCELERATE_MIXED_PRECISION. This machine's default config and its other ACCELERATE_
+    variables are not read. An answer is kept: the same question, in the same environment, is asked once. Raises
+    :class:`ArmError`, with the end of the program's output, where the program fails.
     """
     launched = launch or config_file is not None
-    program = ["-m", "pytest_fp8.resolve", *(f"--ask={what}" for what in asked)]
+    program = ["-m", "resolve", *(f"--ask={what}" for what in asked)]
     command = [sys.executable, *program]
     if launched:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1"]
         command += [f"--config_file={config_file}", *program] if config_file is not None else program
     content = config_file.read_bytes() if config_file is not None else b""
-    lines = _answers(tuple(command), tuple(sorted(_clean(environment).items())), os.getcwd(), content)
-    outside = {"environment": environment, "launched": launched, "config_file": _precision_of(config_file)}
+    lines = answers(tuple(command), tuple(sorted(_clean(environment).items())), os.getcwd(), content)
+    outside = {"environment": environment, "launched": launched, "config_file": precision_in(config_file)}
     return [Switches.from_json({**json.loads(line), **outside}) for line in lines]
 
 
 @functools.cache
-def _answers(
+def answers(
     command: tuple[str, ...], environment: tuple[tuple[str, str], ...], folder: str, content: bytes
 ) -> tuple[str, ...]:
-    """What the program printed, without its mark. ``folder``, where it is started, and ``content``, that of the config
-    file, are there to be told apart by; an exception is never remembered."""
+    """The answers that the program printed, one line each.
+
+    ``folder`` (where the program is started) and ``content`` (the config file's) are part of the cache's key alone.
+    The cache keeps no exception.
+    """
     with tempfile.TemporaryDirectory() as home:
-        done = _run(list(command), {**dict(environment), "HF_HOME": home})
+        done = run_program(list(command), {**dict(environment), "HF_HOME": home})
     lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise ArmError(
             "raised",
-            f"the precision could not be asked for: exit status {done.returncode}",
-            expected="one answer a question",
+            f"Accelerate and the Trainer did not say which precision they use: exit status {done.returncode}",
+            expected="one line for each question",
             seen=done.stderr.strip()[-1500:],
             next_step=" ".join(command),
         )
     return tuple(lines)
 
 
-def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """In a session of its own, so that what ``accelerate launch`` starts ends with it. Raises :class:`ArmError`."""
+def run_program(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run in a process group of its own, so that what ``accelerate launch`` starts ends with it.
+
+    Raises :class:`ArmError` where there is no answer within :data:`SECONDS`.
+    """
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True, stdin=subprocess.DEVNULL
@@ -82,37 +89,37 @@ def _run(command: list[str], environment: dict[str, str]) -> subprocess.Complete
         process.communicate()
         raise ArmError(
             "hung",
-            f"the precision could not be asked for: no answer in {SECONDS} s",
-            expected="one answer a question",
+            f"Accelerate and the Trainer did not say which precision they use: no answer in {SECONDS} s",
+            expected="one line for each question",
             seen="nothing",
-            cause="a machine too busy, or a launcher that waits for something",
+            cause="the machine is too busy, or the launcher waits for something",
             next_step=" ".join(command),
         ) from late
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _clean(environment: str) -> dict[str, str]:
-    # The name of the test that asks is another one each time, and nothing that the answer depends on.
+    """The environment of the program: no ACCELERATE_ variable but the one asked about, and no GPU."""
+    # The answer does not depend on the name of the test that asks, which would make each question a new one.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_") and k != "PYTEST_CURRENT_TEST"}
-    root = str(Path(__file__).parents[1])
     kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    kept["PYTHONPATH"] = os.pathsep.join(part for part in (root, kept.get("PYTHONPATH", "")) if part)
+    # The program finds this module, and imports what this process would import.
+    kept["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     return {**kept, VARIABLE: environment} if environment else kept
 
 
-def _precision_of(file: Path | None) -> str:
-    """``mixed_precision`` of a config file, YAML or JSON; only this one line of it is wanted."""
-    if file is None:
-        return ""
-    for line in file.read_text().splitlines():
-        key, _, value = line.strip().strip("{},").partition(":")
-        if key.strip("\"' ") == "mixed_precision":
-            return value.split("#")[0].strip("\"', ")
-    return ""
+def precision_in(file: Path | None) -> str:
+    """``mixed_precision`` of a config file, YAML or JSON; empty without it."""
+    import yaml
+
+    content = yaml.safe_load(file.read_text()) if file is not None else {}
+    asked = (content or {}).get("mixed_precision", "")
+    # YAML reads a bare `no` as false.
+    return "no" if asked is False else str(asked)
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pytest_fp8.resolve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m resolve", description=__doc__)
     parser.add_argument("--ask", action="append", choices=["", "bf16", "fp16"], help="the Trainer's own flag")
     for asked in parser.parse_args(arguments).ask or [""]:
         print(MARK + json.dumps(_inside(asked)), flush=True)
@@ -120,8 +127,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _inside(asked: str) -> Mapping[str, Any]:
-    """One Trainer, made as users make it, around a model of one layer."""
-    gc.disable()  # importing makes next to no garbage, and this process is about to end
+    """What one Trainer resolves to, made as users make it, around a model of one layer."""
+    gc.disable()  # imports make next to no garbage, and this process ends soon
     import torch
     from transformers import Trainer, TrainingArguments
 

@@ -1,12 +1,10 @@
-"""Models of controls that need one of their own: an odd layer, adapters, a hook. For an arm's process alone."""
+"""Models of controls that need one of their own: an odd layer, adapters, a hook. Built in an arm's process alone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.workload import Workload
-from pytest_fp8.zoo import data, models, training
-from pytest_fp8.zoo.shapes import SHAPES
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +12,17 @@ if TYPE_CHECKING:
 MODEL = "micro"
 
 
+def _micro() -> Any:
+    from pytest_fp8.zoo import models
+
+    return models.build(MODEL, seed=0, device="cpu")
+
+
 def build_with_router() -> torch.nn.Module:
-    """The micro model with a router of 10 outputs as the first child of each MLP, which it weighs."""
+    """The micro model with a router of 10 outputs as the first child of each MLP, whose output the router weighs."""
     import torch
+
+    from pytest_fp8.zoo.shapes import SHAPES
 
     class RoutedMlp(torch.nn.Module):
         def __init__(self, mlp: Any) -> None:
@@ -31,7 +37,7 @@ def build_with_router() -> torch.nn.Module:
             )
             return mixed
 
-    model: Any = models.build(MODEL, seed=0, device="cpu")
+    model = _micro()
     for block in model.model.layers:
         block.mlp = RoutedMlp(block.mlp)
     return model  # type: ignore[no-any-return]
@@ -41,21 +47,20 @@ def build_with_adapters() -> torch.nn.Module:
     """The micro model with frozen weights and LoRA adapters of rank 16 on its attention, by peft."""
     from peft import LoraConfig, get_peft_model
 
-    model: Any = models.build(MODEL, seed=0, device="cpu")
     adapters = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    return get_peft_model(model, adapters)  # type: ignore[no-any-return]
+    return get_peft_model(_micro(), adapters)  # type: ignore[no-any-return]
 
 
 def build_tied() -> torch.nn.Module:
     """The micro model whose output projection is its embedding."""
-    model: Any = models.build(MODEL, seed=0, device="cpu")
+    model = _micro()
     model.lm_head.weight = model.model.embed_tokens.weight
     return model  # type: ignore[no-any-return]
 
 
 def build_hooked() -> torch.nn.Module:
-    """The micro model whose first block's output projection is weighed by a hook, as residual branches are scaled."""
-    model: Any = models.build(MODEL, seed=0, device="cpu")
+    """The micro model with a hook that halves the first block's output projection, as residual branches are scaled."""
+    model = _micro()
     model.model.layers[0].self_attn.o_proj.register_forward_hook(_halved)
     return model  # type: ignore[no-any-return]
 
@@ -65,17 +70,22 @@ def _halved(module: torch.nn.Module, given: Any, output: torch.Tensor) -> torch.
 
 
 def text(step: int) -> dict[str, torch.Tensor]:
+    """A batch of the micro model's usual size."""
+    from pytest_fp8.zoo import data
+    from pytest_fp8.zoo.shapes import SHAPES
+
     shape = SHAPES[MODEL]
     return data.text_batch(shape.batch, shape.seq, 0, step)
 
 
 def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """Mean cross-entropy per token (nats)."""
+    from pytest_fp8.zoo import training
+
     return training.language_model_loss(compiled=False)(model, batch)
 
 
-WORKLOADS = {
-    "router": Workload(build=build_with_router, batch=text, loss=loss, name="router"),
-    "adapters": Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters"),
-    "hooked": Workload(build=build_hooked, batch=text, loss=loss, name="hooked"),
-    "tied": Workload(build=build_tied, batch=text, loss=loss, name="tied"),
-}
+ROUTER = Workload(build=build_with_router, batch=text, loss=loss, name="router")
+ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters")
+HOOKED = Workload(build=build_hooked, batch=text, loss=loss, name="hooked")
+TIED = Workload(build=build_tied, batch=text, loss=loss, name="tied")

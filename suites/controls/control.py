@@ -1,0 +1,98 @@
+"""What a control states: one way in which FP8 training was broken, what must find it, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pytest_fp8.case import Case
+from pytest_fp8.worker.fault_points import FaultPoints
+
+if TYPE_CHECKING:
+    from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.verdicts import Decision
+    from pytest_fp8.workload import Workload
+
+EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
+USERS = "reported by users"
+
+
+class Control(FaultPoints):
+    """One broken arm, checkpoint, baseline or run.
+
+    A subclass that states a ``number`` is in the catalogue. Its docstring says how FP8 is broken here; the methods of
+    :class:`FaultPoints` that it overrides break it. Modules of controls load no torch: pytest imports them, too.
+    """
+
+    number: ClassVar[int]
+    id: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str] = USERS
+    """Where it happened, in public; or that users report it."""
+    question: ClassVar[str]
+    """The question that must find it: one of the five, ``baseline``, ``session`` or ``precision``."""
+    arguments: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the question."""
+    cause: ClassVar[str]
+    """What the message must say, in these words."""
+    verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
+    """The verdicts that catch it."""
+    case: ClassVar[Case | None] = None
+    """The pair it is run with; ``None`` where no arm is needed."""
+    workload: ClassVar[Workload | None] = None
+    """The model, where it needs one of its own."""
+    breaks: ClassVar[tuple[str, ...]] = ("fp8",)
+    """The arms it breaks: ``fp8``, ``bf16``."""
+    leaves_traces: ClassVar[bool] = False
+    """Whether it changes its arm's whole process (environment, a library's global state)."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Packages beyond the backend's own."""
+
+    @classmethod
+    def runs(cls) -> str:
+        """``emulated`` (any machine, torchao's numerics), ``anywhere`` (no arm at all) or ``gpu``."""
+        if cls.case is None:
+            return ANYWHERE
+        return EMULATED if cls.case.emulated else GPU
+
+    @classmethod
+    def path(cls) -> str:
+        """What the spec of an arm says, for the arm to import this class by: ``module:Class``."""
+        return f"{cls.__module__}:{cls.__name__}"
+
+    @classmethod
+    def ask(cls, pair: Fp8Pair | None) -> Outcome:
+        """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this."""
+        decision: Decision = getattr(pair, cls.question)(**cls.arguments)
+        return Outcome.of(cls, decision)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A control's run: the verdict, and the words it came with."""
+
+    control: type[Control]
+    verdict: str
+    headline: str
+    message: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, control: type[Control], decision: Decision) -> Outcome:
+        return cls(control, decision.verdict.value, decision.headline, decision.message, decision.numbers)
+
+    @property
+    def caught(self) -> bool:
+        """Whether the right verdict came with the right cause."""
+        return self.verdict in self.control.verdicts and self.control.cause in self.message
+
+
+def micro(recipe: str = "tensorwise", **more: Any) -> Case:
+    """The emulated case of a control: a model of 0.1 M parameters whose step takes milliseconds."""
+    return Case(more.pop("model", "micro"), "torchao", recipe, emulated=True, **more)
+
+
+def tiny(backend: str, recipe: str, **more: Any) -> Case:
+    """A case on a GPU that asks everything but speed, of which a model this small says nothing."""
+    return Case("tiny", backend, recipe, questions=("layers", "loss", "memory", "checkpoints"), **more)

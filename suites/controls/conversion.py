@@ -1,0 +1,200 @@
+"""Controls of the conversion: nothing converted, too little, too much, by another recipe or by another library."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from controls.control import Control, micro, tiny
+from controls.models import ADAPTERS, HOOKED, ROUTER
+from pytest_fp8.backends.base import ALIGNMENT, plan
+from pytest_fp8.worker.fault_points import BreakableEngine, Precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+
+MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
+FILTER = "torchao convert_to_float8_training(module_filter_fn)"
+
+
+class NothingReadsTheEnvironment(Control):
+    """``ACCELERATE_MIXED_PRECISION=fp8`` around a plain training loop: no Accelerator is ever made."""
+
+    number, id = 1, "env-unread"
+    title = "the environment asks for FP8, nothing was converted"
+    question, cause = "layers", "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
+    case = micro()
+
+    def start(self, engine: BreakableEngine) -> None:
+        os.environ[MIXED_PRECISION] = "fp8"
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        del os.environ[MIXED_PRECISION]  # the arm has noted it; the process may become another arm
+        return plan(engine.model)
+
+
+class TrainerBf16Wins(Control):
+    """transformers' own ``Trainer(bf16=True)`` under ``ACCELERATE_MIXED_PRECISION=fp8``."""
+
+    number, id = 2, "trainer-bf16"
+    title = "bf16=True wins over the environment"
+    source = "transformers TrainingArguments.__post_init__"
+    question, cause = "layers", "Accelerate trains in bf16: bf16=True of the Trainer wins over it"
+    case = micro()
+    needs = ("accelerate",)
+
+    def start(self, engine: BreakableEngine) -> None:
+        os.environ[MIXED_PRECISION] = "fp8"
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        from transformers import Trainer, TrainingArguments
+
+        meant = plan(engine.model)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder, bf16=True, use_cpu=engine.device.type == "cpu", report_to=[]
+            )
+            trainer: Any = Trainer(model=engine.model, args=arguments)
+            engine.model = trainer.accelerator.prepare_model(engine.model)
+        return meant
+
+    def warm(self, engine: BreakableEngine) -> None:
+        """Take back what Accelerate keeps for a whole process, which may become another arm."""
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.pop(MIXED_PRECISION, None)
+
+
+class StopsAtTheFirstOddLayer(Control):
+    """The loop of Accelerate's ``convert_model``, with a router of 10 outputs in each MLP. The loop *returns* at a
+    Linear whose sizes are not multiples of 16, so the later children of the same parent are not converted."""
+
+    number, id = 3, "odd-layer-stops"
+    title = "a converter stops at the first odd Linear"
+    source = "accelerate utils/transformer_engine.py, convert_model"
+    question, cause = "layers", "a converter that stopped early"
+    case = micro(model="own")
+    workload = ROUTER
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = plan(engine.model)
+        _convert_model(engine.model, torchao_config(engine, engine.case.recipe))
+        return meant
+
+
+def _convert_model(model: torch.nn.Module, config: Any) -> None:
+    import torch
+    from torchao.float8.float8_linear import Float8Linear
+
+    for name, module in model.named_children():
+        if isinstance(module, torch.nn.Linear):
+            if any(size % ALIGNMENT for size in module.weight.shape):
+                return
+            setattr(model, name, Float8Linear.from_float(module, config=config))
+        else:
+            _convert_model(module, config)
+
+
+class RecipeDropped(Control):
+    """``rowwise`` is asked for and never reaches the library, which converts by its default."""
+
+    number, id = 8, "recipe-dropped"
+    title = "the recipe asked for is dropped"
+    source = "Accelerate's DeepSpeed path ignores the recipe handler"
+    question, cause = "layers", "an option that was dropped on its way to the library"
+    case = micro("rowwise")
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        return _by_torchao(engine.model, torchao_config(engine, None))
+
+
+class HeadConverted(Control):
+    """No filter is passed: every Linear is converted, the output projection included."""
+
+    number, id = 23, "head-converted"
+    title = "lm_head converted although excluded"
+    source = FILTER
+    question, cause = "layers", "lm_head left alone"
+    case = micro()
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        from torchao.float8 import convert_to_float8_training
+
+        meant = plan(engine.model)
+        convert_to_float8_training(engine.model, config=torchao_config(engine, engine.case.recipe))
+        return meant
+
+
+class AdaptersConverted(Control):
+    """peft's adapters are in the model, and the filter knows ``lm_head`` alone: the adapters are converted, too."""
+
+    number, id = 24, "adapters-converted"
+    title = "LoRA adapters converted"
+    source = FILTER
+    question, cause = "layers", "was an adapter"
+    case = micro(model="own")
+    workload = ADAPTERS
+    needs = ("peft",)
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        config = torchao_config(engine, engine.case.recipe)
+        return _by_torchao(engine.model, config, takes=lambda name: not name.endswith("lm_head"))
+
+
+class OtherLibraryChosen(Control):
+    """Transformer Engine was meant; torchao, installed beside it, converts the model."""
+
+    number, id = 27, "wrong-library"
+    title = "both libraries installed, the wrong one chosen"
+    source = "Accelerate's choice of FP8 backend"
+    question, cause = "layers", "both libraries are installed and nobody said which to use"
+    case = tiny("transformer_engine", "current")
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        return _by_torchao(engine.model, None)
+
+    def precision(self, engine: BreakableEngine, precision: Precision) -> Precision:
+        return nullcontext
+
+
+class HookDropped(Control):
+    """torchao's own conversion of a model that weighs a branch by a forward hook: the new module has no hook."""
+
+    number, id = 35, "hook-dropped"
+    title = "what a hook does with a Linear's output is gone after the conversion"
+    source = "torchao float8/float8_linear.py, Float8Linear.from_float: weight and bias are all it takes over"
+    question, cause = "layers", "takes over its weights and nothing else"
+    case = micro(model="own")
+    workload = HOOKED
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        return _by_torchao(engine.model, torchao_config(engine, engine.case.recipe))
+
+
+def _by_torchao(model: torch.nn.Module, config: Any, takes: Callable[[str], bool] | None = None) -> Conversion:
+    """Convert the layers that ``takes`` names by torchao's own function; by default those that are meant to be FP8.
+
+    ``config=None`` takes torchao's defaults. Returns what was meant in any case.
+    """
+    from torchao.float8 import convert_to_float8_training
+
+    meant = plan(model)
+    chosen = takes or set(meant.converted).__contains__
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: chosen(name))
+    return meant
+
+
+def torchao_config(engine: BreakableEngine, recipe: str | None) -> Any:
+    """torchao's configuration of a recipe (``None``: the library's default), emulated where the case is."""
+    from dataclasses import replace
+
+    from torchao.float8 import Float8LinearConfig
+
+    config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig()
+    return replace(config, emulate=engine.case.emulated)

@@ -1,0 +1,106 @@
+"""Controls of what Accelerate and the Trainer do around a conversion: to weights, to the optimizer and to ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from controls.control import Control, micro
+from controls.models import ADAPTERS, TIED
+from pytest_fp8.worker.fault_points import BreakableEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+
+
+def renew_weights(engine: BreakableEngine, names: Iterable[str]) -> None:
+    """Put a new parameter of the same values in place of each of these layers' weights, as ``convert_model`` does."""
+    import torch
+
+    for name in names:
+        layer = engine.model.get_submodule(name)
+        assert isinstance(layer.weight, torch.nn.Parameter)
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+
+
+class OptimizerMadeBefore(Control):
+    """The optimizer is made first. The conversion then puts new parameters in place of those that it knows."""
+
+    number, id = 29, "optimizer-too-early"
+    title = "the optimizer knows the weights from before the conversion"
+    source = "Accelerate's AORecipeKwargs(enable_fsdp_float8_all_gather=True) under transformers' Trainer"
+    question, cause = "loss", "the optimizer was made before the conversion"
+    case = micro()
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        self._made = engine.setup.optimizer(engine.model)
+        meant = convert()
+        renew_weights(engine, meant.converted)
+        return meant
+
+    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        return self._made
+
+
+class ModelNotPrepared(Control):
+    """``accelerator.prepare`` is given the optimizer alone, and not the model."""
+
+    number, id = 30, "model-unprepared"
+    title = "Accelerate trains in fp8, the model was never given to it"
+    source = "Accelerator.prepare converts what it is given, and says nothing where that is no model"
+    question, cause = "layers", "prepare() was not given this model"
+    case = micro()
+    needs = ("accelerate",)
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        from accelerate import Accelerator
+        from accelerate.utils import AORecipeKwargs
+
+        from pytest_fp8.backends.base import plan
+
+        meant = plan(engine.model)
+        accelerator = Accelerator(
+            cpu=engine.device.type == "cpu", mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()]
+        )
+        accelerator.prepare(engine.setup.optimizer(engine.model))
+        return meant
+
+
+class TieBroken(Control):
+    """The output projection, which was the embedding, gets a copy of it in the conversion."""
+
+    number, id = 31, "tie-broken"
+    title = "a tied head becomes a weight of its own"
+    source = "accelerate utils/transformer_engine.py, convert_model: te_module.weight.copy_"
+    question, cause = "checkpoints", "the model was untied"
+    case = micro(model="own", resume=False)
+    workload = TIED
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        from pytest_fp8.backends.accelerate import broken
+        from pytest_fp8.backends.base import ties
+
+        tied = ties(engine.model)
+        meant = convert()
+        renew_weights(engine, ["lm_head"])
+        meant.untied = broken(tied, engine.model)
+        return meant
+
+
+class BaseUnfrozen(Control):
+    """The converted weights are new parameters, which take gradients even where the replaced ones took none."""
+
+    number, id = 33, "base-unfrozen"
+    title = "the frozen base under adapters takes gradients again"
+    source = "accelerate utils/transformer_engine.py, convert_model: te.Linear(...) without requires_grad"
+    question, cause = "layers", "forgot requires_grad"
+    case = micro(model="own")
+    workload = ADAPTERS
+    needs = ("peft",)
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        renew_weights(engine, meant.converted)
+        return meant

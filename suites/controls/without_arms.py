@@ -1,0 +1,87 @@
+"""Controls that need no arm: they break a baseline, a session, or the precision that a launcher sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controls.control import Control, Outcome
+
+if TYPE_CHECKING:
+    from pytest_fp8.pair import Fp8Pair
+
+
+class ForeignBaseline(Control):
+    """An H100's baseline, in the folder and under the name of an H200's."""
+
+    number, id = 25, "foreign-baseline"
+    title = "another GPU's baseline under this name"
+    question, cause = "baseline", "is a baseline of another GPU"
+
+    @classmethod
+    def ask(cls, pair: Fp8Pair | None) -> Outcome:
+        from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
+        from pytest_fp8.errors import BaselineError
+
+        case, digest = "1b-torchao-tensorwise", "0" * 16
+        measured = {"unit": "x", "direction": "higher", "tolerance": 0.03, "values": [0.11, 0.12]}
+        with tempfile.TemporaryDirectory() as name:
+            written = write_baseline(Path(name), Baseline(case, digest, "h100", {"speedup": measured}))
+            target = Path(name, "h200", written.name)
+            target.parent.mkdir()
+            written.rename(target)
+            try:
+                read_baseline(Path(name), "h200", case, digest)
+            except BaselineError as error:
+                return Outcome(cls, "FAIL", error.headline.replace(name, "baselines"), error.message)
+        return Outcome(cls, "PASS", "the file was compared with", "")
+
+
+class AllSkipped(Control):
+    """``pytest --fp8-gpu=h200`` where no GPU is visible, in a pytest session of its own."""
+
+    number, id = 26, "all-skipped"
+    title = "every test skipped on a declared GPU"
+    question, cause = "session", "A gate that ran nothing is not green"
+
+    @classmethod
+    def ask(cls, pair: Fp8Pair | None) -> Outcome:
+        with tempfile.TemporaryDirectory() as name:
+            Path(name, "test_gate.py").write_text(_SUITE)
+            Path(name, "pytest.ini").write_text("[pytest]\n")
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--fp8-gpu=h200", name]
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
+        headline = next((line for line in done.stdout.splitlines() if cls.cause in line), done.stdout[-200:])
+        return Outcome(cls, "FAIL" if done.returncode else "PASS", headline, done.stdout)
+
+
+_SUITE = """
+import pytest
+
+@pytest.mark.fp8(model="tiny", backend="torchao", recipe="tensorwise")
+def test_layers(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+
+
+class LaunchDropsEnvironment(Control):
+    """``ACCELERATE_MIXED_PRECISION=fp8 accelerate launch``, without a config file. The program that it starts is asked
+    what it got."""
+
+    number, id = 32, "launch-drops-environment"
+    title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
+    source = "accelerate commands/launch.py: mixed_precision is no where no file or argument says otherwise"
+    question, cause = "precision", "accelerate launch without a file or --mixed_precision wins over it"
+    needs = ("accelerate",)
+
+    @classmethod
+    def ask(cls, pair: Fp8Pair | None) -> Outcome:
+        from pytest_fp8.questions.precision import check_precision
+        from resolve import resolve
+
+        return Outcome.of(cls, check_precision(resolve(environment="fp8", launch=True, asked=("",))[0]))
