@@ -1,4 +1,4 @@
-"""``pytest-fp8``: baselines for the person who reviews them, same-job comparison, people's claims. Loads no torch.
+"""``pytest-fp8``: baselines for the person who reviews them, and same-job comparison. Loads no torch.
 
 Exit codes: 0 nothing wrong, 1 something got worse or is broken, 2 a question that could not be answered.
 """
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="pytest-fp8", description="Baselines of FP8 training, comparison, claims.")
+    top = argparse.ArgumentParser(prog="pytest-fp8", description="Baselines of FP8 training, and comparison.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     baselines = commands.add_parser("baselines", help="list, show, compare and check stored baselines")
     actions = baselines.add_subparsers(required=True, metavar="ACTION")
@@ -75,11 +75,9 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--case", action="append", default=[], help="this one alone; may be repeated")
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
-    from pytest_fp8.claims_command import add_claims
     from pytest_fp8.compare.command import add_compare
 
     add_compare(commands)
-    add_claims(commands)
     return top
 
 

@@ -1,4 +1,4 @@
-"""What the stored baselines say to a claim: the rule, each kind of metric, and the page made from them."""
+"""What the stored baselines say about a claim: the rule, each kind of metric, and the page made from them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,27 @@ from pathlib import Path
 
 import pytest
 
+import matrix
+from benchmarks.claims import CLAIMS, Claim, Near, Source, judge
+from benchmarks.claims.__main__ import main
+from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST
+from benchmarks.claims.judgement import (
+    DID_NOT_HOLD,
+    HELD,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    PARTLY,
+    Reading,
+    read,
+    verdict,
+)
 from pytest_fp8 import Case
 from pytest_fp8.baselines.store import Baseline, write_baseline
-from pytest_fp8.claims import CLAIMS, Claim, Near, Source, judge
-from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST
-from pytest_fp8.claims.judgement import DID_NOT_HOLD, HELD, NOT_MEASURED, PARTLY, Reading, read, verdict
-from pytest_fp8.cli import main
 from pytest_fp8.errors import SettingsError
 
 ROOT = Path(__file__).parent.parent
 CASE, OTHER = Case("454m", "torchao", "tensorwise"), Case("454m", "transformer_engine", "delayed")
-SOURCE, ONE = Source("somebody"), (Near(CASE),)
+SOURCE, ONE = Source("somebody", gpu="h200"), (Near(CASE),)
 
 
 def baseline(case=CASE, **metrics):
@@ -36,8 +46,8 @@ def speed(ratio, processes=4):
     return [[math.log(ratio)] * 6] * processes
 
 
-def claim(metric="speedup", compare=AT_LEAST, low=1.3, high=None, cases=ONE):
-    return Claim("one", "it is so", metric, compare, low, low if high is None else high, SOURCE, cases)
+def claim(metric="speedup", compare=AT_LEAST, low=1.3, high=None, cases=ONE, source=SOURCE):
+    return Claim("one", "it is so", metric, compare, low, low if high is None else high, source, cases)
 
 
 def reading(low, high):
@@ -68,7 +78,25 @@ def reading(low, high):
     ],
 )
 def test_a_claim_is_held_against_the_whole_interval(compare, claimed, measured, word):
-    assert verdict(claim(compare=compare, low=claimed[0], high=claimed[1]), reading(*measured)) == word
+    one = claim(compare=compare, low=claimed[0], high=claimed[1])
+    assert verdict(one, reading(*measured), same=True) == word
+    assert verdict(one, reading(*measured), same=False) == (NOT_REPRODUCED if word == DID_NOT_HOLD else word)
+
+
+@pytest.mark.parametrize(
+    ("source", "differs", "said"),
+    [
+        (SOURCE, {}, {}),
+        (SOURCE, {"batch": "another"}, {"batch": "another"}),
+        (Source("somebody", gpu="h100"), {}, {"GPU": "H200 instead of H100"}),
+        (Source("somebody"), {}, {"GPU": "H200, the claim's is not known"}),
+        (Source("somebody", gpu="h200", gpus=8), {}, {"number of GPUs": "1 instead of 8"}),
+    ],
+)
+def test_a_claim_did_not_hold_only_where_the_same_was_measured(source, differs, said):
+    found = judge(claim(cases=(Near(CASE, differs),), source=source), {CASE.id: baseline(speedup=speed(1.1))}, "h200")
+    assert found.verdict == (NOT_REPRODUCED if said else DID_NOT_HOLD)
+    assert found.differs == said
 
 
 # -- metrics ------------------------------------------------------------------------------------------------------
@@ -119,31 +147,38 @@ def test_a_loss_gap_has_the_spread_of_its_seeds():
 
 
 def test_the_nearest_case_that_was_measured_answers_and_the_nearer_one_is_named():
-    found = judge(claim(cases=(Near(CASE), Near(OTHER, "differs"))), {OTHER.id: baseline(OTHER, speedup=speed(1.4))})
-    assert (found.word, found.near.case) == (HELD, OTHER)
+    found = judge(claim(cases=(Near(CASE), Near(OTHER))), {OTHER.id: baseline(OTHER, speedup=speed(1.4))}, "h200")
+    assert (found.verdict, found.near.case) == (HELD, OTHER)
     assert found.why == (f"no baseline of {CASE.id}",)
 
 
 def test_a_baseline_of_another_definition_answers_nothing():
     old = replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)
-    found = judge(claim(), {CASE.id: old})
-    assert found.word == NOT_MEASURED
+    found = judge(claim(), {CASE.id: old}, "h200")
+    assert found.verdict == NOT_MEASURED
     assert "another definition" in found.why[0]
 
 
 def test_a_baseline_without_the_metric_answers_nothing():
-    found = judge(claim("activation_ratio", AT_MOST, 0.5), {CASE.id: baseline(speedup=speed(1.4))})
-    assert (found.word, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
+    found = judge(claim("activation_ratio", AT_MOST, 0.5), {CASE.id: baseline(speedup=speed(1.4))}, "h200")
+    assert (found.verdict, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
 
 
 def test_what_was_not_measured_says_what_to_type_for_both_cases():
-    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {})
-    assert found.word == NOT_MEASURED
-    assert f'-k "[{CASE.id}] or [{OTHER.id}]" --fp8-gpu=h100' in found.command("h100")
+    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {}, "h100")
+    assert found.verdict == NOT_MEASURED
+    assert f'-k "[{CASE.id}] or [{OTHER.id}]" --fp8-gpu=h100' in found.command()
 
 
 @pytest.mark.parametrize(
-    "broken", [{"metric": "beauty"}, {"compare": "nearly"}, {"low": 2.0, "high": 1.0}, {"cases": ()}]
+    "broken",
+    [
+        {"metric": "beauty"},
+        {"compare": "nearly"},
+        {"low": 2.0, "high": 1.0},
+        {"cases": ()},
+        {"cases": (Near(CASE, {"mood": "bad"}),)},
+    ],
 )
 def test_a_claim_that_says_nothing_is_refused(broken):
     with pytest.raises(SettingsError):
@@ -162,35 +197,41 @@ def test_claims_have_ids_of_their_own_and_published_ones_an_address():
 
 def test_the_page_in_this_repository_is_what_the_command_prints_now(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(["claims", "--markdown"]) == 0
+    assert main(["--markdown"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs/claims.md").read_text(), (
-        "make it again: pytest-fp8 claims --markdown > docs/claims.md"
+        "make it again: python -m benchmarks.claims --markdown > docs/claims.md"
     )
 
 
 def test_the_table_and_the_json_hold_every_claim(tmp_path, capsys):
     write_baseline(tmp_path, baseline(speedup=speed(1.149), fp8_ms=[8.0], bf16_ms=[9.2]))
-    assert main(["claims", "--dir", str(tmp_path), "--json"]) == 0
+    assert main(["--baselines", str(tmp_path), "--json"]) == 0
     found = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
     assert found.keys() == {one.id for one in CLAIMS}
-    assert found["torchao-454m-speed"]["verdict"] == DID_NOT_HOLD
+    assert found["torchao-454m-speed"]["verdict"] == NOT_REPRODUCED
+    assert found["torchao-454m-speed"]["differs"]["GPU"] == "H200 instead of H100"
     assert found["torchao-454m-rate"]["verdict"] == HELD
     assert found["torchao-350m-speed"]["command"].startswith("pytest suites -k")
-    assert main(["claims", "--dir", str(tmp_path)]) == 0
+    assert main(["--baselines", str(tmp_path)]) == 0
     table = capsys.readouterr().out
     assert "1.149x" in table
     assert "--fp8-gpu=h200" in table
 
 
+def test_baselines_that_cannot_be_read_are_an_error(tmp_path, capsys):
+    assert main(["--baselines", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_another_gpu_has_no_answers(tmp_path, capsys):
     write_baseline(tmp_path, baseline(speedup=speed(1.4)))
-    main(["claims", "--dir", str(tmp_path), "--gpu", "h100", "--json"])
+    main(["--baselines", str(tmp_path), "--gpu", "h100", "--json"])
     assert {row["verdict"] for row in json.loads(capsys.readouterr().out)} == {NOT_MEASURED}
 
 
 def test_the_command_loads_no_torch():
     code = (
-        "import sys; from pytest_fp8.cli import main; main(['claims']);"
+        "import sys; from benchmarks.claims.__main__ import main; main([]);"
         "print([name for name in ('torch', 'pytest', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -198,9 +239,6 @@ def test_the_command_loads_no_torch():
 
 
 def test_each_claim_s_nearest_case_is_one_of_the_suite_s():
-    sys.path.insert(0, str(Path(__file__).parent.parent / "suites"))
-    import matrix
-
     there = {case.id for case in matrix.ALL}
     asked = [case for claim in CLAIMS for near in claim.cases[:1] for case in (near.case, near.other) if case]
     assert not [case.id for case in asked if case.id not in there]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.lora.__main__ import main
 from benchmarks.lora.model import Point, fit, weight_of

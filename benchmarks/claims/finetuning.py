@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, Source
 from pytest_fp8.case import Case
-from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, Source
 
 ADAPTERS = Source("report on LoRA fine-tuning of 1B and 8B")
 FULL = Source("report on full fine-tuning of 8B")
 GUIDE = Source("guide to FP8 fine-tuning through a training framework")
 
 ONE_PERCENT = 0.02
-"""Nats. A baseline holds gaps and not the losses: 1 % is taken of 2 nats. Horizons here are some dozens of steps over
-bytes, whose losses are higher, so that this asks for more than the claim does."""
+"""Nats: 1 % of a loss of 2 nats, for a baseline holds gaps and no losses. Losses here, after some dozens of steps over
+bytes, are higher than 2 nats, so that this asks for more than the claim does."""
 
 TENSORWISE_1B, DELAYED_1B = Case("1b", "torchao", "tensorwise"), Case("1b", "transformer_engine", "delayed")
 TENSORWISE_3B = Case("3b", "torchao", "tensorwise")
@@ -21,38 +21,47 @@ TENSORWISE_8B, DELAYED_8B = Case("8b", "torchao", "tensorwise"), Case("8b", "tra
 UNSLOTH_1B = Case("1b", "unsloth", "rowwise", lora=16)
 ATTENTION_1B = replace(UNSLOTH_1B, lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 QUERY_VALUE_8B = Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"))
+TORCHAO_INSTEAD = {"library": "torchao instead of Transformer Engine through Accelerate"}
 LORA_1B = (
     # suites/test_unsloth.py asks it; a case whose adapters are FP8 layers has no baseline to be held against.
     Near(
         replace(DELAYED_1B, lora=16),
-        "Transformer Engine without the framework's own kernels or Accelerate; with both, on attention alone, runs on "
-        "H200s gave 0.52x and 0.40x the speed and 1.96x the memory",
+        {
+            "framework": "Transformer Engine without the framework's own kernels or Accelerate; with both, on "
+            "attention alone, runs on H200s gave 0.52x and 0.40x the speed and 1.96x the memory"
+        },
     ),
-    Near(replace(TENSORWISE_1B, lora=16), "torchao instead of Transformer Engine through Accelerate"),
+    Near(replace(TENSORWISE_1B, lora=16), TORCHAO_INSTEAD),
 )
-TORCHAO_INSTEAD = "torchao instead of Transformer Engine through Accelerate"
-LORA_8B = (Near(replace(TENSORWISE_8B, lora=32), f"{TORCHAO_INSTEAD}; batch 1x4096"),)
-LOW_RANK_8B = (Near(replace(TENSORWISE_8B, lora=16), f"rank 16 instead of 8; {TORCHAO_INSTEAD}"),)
+LORA_8B = (Near(replace(TENSORWISE_8B, lora=32), {**TORCHAO_INSTEAD, "batch": "1x4096 tokens"}),)
+LOW_RANK_8B = (Near(replace(TENSORWISE_8B, lora=16), {"adapters": "rank 16 instead of 8", **TORCHAO_INSTEAD}),)
+UPPER_BOUND = {**TORCHAO_INSTEAD, "method": "an upper bound, from the speedups alone"}
+BARE = {"framework": "none above Transformer Engine"}
 FULL_8B = (
-    Near(Case("8b", "trainer_te", "delayed", {"amax_compute_algo": "max"}), "without the framework's own kernels"),
+    Near(
+        Case("8b", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
+        {"framework": "the Trainer without the framework's own kernels"},
+    ),
     Near(
         Case("8b", "accelerate_te", "delayed", {"amax_compute_algo": "max"}),
-        "Accelerate without the Trainer and without the framework's kernels",
+        {"framework": "Accelerate without the Trainer and without the framework's own kernels"},
     ),
-    Near(DELAYED_8B, "Transformer Engine without Trainer, Accelerate or the framework's kernels"),
+    Near(DELAYED_8B, BARE),
 )
 BASE_8B = (
-    Near(DELAYED_8B, "Transformer Engine without the framework, which refuses to train FP8 weights"),
-    Near(TENSORWISE_8B, "torchao"),
+    Near(DELAYED_8B, {"framework": "none above Transformer Engine: the framework refuses to train FP8 weights"}),
+    Near(TENSORWISE_8B, {"library": "torchao"}),
 )
-IN_A_FRAMEWORK = "Transformer Engine without a framework above it"
-GUIDED_1B, GUIDED_8B = (Near(DELAYED_1B, IN_A_FRAMEWORK),), (Near(DELAYED_8B, f"8B Llama, not 7B; {IN_A_FRAMEWORK}"),)
+GUIDED_1B = (Near(DELAYED_1B, BARE),)
+GUIDED_8B = (Near(DELAYED_8B, {"model": "8B Llama instead of 7B", **BARE}),)
 GUIDED_3B = (
-    Near(Case("3b", "transformer_engine", "current", batch=4), f"current scaling; {IN_A_FRAMEWORK}"),
-    Near(TENSORWISE_3B, "torchao instead of Transformer Engine"),
+    Near(Case("3b", "transformer_engine", "current", batch=4), {"recipe": "current scaling", **BARE}),
+    Near(TENSORWISE_3B, {"library": "torchao instead of Transformer Engine"}),
 )
 HISTORY_1B = replace(DELAYED_1B, options={"amax_history_len": 32})
 MOST_RECENT_1B = replace(DELAYED_1B, options={"amax_compute_algo": "most_recent"})
+ON_1B, ANOTHER_BATCH = {"model": "1B"}, {"batch": "another"}
+VARIABLES_FIRST = {"settings": "variables set before the Trainer, bf16 off"}
 E4M3_1B = replace(DELAYED_1B, options={"fp8_format": "E4M3"})
 RECOMPUTED_1B = replace(DELAYED_1B, activation_checkpointing=True, batch=8)
 
@@ -87,7 +96,7 @@ FINETUNING: tuple[Claim, ...] = (
         0.4,
         0.4,
         ADAPTERS,
-        (Near(replace(TENSORWISE_8B, lora=32), "an upper bound, from the speedups alone", TENSORWISE_8B),),
+        (Near(replace(TENSORWISE_8B, lora=32), UPPER_BOUND, TENSORWISE_8B),),
     ),
     Claim(
         "lora-share-8",
@@ -100,7 +109,7 @@ FINETUNING: tuple[Claim, ...] = (
         (
             Near(
                 replace(TENSORWISE_8B, lora=16),
-                "rank 16 instead of 8; an upper bound, from the speedups alone",
+                {"adapters": "rank 16 instead of 8", **UPPER_BOUND},
                 TENSORWISE_8B,
             ),
         ),
@@ -112,7 +121,10 @@ FINETUNING: tuple[Claim, ...] = (
         1.2,
         1.3,
         ADAPTERS,
-        (Near(ATTENTION_1B, "another batch"), Near(UNSLOTH_1B, "adapters on all Linears of a block; another batch")),
+        (
+            Near(ATTENTION_1B, ANOTHER_BATCH),
+            Near(UNSLOTH_1B, {"adapters": "on all Linears of a block", **ANOTHER_BATCH}),
+        ),
     ),
     _speed(
         "unsloth-fp8-weights-8b",
@@ -120,7 +132,7 @@ FINETUNING: tuple[Claim, ...] = (
         1.2,
         1.3,
         ADAPTERS,
-        (Near(QUERY_VALUE_8B, "1x4096 tokens instead of a batch of 16"),),
+        (Near(QUERY_VALUE_8B, {"batch": "1x4096 tokens instead of 16 sequences"}),),
     ),
     _seen("full-8b-speed", "8B came out 18 % slower than BF16", "speedup", 0.82, FULL, FULL_8B),
     _seen("full-8b-memory", "the same run took 43 % more memory", "memory_ratio", 1.43, FULL, FULL_8B),
@@ -155,11 +167,11 @@ FINETUNING: tuple[Claim, ...] = (
         (
             Near(
                 Case("tiny", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
-                "tiny; variables set before the Trainer, bf16 off",
+                {"model": "tiny", **VARIABLES_FIRST},
             ),
             Near(
                 Case("1b", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
-                "1B; variables set before the Trainer, bf16 off",
+                {"model": "1B", **VARIABLES_FIRST},
             ),
         ),
     ),
@@ -172,15 +184,15 @@ FINETUNING: tuple[Claim, ...] = (
     _loss("guide-1b-loss", "a 1B Llama keeps 99 % of its accuracy (here: of its loss)", ONE_PERCENT, GUIDED_1B),
     _loss("guide-3b-loss", "a 3B Llama keeps 99 % of its accuracy (here: of its loss)", ONE_PERCENT, GUIDED_3B),
     _loss("guide-7b-loss", "a 7B model keeps 98 % of its accuracy (here: of its loss)", 2 * ONE_PERCENT, GUIDED_8B),
-    _loss("amax-history-32", "an amax history of 32 steps keeps the loss", ONE_PERCENT, (Near(HISTORY_1B, "1B"),)),
-    _loss("amax-most-recent", "the latest amax alone will do, too", ONE_PERCENT, (Near(MOST_RECENT_1B, "1B"),)),
-    _loss("format-e4m3", "E4M3 in both directions will do, too", ONE_PERCENT, (Near(E4M3_1B, "1B"),)),
+    _loss("amax-history-32", "an amax history of 32 steps keeps the loss", ONE_PERCENT, (Near(HISTORY_1B, ON_1B),)),
+    _loss("amax-most-recent", "the latest amax alone will do, too", ONE_PERCENT, (Near(MOST_RECENT_1B, ON_1B),)),
+    _loss("format-e4m3", "E4M3 in both directions will do, too", ONE_PERCENT, (Near(E4M3_1B, ON_1B),)),
     _speed(
         "with-recomputation",
         "FP8 and activation checkpointing go together",
         1.0,
         1.0,
         GUIDE,
-        (Near(RECOMPUTED_1B, "1B; together is taken to mean no slower than BF16"),),
+        (Near(RECOMPUTED_1B, {**ON_1B, "method": "together is taken to mean no slower than BF16"}),),
     ),
 )

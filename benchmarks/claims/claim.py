@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_fp8.case import Case
@@ -24,6 +25,22 @@ METRICS = {
 }
 """What a claim can be about -> its unit. The last four compare two cases: the claim's own and its ``other``."""
 OF_TWO_CASES = ("speedup_over_other", "step_over_other_bf16", "step_over_other_fp8", "adapter_share")
+DIFFERENCES = (
+    "GPU",
+    "number of GPUs",
+    "parallelism",
+    "model",
+    "layers",
+    "adapters",
+    "batch",
+    "recipe",
+    "settings",
+    "library",
+    "framework",
+    "reference",
+    "method",
+)
+"""In what a claim's configuration can differ from the measured one. The first two come from the claim's source."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +50,20 @@ class Source:
     name: str
     url: str = ""
     kind: str = "user report"
+    gpu: str = ""
+    """The GPU it was measured on, by the name of its baselines (``h100``). Empty where that is not known."""
+    gpus: int = 1
+    """How many of them; 1 where the source names no number."""
 
 
 @dataclass(frozen=True)
 class Near:
-    """A case that can test a claim, and how its configuration differs from the one the claim is about."""
+    """A case that can test a claim, and in what its configuration differs from the one the claim is about."""
 
     case: Case
-    differs: str = ""
-    """Empty where it is the same configuration, but for the GPU."""
+    differs: Mapping[str, str] = field(default_factory=dict)
+    """One of :data:`DIFFERENCES` -> what it is here. Empty where only the GPU and the number of GPUs can differ, which
+    the claim's source names."""
     other: Case | None = None
     """The second case of a metric that compares two."""
 
@@ -49,7 +71,7 @@ class Near:
 @dataclass(frozen=True)
 class Claim:
     """``says`` is the claim in this project's words. ``cases`` are the nearest first: the first that has a stored
-    baseline answers."""
+    baseline answers. Raises :class:`SettingsError` for a claim that no baseline could ever answer."""
 
     id: str
     says: str
@@ -70,6 +92,9 @@ class Claim:
             refuse(f"claim {self.id!r}", expected="low <= high, and a case", seen=f"{self.low}, {self.high}")
         if any((near.other is None) == (self.metric in OF_TWO_CASES) for near in self.cases):
             refuse(f"claim {self.id!r}", expected="a second case where the metric compares two", seen=self.metric)
+        unknown = {name for near in self.cases for name in near.differs} - set(DIFFERENCES[2:])
+        if unknown:
+            refuse(f"claim {self.id!r}", expected=", ".join(DIFFERENCES[2:]), seen=", ".join(sorted(unknown)))
 
     @property
     def figure(self) -> str:

@@ -1,10 +1,11 @@
-"""What the stored baselines say to a claim. Pure.
+"""What the stored baselines say about a claim. Pure.
 
 The rule. A measurement is an interval; a claim is a range, widened by :data:`TOLERANCE` of its ends. What ``at least``
 promises is everything from the range's low end up, what ``at most`` promises everything up to its high end, and
-``about`` is the range itself. The claim *held* where the whole interval lies inside that, *did not hold* where all of
-it lies outside, and held *partly* where it reaches across an end, which a measurement too coarse to tell does, too. A
-range promised as 1.7x to 2.2x is kept by 1.7x, and by 3x.
+``about`` is the range itself. The claim *held* where the whole interval lies inside that, and held *partly* where it
+reaches across an end, which an interval too wide to tell does, too. Where all of the interval lies outside, the claim
+*did not hold* if the same configuration was measured, and was *not reproduced here* if something differs. A range
+promised as 1.7x to 2.2x is kept by 1.7x, and by 3x.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
 from pytest_fp8.baselines.revision import Speed, speed_of
 from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
 
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
 BETWEEN_HOSTS = 0.05
 """How far step times of the same arm lay apart on hosts of one kind of GPU. It widens what is no ratio of two arms that
 took turns on one GPU: tokens per second, and step times of two different cases."""
-HELD, PARTLY, DID_NOT_HOLD, NOT_MEASURED = "held", "partly", "did not hold", "not measured here"
+HELD, PARTLY, DID_NOT_HOLD = "held", "partly", "did not hold"
+NOT_REPRODUCED, NOT_MEASURED = "not reproduced here", "not measured here"
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,28 @@ class Reading:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, the case that answered it, and the answer. ``why``: what is missing of each nearer case."""
+    """A claim, the case that answered it, and the verdict. ``why``: why no nearer case could answer."""
 
     claim: Claim
     near: Near
-    word: str
+    gpu: str
+    """Whose baselines were read."""
+    verdict: str
     reading: Reading | None = None
     why: tuple[str, ...] = ()
 
-    def command(self, gpu: str) -> str:
+    @property
+    def differs(self) -> dict[str, str]:
+        """In what the measured configuration differs from the claim's; see :data:`claim.DIFFERENCES`."""
+        return differences(self.claim, self.near, self.gpu)
+
+    def command(self) -> str:
         """What measures the nearest case, or both cases of two."""
         nearest = self.claim.cases[0]
-        # In the brackets of a test's name an id is itself alone, and no part of a longer one.
+        # With the brackets of a test's name around it, an id does not also choose longer ids.
         chosen = " or ".join(f"[{case.id}]" for case in (nearest.case, nearest.other) if case is not None)
-        return (
-            f'pytest suites -k "{chosen}" --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "claim {self.claim.id}"'
-        )
+        reason = f'--fp8-reason "claim {self.claim.id}"'
+        return f'pytest suites -k "{chosen}" --fp8-gpu={self.gpu} --fp8-update-baselines {reason}'
 
     def measured(self) -> str:
         """The value with its interval; ``-`` without one."""
@@ -63,25 +71,39 @@ class Finding:
         return value if low == high else f"{value} [{low}, {high}]"
 
 
-def judge(claim: Claim, stored: Mapping[str, Baseline]) -> Finding:
-    """``stored``: one GPU's baselines by case id. The nearest case that can answer does."""
+def judge(claim: Claim, stored: Mapping[str, Baseline], gpu: str) -> Finding:
+    """``stored``: the baselines of ``gpu`` by case id. The nearest case that can answer does."""
     missing: list[str] = []
     for near in claim.cases:
         why = _missing(near, stored)
         reading = None if why else read(claim.metric, near, stored)
         if reading is not None:
-            return Finding(claim, near, verdict(claim, reading), reading, tuple(missing))
+            given = verdict(claim, reading, same=not differences(claim, near, gpu))
+            return Finding(claim, near, gpu, given, reading, tuple(missing))
         missing.append(why or f"{near.case.id} has no {claim.metric}")
-    return Finding(claim, claim.cases[0], NOT_MEASURED, why=tuple(missing))
+    return Finding(claim, claim.cases[0], gpu, NOT_MEASURED, why=tuple(missing))
 
 
-def verdict(claim: Claim, reading: Reading) -> str:
-    """The rule, on one interval."""
+def differences(claim: Claim, near: Near, gpu: str) -> dict[str, str]:
+    """In what this case on ``gpu`` differs from what the claim is about: the name of the difference -> what it is."""
+    source, found = claim.source, {}
+    if source.gpu != gpu:
+        claimed = f" instead of {source.gpu.upper()}" if source.gpu else ", the claim's is not known"
+        found["GPU"] = gpu.upper() + claimed
+    if source.gpus != 1:
+        found["number of GPUs"] = f"1 instead of {source.gpus}"
+    return {**found, **near.differs}
+
+
+def verdict(claim: Claim, reading: Reading, same: bool) -> str:
+    """The rule, on one interval. ``same``: whether the configuration measured is the one that the claim is about."""
     low = claim.low - TOLERANCE * abs(claim.low) if claim.compare in (AT_LEAST, ABOUT) else -math.inf
     high = claim.high + TOLERANCE * abs(claim.high) if claim.compare in (AT_MOST, ABOUT) else math.inf
     if low <= reading.low and reading.high <= high:
         return HELD
-    return DID_NOT_HOLD if reading.high < low or reading.low > high else PARTLY
+    if low <= reading.high and reading.low <= high:
+        return PARTLY
+    return DID_NOT_HOLD if same else NOT_REPRODUCED
 
 
 def read(metric: str, near: Near, stored: Mapping[str, Baseline]) -> Reading | None:
@@ -118,11 +140,11 @@ def _of_two(metric: str, own: Baseline, other: Baseline) -> Reading | None:
 
 
 def _adapter_share(adapted: Speed, full: Speed) -> Reading | None:
-    """The share of the BF16 step that FP8 does not touch because it is adapters, as those who claim it compute it.
+    """The adapters' share of the BF16 step, computed as the claim's source computes it.
 
-    With a gain G on everything but the adapters and 1 on those, 1 / S = (1 - share) / G + share. G is the speedup of
-    full training, S that with adapters. An upper bound: full training also gains on the weight gradients, which a
-    frozen base does not have. ``None`` where full training gains nothing, which leaves nothing to share.
+    FP8 gains G on everything but the adapters and nothing on those: 1 / S = (1 - share) / G + share. G is the speedup
+    of full training, S that with adapters. An upper bound: full training also gains on the weight gradients, which a
+    frozen base does not have. ``None`` where full training gains nothing: the equation has no solution then.
     """
     if full.interval[0] <= 1:
         return None

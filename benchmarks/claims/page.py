@@ -1,4 +1,4 @@
-"""Claims and what became of them: as a table, as a page of Markdown, as data."""
+"""Claims and their verdicts: as a table, as a page of Markdown, as data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pytest_fp8.claims.claim import METRICS
-from pytest_fp8.claims.judgement import BETWEEN_HOSTS, DID_NOT_HOLD, HELD, NOT_MEASURED, PARTLY, TOLERANCE, Finding
+from benchmarks.claims.claim import METRICS
+from benchmarks.claims.judgement import (
+    BETWEEN_HOSTS,
+    DID_NOT_HOLD,
+    HELD,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    PARTLY,
+    TOLERANCE,
+    Finding,
+)
 
 COLUMNS = ("claim", "what it says", "figure", "case", "measured", "")
-STYLE = {HELD: "green", DID_NOT_HOLD: "red", PARTLY: "yellow", NOT_MEASURED: "dim"}
+STYLE = {HELD: "green", DID_NOT_HOLD: "red", NOT_REPRODUCED: "magenta", PARTLY: "yellow", NOT_MEASURED: "dim"}
 RULE = f"""\
 Each measurement is an interval: 99 % over processes for a speedup, 95 % on each side over seeds for a loss gap; step
 times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which hosts differ by. A claimed figure is
 widened by {TOLERANCE:.0%} at each end. `at least`, or a range, promises its low end or more; `at most` its high end or
-less; `about` is what somebody saw. A claim *held* where the whole interval lies inside, *did not hold* where all of it
-lies outside, and held *partly* where it reaches across an end, or is too wide to tell. The last column says what
-differs from what the claim is about: what somebody saw elsewhere may have been so there."""
-HEAD = ("| claim | figure | measured | | with |", "|---|---|---|---|---|")
+less; `about` is what somebody saw.
+
+A claim *held* where the whole interval lies inside, and held *partly* where it reaches across an end, or is too wide to
+tell. Where all of it lies outside, the claim *did not hold* if the same configuration was measured here, and was *not
+reproduced here* if the configuration differs: what somebody saw elsewhere may have been so there. The last column
+names the case that was measured, and in what it differs from what the claim is about."""
+HEAD = ("| claim | figure | measured | verdict | measured with, and what differs |", "|---|---|---|---|---|")
 METRIC_NAMES = {
     "speedup": "speed over BF16",
     "memory_ratio": "peak memory over BF16",
@@ -34,31 +46,31 @@ METRIC_NAMES = {
 }
 
 
-def print_claims(findings: Sequence[Finding], gpu: str) -> None:
+def print_claims(findings: Sequence[Finding]) -> None:
     """One line per claim, then what to type for those that no baseline answers."""
     from pytest_fp8.report.tables import table
 
     rows = [
-        (f.claim.id, f.claim.says, f.claim.figure, _cases(f), f.measured() if f.reading else "-", f.word)
+        (f.claim.id, f.claim.says, f.claim.figure, _cases(f), f.measured() if f.reading else "-", f.verdict)
         for f in findings
     ]
-    table(COLUMNS, rows, [STYLE[f.word] for f in findings])
+    table(COLUMNS, rows, [STYLE[f.verdict] for f in findings])
     print(summary(findings))
-    for name, commands in _commands(findings, gpu):
+    for name, commands in _commands(findings):
         print(f"next: {commands}  # {name}")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    counted = Counter(finding.word for finding in findings)
+    counted = Counter(finding.verdict for finding in findings)
     return f"{len(findings)} claims: " + ", ".join(f"{counted[word]} {word}" for word in STYLE)
 
 
 def markdown(findings: Sequence[Finding], gpu: str) -> list[str]:
-    """The page ``docs/claims.md``: a table for each source, the rule, and the cases that are still to be measured."""
+    """The page ``docs/claims.md``: the rule, a table for each source, and the cases that are still to be measured."""
     lines = [
         "# What people say about FP8 training, and what was measured here",
         "",
-        f"Made by `pytest-fp8 claims --markdown` from the stored baselines of {gpu}; not written by hand.",
+        f"Made by `python -m benchmarks.claims --markdown` from the stored baselines of {gpu}; not written by hand.",
         f"{summary(findings)}.",
         "",
         RULE,
@@ -67,7 +79,7 @@ def markdown(findings: Sequence[Finding], gpu: str) -> list[str]:
         name = f"[{source.name}]({source.url})" if source.url else source.name[0].upper() + source.name[1:]
         lines += ["", f"## {name} ({source.kind})", "", *HEAD]
         lines += [_row(finding) for finding in findings if finding.claim.source == source]
-    wanted = list(_commands(findings, gpu))
+    wanted = list(_commands(findings))
     if wanted:
         lines += ["", "## Not measured yet", "", "| claims | what measures them |", "|---|---|"]
         lines += [f"| {name} | `{command}` |" for name, command in wanted]
@@ -77,13 +89,13 @@ def markdown(findings: Sequence[Finding], gpu: str) -> list[str]:
 def _row(finding: Finding) -> str:
     claim = finding.claim
     what = METRIC_NAMES[claim.metric]
-    return f"| {claim.says} | {what}: {claim.figure} | {finding.measured()} | {finding.word} | {_with(finding)} |"
+    return f"| {claim.says} | {what}: {claim.figure} | {finding.measured()} | {finding.verdict} | {_with(finding)} |"
 
 
 def _with(finding: Finding) -> str:
     near = finding.near
     names = f"`{near.case.id}`" + (f" against `{near.other.id}`" if near.other else "")
-    text = f"{names}: {near.differs}" if near.differs else names
+    text = "; ".join([names, *(f"{name}: {what}" for name, what in finding.differs.items())])
     nearer = finding.why if finding.reading else ()
     return text + (f" (nearer, but {'; '.join(nearer)})" if nearer else "")
 
@@ -93,17 +105,17 @@ def _cases(finding: Finding) -> str:
     return near.case.id + (f" / {near.other.id}" if near.other else "")
 
 
-def _commands(findings: Iterable[Finding], gpu: str) -> Iterable[tuple[str, str]]:
+def _commands(findings: Iterable[Finding]) -> Iterable[tuple[str, str]]:
     """(claims, command) for each case that is missing; one command for all claims that wait for it."""
     waiting: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.word == NOT_MEASURED:
+        if finding.verdict == NOT_MEASURED:
             waiting.setdefault(_cases(finding), []).append(finding)
     for group in waiting.values():
-        yield ", ".join(finding.claim.id for finding in group), group[0].command(gpu)
+        yield ", ".join(finding.claim.id for finding in group), group[0].command()
 
 
-def to_json(finding: Finding, gpu: str) -> dict[str, Any]:
+def to_json(finding: Finding) -> dict[str, Any]:
     claim, near, reading = finding.claim, finding.near, finding.reading
     return {
         "id": claim.id,
@@ -115,9 +127,9 @@ def to_json(finding: Finding, gpu: str) -> dict[str, Any]:
         "claimed": [claim.low, claim.high],
         "case": near.case.id,
         "other": near.other.id if near.other else None,
-        "differs": near.differs,
+        "differs": finding.differs,
         "measured": vars(reading) if reading else None,
-        "verdict": finding.word,
+        "verdict": finding.verdict,
         "missing": list(finding.why),
-        "command": None if reading else finding.command(gpu),
+        "command": None if reading else finding.command(),
     }

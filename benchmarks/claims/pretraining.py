@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, Source
+from benchmarks.claims.finetuning import ONE_PERCENT
 from pytest_fp8.case import Case
-from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, Source
-from pytest_fp8.claims.finetuning import ONE_PERCENT
 
 FUSED = Source("description of a 182M model in Transformer Engine's layers")
-FIRST_LOOK = Source("first look at an H200, before there was a suite", kind="own")
-COMPILED = Source("set-up guide for compiled torchao, 350M and 454M")
+FIRST_LOOK = Source("first look at an H200, before there was a suite", kind="own", gpu="h200")
+COMPILED = Source("set-up guide for compiled torchao, 350M and 454M", gpu="h100")
 
 FUSED_182M = Case("182m", "te_fused", "delayed")
 PLAIN_182M = Case("182m", "transformer_engine", "delayed")
@@ -20,15 +20,16 @@ EAGER_454M = replace(TENSORWISE_454M, compile=False)
 TENSORWISE_1B = Case("1b", "torchao", "tensorwise")
 EAGER_1B = replace(TENSORWISE_1B, compile=False)
 
-HISTORY = "an amax history of 1024 steps instead of 16; our own batch"
-ON_182M = (Near(HISTORY_16, "our own batch"), Near(FUSED_182M, HISTORY))
-EAGER = (Near(EAGER_454M, "our own batch"), Near(EAGER_1B, "1B instead of 454M"))
+OWN_BATCH = {"batch": "our own"}
+LONG_HISTORY = {"settings": "an amax history of 1024 steps instead of 16", **OWN_BATCH}
+ON_182M = (Near(HISTORY_16, OWN_BATCH), Near(FUSED_182M, LONG_HISTORY))
+EAGER = (Near(EAGER_454M, OWN_BATCH), Near(EAGER_1B, {"model": "1B instead of 454M"}))
 
 
 def _here(case: Case) -> Near:
     assert case.tokens is not None, "a model of the suite"
     batch, seq = case.tokens
-    return Near(case, f"{batch}x{seq} tokens, an H100's claim")
+    return Near(case, {"batch": f"our own, {batch}x{seq} tokens"})
 
 
 ON_454M, ON_350M = (_here(TENSORWISE_454M),), (_here(TENSORWISE_350M),)
@@ -57,7 +58,7 @@ PRETRAINING: tuple[Claim, ...] = (
         1.15,
         1.20,
         FUSED,
-        (Near(FUSED_182M, "norms are joined with the products after them, too", PLAIN_182M),),
+        (Near(FUSED_182M, {"layers": "norms are joined with the products after them, too", **OWN_BATCH}, PLAIN_182M),),
     ),
     _compiled("torchao-454m-rate", "454M in FP8 does 850k tokens a second", "fp8_tokens_per_s", 850e3, 850e3, ON_454M),
     _compiled("bf16-454m-rate", "454M in BF16 does 650k tokens a second", "bf16_tokens_per_s", 650e3, 650e3, ON_454M),
@@ -67,7 +68,10 @@ PRETRAINING: tuple[Claim, ...] = (
         "speedup",
         1.31,
         1.31,
-        (*ON_454M, Near(Case("454m", "transformer_engine", "delayed"), "Transformer Engine instead of torchao")),
+        (
+            *ON_454M,
+            Near(Case("454m", "transformer_engine", "delayed"), {"library": "Transformer Engine instead of torchao"}),
+        ),
     ),
     _compiled("torchao-454m-double", "compiled FP8 is about twice as fast as BF16", "speedup", 2.0, 2.0, ON_454M),
     _compiled("torchao-350m-rate", "350M in FP8 does 900k tokens a second", "fp8_tokens_per_s", 900e3, 900e3, ON_350M),
@@ -101,7 +105,7 @@ PRETRAINING: tuple[Claim, ...] = (
         2.5,
         2.5,
         FIRST_LOOK,
-        (Near(EAGER_1B, "", TENSORWISE_1B),),
+        (Near(EAGER_1B, other=TENSORWISE_1B),),
     ),
     Claim(
         "recomputation-slower",
@@ -111,6 +115,6 @@ PRETRAINING: tuple[Claim, ...] = (
         3.0,
         3.0,
         COMPILED,
-        (Near(replace(TENSORWISE_454M, activation_checkpointing=True), "our own batch", TENSORWISE_454M),),
+        (Near(replace(TENSORWISE_454M, activation_checkpointing=True), OWN_BATCH, TENSORWISE_454M),),
     ),
 )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from benchmarks.claims.claim import AT_LEAST, Claim, Near, Source
 from pytest_fp8.case import Case
-from pytest_fp8.claims.claim import AT_LEAST, Claim, Near, Source
 
-TORCHAO = Source("torchao's documentation", "https://docs.pytorch.org/ao/stable/workflows/training.html", "published")
+TORCHAO = Source(
+    "torchao's documentation", "https://docs.pytorch.org/ao/stable/workflows/training.html", "published", "h100", 8
+)
 TORCHTITAN = Source(
     "torchtitan's benchmarks",
     "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md",
     "published",
+    "h100",
+    8,
 )
 TUTORIAL = Source(
     "Transformer Engine's tutorial",
@@ -18,10 +22,15 @@ TUTORIAL = Source(
     "published",
 )
 LLAMA_FACTORY = Source(
-    "LlamaFactory, pull request 9705", "https://github.com/hiyouga/LlamaFactory/pull/9705", "published"
+    "LlamaFactory, pull request 9705", "https://github.com/hiyouga/LlamaFactory/pull/9705", "published", "h100"
 )
 
-EIGHT_GPUS = "one GPU instead of eight H100 with FSDP2, so no FP8 all-gather"
+ALONE = {"parallelism": "no FSDP2, and so no FP8 all-gather"}
+AS_DOCUMENTED = {**ALONE, "batch": "1x4096 tokens instead of 1x8192"}
+OWN_REFERENCE = {
+    "reference": "compiled PyTorch in BF16 instead of the same layers in BF16",
+    "layers": "Linears alone are replaced",
+}
 TENSORWISE_8B = Case("8b", "torchao", "tensorwise")
 DELAYED_8B = Case("8b", "transformer_engine", "delayed")
 
@@ -34,7 +43,7 @@ PUBLISHED: tuple[Claim, ...] = (
         1.25,
         1.25,
         TORCHAO,
-        (Near(TENSORWISE_8B, f"{EIGHT_GPUS}; 1x4096 tokens instead of 1x8192"),),
+        (Near(TENSORWISE_8B, AS_DOCUMENTED),),
     ),
     Claim(
         "torchao-8b-rowwise",
@@ -44,7 +53,7 @@ PUBLISHED: tuple[Claim, ...] = (
         1.10,
         1.10,
         TORCHAO,
-        (Near(Case("8b", "torchao", "rowwise"), f"{EIGHT_GPUS}; 1x4096 tokens instead of 1x8192"),),
+        (Near(Case("8b", "torchao", "rowwise"), AS_DOCUMENTED),),
     ),
     Claim(
         "torchtitan-8b",
@@ -54,7 +63,7 @@ PUBLISHED: tuple[Claim, ...] = (
         1.28,
         1.28,
         TORCHTITAN,
-        (Near(TENSORWISE_8B, f"{EIGHT_GPUS}; another batch"),),
+        (Near(TENSORWISE_8B, {**ALONE, "batch": "another"}),),
     ),
     Claim(
         "te-tutorial-llama2-7b",
@@ -64,7 +73,7 @@ PUBLISHED: tuple[Claim, ...] = (
         1.16,
         1.16,
         TUTORIAL,
-        (Near(DELAYED_8B, "8B instead of 7B; the reference is compiled PyTorch in BF16; Linears alone are replaced"),),
+        (Near(DELAYED_8B, {"model": "8B instead of 7B", **OWN_REFERENCE}),),
     ),
     Claim(
         "te-tutorial-llama3-8b",
@@ -74,7 +83,7 @@ PUBLISHED: tuple[Claim, ...] = (
         1.17,
         1.17,
         TUTORIAL,
-        (Near(DELAYED_8B, "the reference is compiled PyTorch in BF16; Linears alone are replaced"),),
+        (Near(DELAYED_8B, OWN_REFERENCE),),
     ),
     Claim(
         "llamafactory-7b",
@@ -87,9 +96,9 @@ PUBLISHED: tuple[Claim, ...] = (
         (
             Near(
                 Case("8b", "accelerate_te", "delayed", {"amax_compute_algo": "max"}),
-                "8B Llama instead of a 7B model; Accelerate alone",
+                {"model": "8B Llama instead of a 7B model", "framework": "Accelerate alone"},
             ),
-            Near(DELAYED_8B, "8B Llama instead of a 7B model; Transformer Engine without a framework above it"),
+            Near(DELAYED_8B, {"model": "8B Llama instead of a 7B model", "framework": "none above Transformer Engine"}),
         ),
     ),
 )
