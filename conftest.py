@@ -1,4 +1,4 @@
-"""Makes the suite's case list importable from its test files, and has the controls run after all else."""
+"""Makes suites/ importable, for its own test files, for tests/ and for the arms; runs the controls last."""
 
 import sys
 from pathlib import Path
@@ -7,5 +7,5 @@ sys.path.insert(0, str(Path(__file__).parent / "suites"))
 
 
 def pytest_collection_modifyitems(items):
-    """A broken arm takes the GPU from the healthy ones, which would have to be built again."""
+    """The arm of a control takes the GPU's memory from healthy arms, which would have to be built again."""
     items.sort(key=lambda item: item.path.name == "test_controls.py")

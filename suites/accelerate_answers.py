@@ -1,7 +1,7 @@
 """Asks Accelerate what it does, in a process of its own: ``python accelerate_answers.py`` prints one JSON object.
 
-Where Transformer Engine is not installed, a module with a te.Linear that is an nn.Linear stands in: what is asked is
-Accelerate's own Python around it, its loop and its arguments, and no product of Transformer Engine.
+Where Transformer Engine is not installed, a module whose te.Linear is an nn.Linear stands in. The questions are about
+Accelerate's own Python code, its loop and its arguments; no layer of Transformer Engine multiplies anything.
 """
 
 import importlib.util

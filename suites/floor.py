@@ -1,4 +1,4 @@
-"""Whether FP8 exceeds the case's floor, for the suite's files that ask it: expected to fail where that is known."""
+"""``assert_faster``: FP8 exceeds the case's floor. Where it is known not to, the test is expected to fail."""
 
 import pytest
 
@@ -6,19 +6,20 @@ from pytest_fp8 import CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
 
 MEASURED_ON = "h200"
-"""Where it is known. On another GPU products may weigh more or less: there it is no news that FP8 is faster."""
+"""The GPU on which ``slower_because`` was measured. On another one FP8 may be faster, and the test may pass."""
 
 
 class Slower(AssertionError):
-    """FP8 is not faster than BF16, and no other failure: an arm that died is none of the known ones."""
+    """FP8 is not faster than BF16. The only failure that is expected: an arm that died is another one."""
 
 
 def assert_faster(request, fp8_pair):
+    """Fail where FP8 does not exceed the case's floor; as expected, where the case has a ``slower_because``."""
     because = fp8_pair.case.slower_because
     if not because:
         fp8_pair.assert_speedup(against_baseline=False)
         return
-    # Strict: the day FP8 becomes faster here, this test says so. A disturbed measurement says neither.
+    # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
     known = pytest.mark.xfail(reason=because, strict=here, raises=Slower)

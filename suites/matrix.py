@@ -21,15 +21,15 @@ EMULATED = [
     *(Case("tiny", "torchao", recipe, loss_steps=20, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
 ]
-"""torchao's numerics on any processor; three seeds of twenty steps, so that two cores are done in minutes."""
+"""torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores."""
 
-# Tiny is launch-bound: its step time says nothing about FP8, so it answers for everything but speed.
+# Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
 SLOWER = {
     ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
     ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200",
 }
-"""Where FP8 is known not to beat BF16 on an H200: expected to fail, strictly, until it does."""
+"""Where FP8 is known to be no faster than BF16 on an H200. The test is expected to fail, strictly."""
 
 
 def at_scale(model: str, backend: str, recipe: str) -> Case:
@@ -45,10 +45,10 @@ HOPPER = TINY + ONE_B + EIGHT_B
 ALL = EMULATED + HOPPER + integrations.ALL
 
 OWN = integrations.OWN
-"""Asked in the files that bring their workloads; listed here for `pytest-fp8 baselines`."""
+"""Asked in the test files that bring their workloads; listed here for `pytest-fp8 baselines`."""
 
 NULL = replace(Case("1b", "bf16", "none"), questions=("speedup",))
-"""BF16 against BF16: what the instrument reads when there is nothing to see."""
+"""BF16 against BF16: what the gate reads where there is no difference."""
 
 GROUPS = {
     "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
@@ -57,9 +57,9 @@ GROUPS = {
     "lora": "adapters on a base in FP8",
     "dense": "182M to 3B, and Transformer Engine's joined layers",
     "variants": "1B with other options, recomputation, or no torch.compile",
-    "own": "a loop and models that are not the suite's",
+    "own": "users' own loop and models",
 }
-"""Names for ``-m``, so that a gate can ask a part of the matrix: each case on a GPU is in one."""
+"""Names for ``-m``, so that a gate can ask a part of the matrix. Each case on a GPU is in one group."""
 
 
 def group_of(case: Case) -> str:

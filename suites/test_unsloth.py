@@ -1,4 +1,4 @@
-"""What Unsloth refuses and what it cannot load: asked in an arm's process, since it patches wherever it is imported."""
+"""What Unsloth refuses and what it cannot load. Asked in an arm's process: Unsloth patches where it is imported."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_full_fine_tuning_is_refused(fp8_pair):
     assert "not compatible with full finetuning" in error
 
 
-# AssertionError: an arm that cannot even be built is no expected failure.
+# Only an AssertionError is expected: an arm that cannot be built is another failure.
 @pytest.mark.xfail(
     reason="load_in_fp8='block' fails to load: Unsloth 2026.10.9, torchao 0.18", raises=AssertionError, strict=True
 )
@@ -61,13 +61,13 @@ TWO_LIBRARIES = Case(
     slower_because="Accelerate's Transformer Engine on Unsloth's model: 0.52x and 0.40x of Unsloth's 16-bit LoRA on an "
     "H200, for the frozen base takes gradients again, and adapters become FP8 layers that wait for the host",
 )
-"""The other way to FP8 that Unsloth's users are told of. What becomes of its layers is in test_defects.py."""
+"""The other way to FP8 that Unsloth's users are told of. test_defects.py asks what happens to its layers."""
 
 
 @pytest.mark.fp8(cases=[TWO_LIBRARIES])
 @pytest.mark.usefixtures("healthy_alone")
 class TestAccelerateOnUnsloth:
-    """Of a case whose layers are not as they should be no baseline is kept."""
+    """No baseline is kept of this case, whose layers are known to be wrong."""
 
     @pytest.mark.fp8(question="speedup")
     def test_it_is_faster(self, request, fp8_pair):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.lora [--model 1b] [--backend torchao] [--recipe tensorwise] [--json]
 
-Instant: it reads baselines, and measures nothing. Times of different hosts differ by up to 5 %, which is more than a
-rank costs: measure all ranks in one session.
+Instant: it reads baselines, and measures nothing. Step times of two hosts differ by up to 5 %, which is more than a
+rank costs. Measure all ranks in one session.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def described(fitted: Fit) -> list[str]:
 
 
 def caveats(baselines: Sequence[Baseline]) -> list[str]:
-    """What may make these times no line: baselines from different sessions."""
+    """A warning where the baselines come from different sessions, which may hide what a rank costs."""
     sessions = {(b.provenance.get("date"), str(b.provenance.get("gpu")), b.provenance.get("commit")) for b in baselines}
     if len(sessions) < 2:
         return []

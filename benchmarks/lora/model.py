@@ -5,12 +5,13 @@
 ``base_arm`` is the frozen model with its optimizer and losses: what FP8 can speed up, so each arm has its own. The rest
 is the adapters, which stay in BF16, so both arms share it. It has two parts because an adapter on a Linear from K to N
 features costs 2 * tokens * rank * (K + N) FLOPs a pass, which grow with the rank, and reads and writes tokens * (K + N)
-values, which do not: a product with few columns is paid by the values it moves. Both go with K + N, so that ``weight``
-is the adapted Linears' share of the K + N of all of a block's Linears, and 1 where all of them are adapted.
+values, which do not: the time of a product with few columns goes with the values it moves. Both grow with K + N, so
+that ``weight`` is the adapted Linears' share of the K + N of all of a block's Linears, and 1 where all of them are
+adapted.
 
-With one weight alone, base and ``adapters`` only ever occur as a sum and cannot be told apart: ``adapters`` is then
+With one ``weight`` alone, base and ``adapters`` occur only as a sum and cannot be separated: ``adapters`` is then
 ``None``, the bases contain it, and the adapters' part is a lower bound. Rank 0 is no point of this line: it trains
-every weight, and so pays for weight gradients and an optimizer's state that a frozen base does not have.
+every weight, and so has weight gradients and an optimizer state that a frozen base does not have.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from pytest_fp8.zoo.shapes import Shape
 
 RANKS = 3
-"""Fewer points leave a line without a residual, which is what says whether it is one."""
+"""With fewer ranks a line always fits, and there is no residual to judge it by."""
 
 
 @dataclass(frozen=True)
