@@ -28,7 +28,7 @@ def add_claims(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge every claim, print, and give the exit code."""
-    from pytest_fp8.baselines.shelf import read_folder, readable
+    from pytest_fp8.baselines.folder import read_folder, readable
     from pytest_fp8.claims import CLAIMS, judge
     from pytest_fp8.report.claims import markdown, print_claims, to_json
 

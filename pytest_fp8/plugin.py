@@ -9,8 +9,9 @@ import pytest
 
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
+from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
-from pytest_fp8.session import SESSION, Session, case_of, question_of
+from pytest_fp8.session import SESSION, Session
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -81,8 +82,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if any(case_of(item) is not None for item in items):
-        from pytest_fp8.markers import in_order
-
         in_order(items)
 
 
@@ -159,7 +158,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     mine = config.stash.get(SESSION, None)
     if mine is None:
         return
-    mine.close()
+    mine.end_arms()
     mine.ledger.partial |= bool(session.shouldstop or session.shouldfail) or mine.ledger.cut_short
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_fp8.baselines.revision import Speed, speed_of
+from pytest_fp8.baselines.review import Speed, speed_of
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
 

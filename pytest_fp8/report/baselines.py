@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from pytest_fp8.baselines.inventory import Finding
-from pytest_fp8.baselines.revision import Revision, level, speed_of
+from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.review import Revision, level, speed_of
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 

@@ -134,7 +134,7 @@ def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline
     kept = [name for name in old.metrics if name not in chosen]
     metrics = {**{name: old.metrics[name] for name in kept}, **{name: new.metrics[name] for name in chosen}}
     before = old.provenance.get("kept", {})
-    origin = {key: old.provenance.get(key) for key in ("date", "commit")}
+    origin = {key: old.provenance[key] for key in ("date", "commit")}
     provenance = {key: value for key, value in new.provenance.items() if key != "kept"}
     if kept:
         provenance["kept"] = {name: before.get(name, origin) for name in sorted(kept)}
