@@ -1,4 +1,4 @@
-"""A case: one question-worthy pair of arms, as a frozen value with an id (its file name) and a hash.
+"""A case: what both arms of a pair train and how FP8 is switched on, as a frozen value with an id and a hash.
 
 >>> case = Case(model="1b", backend="transformer_engine", recipe="current")
 >>> case.id
@@ -22,7 +22,7 @@ OWN = "own"
 """The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
 
 MEASUREMENT = 2
-"""Raised when the way of measuring changes, so that no old number is compared with a new one."""
+"""Part of the hash. Increased when the way of measuring changes, so that no old number is compared with a new one."""
 
 QUESTIONS = ("layers", "loss", "speedup", "memory", "checkpoints")
 SHORT_BACKENDS = {
@@ -37,15 +37,18 @@ SHORT_BACKENDS = {
 }
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "bf16")
 REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
-"""The BF16 that a backend is measured against, where it is not the plain model, compiled: the fastest honest one."""
+"""The backend of the BF16 reference, where it is not plain PyTorch."""
 ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
-"""Backends that train adapters on a frozen base and nothing else, with a model and kernels that they bring along."""
+"""Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Model x backend x recipe x options. Fields marked *gate* decide verdicts and are not in the hash."""
+    """Model x backend x recipe x options. Fields marked *gate* decide verdicts and are not in the hash.
+
+    Raises :class:`SettingsError` for a combination that cannot be.
+    """
 
     model: str
     backend: str
@@ -55,25 +58,29 @@ class Case:
     compile: bool = True
     activation_checkpointing: bool = False
     batch: int | None = None
+    """Sequences in a batch; ``None``: the model's default."""
     seq: int | None = None
+    """Tokens in a sequence; ``None``: the model's default."""
     emulated: bool = False
-    """FP8 numerics computed on the CPU: answers presence, loss and checkpoints, never speed or memory."""
+    """FP8 numerics computed on the CPU: answers layers, loss and checkpoints, never speed or memory."""
     chip: str = "hopper"
     weights: str | None = None
     """A local folder of weights; ``None`` means random weights from a seed."""
     lora: int = 0
-    """Rank of the LoRA adapters that alone are trained; 0 trains all weights."""
+    """Rank of the LoRA adapters, which are then all that is trained; 0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
-    """Names of the Linears that get adapters; empty means all of a block's."""
+    """Names of the Linears that get adapters; empty: all of a block's."""
     name: str = ""
     """Tells a user's own models apart: ``own.vit``."""
     loss_steps: int | None = None
+    """Steps of one loss curve; ``None``: the model's default."""
     loss_seeds: int | None = None
+    """Seeds that the loss question starts with; ``None``: the model's default."""
     questions: tuple[str, ...] = QUESTIONS
     """*gate*: the questions this case can answer."""
     tolerance: float = 0.02
-    """*gate*: the loss of speedup against the baseline that must be caught, as a fraction. A smaller one fails too
-    where the measurement proves it and cannot exclude this one."""
+    """*gate*: the loss of speedup against the baseline that must be caught, as a fraction. A smaller loss fails too
+    where the measurement proves it and cannot exclude one of this size."""
     floor: float = 1.0
     """*gate*: the speedup over BF16 that FP8 must exceed."""
     checkpoint_formats: tuple[str, ...] = ("safetensors", "dcp")
@@ -124,7 +131,7 @@ class Case:
                 seen="lora=0, which trains all weights",
                 cause="Unsloth itself: `load_in_fp8` is not compatible with full finetuning"
                 if self.backend == "unsloth"
-                else "all that these arms draw, train and save are Unsloth's adapters",
+                else "these arms draw, train and save Unsloth's adapters and nothing else",
                 next_step="lora=16, or backend='torchao' to train all weights in FP8",
             )
         if self.model == OWN or self.activation_checkpointing or not self.compile:
@@ -133,13 +140,13 @@ class Case:
                 expected="a model of the suite, compile=True and activation_checkpointing=False",
                 seen=f"model={self.model!r}, compile={self.compile}, "
                 f"activation_checkpointing={self.activation_checkpointing}",
-                cause="its kernels take the place of the model's forward pass, and nothing goes on top of them",
+                cause="its kernels replace the model's forward pass, and neither of these works on top of them",
                 next_step="leave these out of the case",
             )
 
     @property
     def id(self) -> str:
-        """Also the name of the baseline file; letters, digits, ``-``, ``_`` and ``.`` alone."""
+        """Also the name of the baseline file: letters, digits, ``-``, ``_`` and ``.``."""
         model = f"{self.model}.{self.name}" if self.name else self.model
         parts = [model, SHORT_BACKENDS.get(self.backend, self.backend)]
         if self.recipe != "none":
@@ -190,15 +197,15 @@ class Case:
         return question in self.questions
 
     def reference(self) -> Case:
-        """The BF16 case with the same weights, data and seeds: the fastest honest one, so compiled even where the FP8
-        arm is not. Whether a model of your own can be compiled, you alone know: there it is as the FP8 arm is."""
+        """The BF16 case with the same weights, data and seeds. It is compiled even where the FP8 arm is not, since FP8
+        must beat the fastest BF16; a user's own model, which might not compile, is compiled where the FP8 arm is."""
         compiled = self.compile or self.model != OWN
         return replace(self, backend=REFERENCES.get(self.backend, "bf16"), recipe="none", options={}, compile=compiled)
 
     def digest(self, workload: str = "") -> str:
-        """Hash of all that can change a number; ``workload`` is the fingerprint of a user's own functions."""
+        """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
-        # What came later than the first baselines counts where it is used, so that those stay as they are.
+        # Fields that are younger than the first baselines count where they are used, so that old hashes stay.
         for name in _LATER_FIELDS:
             if not content[name]:
                 del content[name]

@@ -1,4 +1,4 @@
-"""Every error that pytest-fp8 raises on purpose, and the four lines each one gives."""
+"""Every error that pytest-fp8 raises on purpose, and its four lines: expected, seen, cause, next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class Fp8Error(Exception):
-    """A problem that a person can act on: what was expected, what was seen, why, and what to type next.
+    """A problem that a person can act on: what was expected, what was seen, the likely cause, and what to type next.
 
     >>> print(Fp8Error("unknown GPU", expected="h100 or h200", seen="'v100'", next_step="pytest --fp8-gpu=h100"))
     unknown GPU
@@ -37,7 +37,7 @@ class Fp8Error(Exception):
 
 
 class SettingsError(Fp8Error):
-    """An option, marker argument or environment variable that cannot be honoured."""
+    """An option, marker argument or environment variable that is wrong."""
 
 
 class ArmError(Fp8Error):
@@ -53,7 +53,7 @@ class BaselineError(Fp8Error):
 
 
 def explain(headline: str, expected: str, seen: str, cause: str, next_step: str) -> str:
-    """The one layout of every message: a headline, then the lines that have something to say."""
+    """The layout of every message: a headline, then those of the four lines that are not empty."""
     lines = [headline]
     for label, text in (("expected:", expected), ("seen:", seen), ("cause:", cause), ("next:", next_step)):
         if text:

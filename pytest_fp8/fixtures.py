@@ -1,4 +1,4 @@
-"""The fixtures. Each imports what it needs in its body, so that having the plugin costs nothing."""
+"""The fixtures. Each imports what it needs in its body, so that an idle plugin costs milliseconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def fp8_case(request: pytest.FixtureRequest) -> Case:
-    """The case that the test is asked with; parametrised from ``@pytest.mark.fp8``."""
+    """The case that the test asks about; parametrised from ``@pytest.mark.fp8``."""
     case = getattr(request, "param", None)
     if case is None:
-        # A fixture of the whole session does not know which test asked first; pytest names it above this message.
+        # A session fixture does not know which test asked first; pytest names it above this message.
         _fail(
-            "this test asks for an FP8 case and says none",
+            "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
             seen="no mark fp8",
-            cause="fp8_case, fp8_pair, bf16_model and fp8_model are of a case, which the mark names",
+            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names",
             next_step="add the mark; pytest --markers shows its arguments",
         )
     return case  # type: ignore[no-any-return]
@@ -32,18 +32,20 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="session")
 def fp8_workload() -> Workload | None:
-    """What the arms train. Override it to bring your own model; any scope will do::
+    """What the arms train. Override it to bring your own model, in any scope::
 
-    @pytest.fixture
-    def fp8_workload():
-        return Workload(build=make_model, batch=make_batch)
+        @pytest.fixture
+        def fp8_workload():
+            return Workload(build=make_model, batch=make_batch)
+
+    ``None``: the model that the mark names.
     """
     return None
 
 
 @pytest.fixture
 def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
-    """The BF16 and the FP8 arm of the case, alive in their own processes and shared by all tests of the case."""
+    """The BF16 and the FP8 arm of the case, each in a process of its own, shared by all tests of the case."""
     from pytest_fp8.case import OWN
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.session import SESSION
@@ -53,12 +55,12 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
         missing = fp8_workload is None
         _fail(
             f"{request.node.name}: " + ("no model to train" if missing else "two models to train"),
-            expected="a model of ours in the mark, or one that the fixture fp8_workload brings",
+            expected="a model's name in the mark, or a model from the fixture fp8_workload",
             seen="neither" if missing else f"model={fp8_case.model!r} in the mark, and a Workload",
             cause="no fixture fp8_workload here overrides the plugin's, which brings none"
             if missing
             else f"fp8_workload brings a model and the mark names another ({fp8_case.model})",
-            next_step="override the fixture fp8_workload to bring a model, or name one of ours: "
+            next_step="override the fixture fp8_workload to bring a model, or name a model of pytest-fp8: "
             "@pytest.mark.fp8(model='tiny')"
             if missing
             else "leave model= out",
@@ -68,13 +70,13 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
         return session.pair(fp8_case, fp8_workload, request.node.nodeid)
     except Fp8Error as error:
         session.ledger.error(fp8_case.id, error.headline)
-        # Not by pytest.fail(), whose exception would have this one as its context: pytest shows both.
+        # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
 
 
 @pytest.fixture(scope="session")
 def fp8_gpu() -> Gpu | None:
-    """The GPU that programs started from here would see, or ``None``."""
+    """The first GPU that a CUDA program started from here would see, or ``None``."""
     from pytest_fp8.gpu import detect
 
     return detect()[0]
@@ -82,7 +84,7 @@ def fp8_gpu() -> Gpu | None:
 
 @pytest.fixture
 def bf16_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
-    """The case's model in BF16, in this process, for tests that touch modules; ``fp8_pair`` is what measures."""
+    """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
     yield from _model(fp8_case, fp8_workload, convert=False)
 
 
@@ -93,6 +95,7 @@ def fp8_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
 
 
 def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
+    """The one function outside ``worker/``, ``backends/`` and ``zoo/`` that imports torch."""
     _require_workload(workload)
     import torch
 
@@ -104,8 +107,8 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
     chosen = backend(case.backend)
     if chosen.patches_others or (convert and chosen.keeps_state):
         pytest.fail(
-            f"{case.backend} changes the whole process it is used in, so its models live in arms of their own alone; "
-            "ask fp8_pair, or fp8_pair.fp8.call(function)",
+            f"{case.backend} changes the whole process it is used in, so its models live in arms only; "
+            "use fp8_pair, or fp8_pair.fp8.call(function)",
             pytrace=False,
         )
     model = TrainingSetup(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
@@ -126,7 +129,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
 
 
 def _require_workload(given: object) -> None:
-    """Fail unless ``fp8_workload`` gave what it must."""
+    """Fail the test unless ``fp8_workload`` gave a :class:`Workload` or ``None``."""
     from pytest_fp8.workload import Workload
 
     if given is None or isinstance(given, Workload):
@@ -136,7 +139,7 @@ def _require_workload(given: object) -> None:
         "the fixture fp8_workload did not give a workload",
         expected="pytest_fp8.Workload(build=..., batch=...), or None",
         seen=f"{kind}: {given!r:.200}",
-        cause="a model, its class or a function is what the workload's build= takes",
+        cause="a model, its class or a function belongs into the workload's build=",
         next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
     )
 

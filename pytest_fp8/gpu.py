@@ -1,11 +1,11 @@
-"""Which GPU is this, which one was declared, what can it do, and what state was it in. No torch: NVML alone."""
+"""The GPU of this machine, as NVML describes it: its kind, what it can do, its state and who uses it. No torch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
@@ -22,7 +22,7 @@ class GpuKind:
     majors: tuple[int, ...]
 
 
-# The order decides which name a GPU gets for its baselines: the most particular pattern first.
+# A GPU gets the first name that fits it, for its baselines too: the most specific pattern comes first.
 KINDS: tuple[GpuKind, ...] = (
     GpuKind("gh200", r"GH200", (9,)),
     GpuKind("h200", r"\bH200\b", (9,)),
@@ -41,8 +41,8 @@ KINDS: tuple[GpuKind, ...] = (
 NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
 CHIP_OF_MAJOR = {8: "ada", 9: "hopper", 10: "blackwell", 12: "blackwell"}
 
-# nvmlClocksEventReason*: what slows the clocks down against the load's will. The software power cap (0x4) is left out:
-# a large product at full rate reaches it on a healthy card.
+# nvmlClocksEventReason*: reasons of clock throttling. The software power cap (0x4) is left out: a large product at full
+# rate reaches it on a healthy card.
 THROTTLES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 
 
@@ -80,7 +80,7 @@ class Gpu:
 
 
 def known(name: str) -> str:
-    """The declared name, checked; raises :class:`SettingsError` listing the known ones."""
+    """The declared name in lower case; raises :class:`SettingsError` for one that is not known."""
     lowered = name.strip().lower()
     if lowered != "auto" and lowered not in NAMES:
         refuse(
@@ -101,8 +101,8 @@ def is_kind(gpu: Gpu, name: str) -> bool:
 
 
 def visible() -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` would have to name to choose one of the GPUs that CUDA programs started from here
-    would see, in their order; empty where there are none, or NVML is not to be had."""
+    """The GPUs that a CUDA program started from here would see, in its order, each as ``CUDA_VISIBLE_DEVICES`` names
+    one: by index or UUID. Empty where there are none, or NVML is not installed."""
     named = _named()
     if named is not None:
         return named
@@ -111,7 +111,7 @@ def visible() -> list[str]:
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        # Not by index: CUDA counts the fastest first, NVML by their place on the bus.
+        # Not by index: CUDA counts the fastest GPU first, NVML the first on the bus.
         return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except ImportError:
         return []
@@ -124,7 +124,7 @@ def _named() -> list[str] | None:
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
-    # CUDA reads it up to the first that is none.
+    # CUDA stops reading at the first name that is no GPU.
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in text.split(","))))
 
 
@@ -170,13 +170,12 @@ def detect() -> tuple[Gpu | None, str]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The GPU's state beside a measurement: MHz, watts, what throttled it, and who else used it."""
+    """The GPU's state during a measurement: clock in MHz, what throttled it, and who else used it."""
 
     clock: int = 0
-    power: float = 0.0
     throttles: tuple[str, ...] = ()
-    strangers: tuple[int, ...] = field(default=())
-    """Process ids that hold GPU memory and are none of this session's arms."""
+    strangers: tuple[int, ...] = ()
+    """Ids of processes that hold GPU memory and do not belong to this session's arms."""
 
 
 def conditions(gpu: Gpu, own: set[int]) -> Conditions:
@@ -184,27 +183,26 @@ def conditions(gpu: Gpu, own: set[int]) -> Conditions:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    clock, power, reasons, users = 0, 0.0, 0, []
+    clock, reasons, users = 0, 0, []
     with contextlib.suppress(pynvml.NVMLError):
         clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-    with contextlib.suppress(pynvml.NVMLError):
-        power = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
     with contextlib.suppress(pynvml.NVMLError):
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     with contextlib.suppress(pynvml.NVMLError):
         users = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return Conditions(
         clock=clock,
-        power=power,
         throttles=tuple(word for bit, word in THROTTLES.items() if reasons & bit),
         strangers=strangers(users, own),
     )
 
 
 def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
-    """Processes on the GPU that are not ours. Inside a container the driver's process ids are not the ones seen here;
-    then none of ours is among them, and only a surplus over our own number is strange. What an arm itself has started
-    (Unsloth's arms start helpers that hold the GPU) belongs to the arm's session and is no stranger."""
+    """Processes on the GPU that are not this session's. ``users``: process ids on the GPU; ``own``: those of the arms.
+
+    What an arm has started belongs to the arm's process session (Unsloth's arms start helpers that hold the GPU). In a
+    container the driver gives other process ids than those seen here: then none of ``own`` is among ``users``, and as
+    many of them count as our own."""
     own = own | {pid for pid in users if _session_of(pid) in own}
     if users and not own & set(users):
         return tuple(sorted(users)[len(own) :])
@@ -212,7 +210,7 @@ def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
 
 
 def _session_of(pid: int) -> int:
-    """The session that a process belongs to; each arm leads its own. 0 where there is no such process here."""
+    """The process session that a process belongs to; each arm leads its own. 0 where there is no such process here."""
     try:
         return os.getsid(pid)
     except OSError:

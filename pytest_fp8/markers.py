@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -13,7 +13,6 @@ from pytest_fp8.errors import SettingsError, refuse
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
 from pytest_fp8.recipes import recipe_facts
-from pytest_fp8.session import case_of, question_of
 
 if TYPE_CHECKING:
     import pytest
@@ -23,7 +22,7 @@ ARGUMENTS = ("cases", "question", *CASE_FIELDS)
 
 
 def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> list[Case]:
-    """The cases of a test from its marks, the nearest mark winning; raises :class:`SettingsError` naming the test."""
+    """The cases of a test from its marks; the nearest mark wins. Raises :class:`SettingsError` naming the test."""
     arguments: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
@@ -65,24 +64,22 @@ def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> lis
 
 def with_weights(case: Case, settings: Settings) -> Case:
     """The case, from the local folder of weights that ``--fp8-weights`` names for its model."""
-    from dataclasses import replace
-
     folder = settings.weights.get(case.model)
     return replace(case, weights=folder) if folder and case.weights is None else case
 
 
 def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
-    """Why a case does not run in this session, or an empty string; and whether that is a failure rather than a skip.
+    """Why a case does not run in this session, or an empty string; and whether its tests then fail instead of skip.
 
-    A declared GPU that is absent or another one skips (and the session fails at its end); a library or recipe that is
-    missing on the declared GPU fails at once. Under ``auto`` everything that is missing skips.
+    They skip where the declared GPU is not this machine's: the session then fails at its end. They fail where the
+    declared GPU is here and a library or recipe is missing. Under ``auto`` they skip whatever is missing.
     """
     gpu, absent = gpus.detect()
     in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip == case.chip)
     if case.emulated:
         if settings.declared or in_use:
             return f"emulated: a GPU is in use ({settings.gpu}), and answers the same questions itself", False
-        return _library(case)[0], False
+        return _library(case), False
     if settings.declared and not in_use:
         seen = f"this is {gpu.name}" if gpu is not None else absent
         return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
@@ -92,20 +89,22 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
         ), False
     if gpu.chip != case.chip:
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
-    reason = _library(case)[0] or _recipe(case, gpu)
+    reason = _library(case) or _recipe(case, gpu)
     return reason, bool(reason) and settings.declared
 
 
-def _library(case: Case) -> tuple[str, str]:
+def _library(case: Case) -> str:
+    """Why the case's libraries are not usable here, or an empty string."""
     from pytest_fp8.backends import backend
 
     usable, reason = backend(case.backend).available()
     if usable and case.lora and importlib.util.find_spec("peft") is None:
-        return "adapters need peft: pip install 'pytest-fp8[lora]'", reason
-    return ("" if usable else reason), reason
+        return "adapters need peft: pip install 'pytest-fp8[lora]'"
+    return "" if usable else reason
 
 
 def _recipe(case: Case, gpu: Gpu) -> str:
+    """Why this GPU cannot run the case's recipe, or an empty string."""
     facts = recipe_facts(case.backend, case.recipe)
     have = f"{gpu.name} has compute capability {gpu.capability[0]}.{gpu.capability[1]}"
     if gpu.capability < facts.minimum_capability:
@@ -116,28 +115,3 @@ def _recipe(case: Case, gpu: Gpu) -> str:
             f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
         )
     return ""
-
-
-def in_order(items: list[pytest.Item]) -> None:
-    """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
-
-    pytest groups parametrised tests by a parameter's position in each test's own list, which is not the same case in
-    tests that ask different questions. Built once and asked everything, a pair costs a fifth.
-    """
-    slots = [index for index, item in enumerate(items) if case_of(item) is not None]
-    mine = [items[index] for index in slots]
-    references: dict[str, int] = {}
-    cases: dict[str, int] = {}
-    for item in mine:
-        case = case_of(item)
-        references.setdefault(case.reference().id, len(references))
-        cases.setdefault(case.id, len(cases))
-
-    def rank(item: pytest.Item) -> tuple[int, int, int]:
-        case = case_of(item)
-        question = question_of(item)
-        asked = QUESTIONS.index(question) if question in QUESTIONS else len(QUESTIONS)
-        return references[case.reference().id], cases[case.id], asked
-
-    for index, item in zip(slots, sorted(mine, key=rank), strict=True):
-        items[index] = item

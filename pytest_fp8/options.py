@@ -1,5 +1,4 @@
-"""Command line, ini file and environment, read once into one frozen value. Later ones win in that order reversed:
-an option beats an environment variable, which beats the ini file."""
+"""What the user asked for, read once into frozen settings. Precedence: option, environment, ini."""
 
 from __future__ import annotations
 
@@ -35,16 +34,17 @@ class Settings:
     """What the user asked for."""
 
     gpu: str = "auto"
-    """The declared GPU, or ``auto``."""
+    """The declared GPU, one of :data:`pytest_fp8.gpu.NAMES`, or ``auto``."""
     strict: bool = False
-    """INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
+    """Whether INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
     baseline_dir: Path = Path("baselines")
+    """The folder of stored baselines; absolute once read."""
     report_dir: Path | None = None
-    """Where candidates and the report go; nothing is written without it."""
+    """The folder for candidates and the report; ``None``: nothing is written."""
     update: bool = False
+    """Whether what this run measures becomes the new baselines."""
     reason: str = ""
-    update_in_ci: bool = False
-    """An update in continuous integration is refused unless this job says that it is there to update."""
+    """Why the baselines change; stored with them."""
     processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -52,24 +52,28 @@ class Settings:
 
     @property
     def declared(self) -> bool:
+        """Whether the user named the GPU that this run must use."""
         return self.gpu != "auto"
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting and its three names."""
+    """One setting by its three names: option, environment variable and ini key."""
 
     flag: str
+    """The option, e.g. ``--fp8-gpu``."""
     help: str
     metavar: str = ""
+    """How the help names its value; empty: it takes none."""
 
     @property
     def dest(self) -> str:
+        """Its ini key, and its name in pytest's own namespace, e.g. ``fp8_gpu``."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
     def environment(self) -> str:
-        """e.g. ``PYTEST_FP8_GPU``; not ``FP8_GPU``, which too many other tools could own."""
+        """Its environment variable, e.g. ``PYTEST_FP8_GPU``: plain ``FP8_GPU`` could belong to another tool."""
         return "PYTEST_" + self.dest.upper()
 
 
@@ -93,6 +97,7 @@ MARKER = (
 
 
 def add_options(parser: pytest.Parser) -> None:
+    """Add every option and its ini key to pytest's parser."""
     group = parser.getgroup("fp8", "FP8 training (pytest-fp8)")
     for option in OPTIONS:
         more: dict[str, Any] = {"dest": option.dest, "default": None, "help": option.help}
@@ -118,8 +123,7 @@ def read_settings(config: pytest.Config) -> Settings:
             cause="a baseline without a reason cannot be reviewed",
             next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
-    update_in_ci = _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci")
-    if update and not update_in_ci:
+    if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
         _refuse_in_ci(os.environ)
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
     report_dir = str(values["fp8_report_dir"])
@@ -130,14 +134,13 @@ def read_settings(config: pytest.Config) -> Settings:
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
-        update_in_ci=update_in_ci,
         processes=_count(values["fp8_processes"]),
         weights=_weights(values["fp8_weights"]),
     )
 
 
 def ci_variable(environment: Mapping[str, str]) -> str:
-    """The variable that says this is continuous integration, or an empty string. ``CI=false`` says it is not."""
+    """The variable that says this is continuous integration, or an empty string. ``CI=false`` says that it is not."""
     for name in CI_VARIABLES:
         if environment.get(name, "").strip().lower() not in FALSE:
             return name
@@ -158,6 +161,7 @@ def _refuse_in_ci(environment: Mapping[str, str]) -> None:
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
+    """What was given. Precedence: option, environment, ini."""
     given = config.getoption(option.dest)
     if given not in (None, [], False):
         return given

@@ -1,4 +1,4 @@
-"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light: having the plugin must cost next to nothing."""
+"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light, so that an idle plugin costs milliseconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
+from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
-from pytest_fp8.session import SESSION, Session, case_of, question_of
+from pytest_fp8.session import SESSION, Session
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
 
 FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
+"""Fixtures that need a case."""
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
@@ -73,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         cases = cases_of(metafunc.definition.nodeid, marks, metafunc.config.stash[SESSION].settings)
     except Fp8Error as error:
-        # Not by pytest.fail(), whose exception would have this one as its context: pytest shows both.
+        # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
     metafunc.parametrize("fp8_case", cases, indirect=True, ids=[case.id for case in cases], scope="session")
 
@@ -81,8 +83,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if any(case_of(item) is not None for item in items):
-        from pytest_fp8.markers import in_order
-
         in_order(items)
 
 
@@ -144,7 +144,7 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
     result = yield
-    # Here and not at the session's end: pytest-benchmark closes its books before any other plugin's sessionfinish.
+    # Not in pytest_sessionfinish: pytest-benchmark writes its tables before any other plugin's.
     ledger = session.config.stash[SESSION].ledger
     if ledger.entries:
         from pytest_fp8.report.benchmark import add_rows
@@ -159,7 +159,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     mine = config.stash.get(SESSION, None)
     if mine is None:
         return
-    mine.close()
+    mine.end_arms()
     mine.ledger.partial |= bool(session.shouldstop or session.shouldfail) or mine.ledger.cut_short
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """xdist: a worker has ended; take in what it learned."""
+    """xdist: a worker has ended; merge its ledger."""
     learned = getattr(node, "workeroutput", {}).get("fp8_ledger")
     if learned is not None:
         node.config.stash[SESSION].ledger.merge(learned)
@@ -179,7 +179,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist, as ``-n`` alone leaves it: on a declared GPU the tests of a case stay together."""
+    """xdist with ``-n`` and no ``--dist``: on a declared GPU the tests of a case go to one worker."""
     if not config.stash[SESSION].settings.declared or config.getoption("dist") != "load":
         return None
     from pytest_fp8.xdist import by_case
@@ -196,6 +196,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _verdict(item: pytest.Item) -> str:
-    """The worst verdict that the decisions of this very test left, so that it is shown as what it is."""
+    """The worst verdict among the decisions of the test that just ran; it is shown in place of PASSED."""
     asked = item.config.stash[SESSION].ledger.taken()
     return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in asked), "PASS")

@@ -1,4 +1,4 @@
-"""How FP8 is scaled: the recipes by name, the roles each claims, and what each needs. Plain data.
+"""How FP8 is scaled: the recipes by name, the roles that each promises in FP8, and what each needs. Plain data.
 
 Sources: torchao ``Float8LinearRecipeName``; Transformer Engine ``transformer_engine.common.recipe``.
 """
@@ -18,15 +18,18 @@ ROLES: tuple[Role, ...] = (FPROP, DGRAD, WGRAD)
 
 @dataclass(frozen=True)
 class RecipeFacts:
-    """What a recipe promises (``roles`` in FP8) and which options users set on it, with their defaults."""
+    """What a recipe promises, and which options users set on it."""
 
     backend: str
     name: str
     roles: tuple[Role, ...] = ROLES
+    """Roles whose products run in FP8."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Option -> default."""
     minimum_capability: tuple[int, int] = (8, 9)
+    """The lowest compute capability that can run it."""
     only_capabilities: tuple[int, ...] = ()
-    """Major compute capabilities that can run it; empty means any from ``minimum_capability`` up."""
+    """Major compute capabilities that can run it; empty: any from ``minimum_capability`` up."""
 
 
 _FORMAT = {"fp8_format": "HYBRID"}
@@ -56,21 +59,21 @@ _RECIPES = [
     ),
     RecipeFacts("te_fused", "current", options=_FORMAT),
     RecipeFacts("te_fused", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
-    # Accelerate and the Trainer above it: torchao's recipes by a config object, of Transformer Engine's only this one.
-    # The Trainer has no config object: Accelerate makes one, which wraps weights for FSDP2 where nobody says otherwise.
+    # Accelerate takes torchao's recipes in a config object, and of Transformer Engine's recipes only the delayed one.
+    # The Trainer takes no config object: Accelerate makes its default, which wraps weights for FSDP2.
     *(
         RecipeFacts(
-            f"{road}_torchao",
+            f"{library}_torchao",
             recipe,
             roles=_HIGH_PRECISION_WGRAD if recipe == "rowwise_with_gw_hp" else ROLES,
-            options={"fp8_all_gather": True} if road == "trainer" else {},
+            options={"fp8_all_gather": True} if library == "trainer" else {},
             minimum_capability=(8, 9) if recipe == "tensorwise" else (9, 0),
         )
-        for road, recipes in (("accelerate", _TORCHAO), ("trainer", ("tensorwise",)))
+        for library, recipes in (("accelerate", _TORCHAO), ("trainer", ("tensorwise",)))
         for recipe in recipes
     ),
-    *(RecipeFacts(f"{road}_te", "delayed", options=_ACCELERATE) for road in ("accelerate", "trainer")),
-    # FP8 weights that stay frozen: the forward product is FP8, the backward runs on weights brought back to BF16.
+    *(RecipeFacts(f"{library}_te", "delayed", options=_ACCELERATE) for library in ("accelerate", "trainer")),
+    # FP8 weights that stay frozen: the forward product is FP8, the backward one runs on weights cast back to BF16.
     RecipeFacts("unsloth", "rowwise", roles=(FPROP,), minimum_capability=(9, 0)),
     RecipeFacts("unsloth_te", "delayed", options=_ACCELERATE),
     RecipeFacts("unsloth_bf16", "none", roles=()),
@@ -87,7 +90,7 @@ LIBRARIES = {
     "unsloth": "torchao",
     "unsloth_te": "transformer_engine",
 }
-"""Whose FP8 a backend runs, where its name is another."""
+"""Backend -> the library whose FP8 it runs, where the backend has another name."""
 
 _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),
@@ -108,7 +111,7 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
 
 
 def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The full options of a recipe: its defaults with ``given`` laid over them.
+    """The full options of a recipe: its defaults, replaced by ``given``.
 
     Raises :class:`SettingsError` for an option the recipe does not have or a value it cannot take.
     """

@@ -1,4 +1,4 @@
-"""pytest-xdist on a host with several GPUs: each worker gets one of them, and each case one worker."""
+"""pytest-xdist on a host with several GPUs: each worker gets one GPU, and each case one worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def take_one(worker: dict[str, Any]) -> None:
-    """In a worker: leave it one GPU, the one whose turn it is by the worker's number. Its arms inherit that."""
+    """In a worker: leave it one GPU, chosen by the worker's number. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
     visible = gpus.visible()
     if len(visible) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(worker["workerid"].removeprefix("gw")) % len(visible)]
@@ -23,8 +23,8 @@ def take_one(worker: dict[str, Any]) -> None:
 
 
 def require_enough(settings: Settings, workers: int) -> None:
-    """In the controller: raises :class:`SettingsError` where workers of a gate would share a GPU. Nothing timed there
-    could be a result."""
+    """In the controller: raises :class:`SettingsError` where workers of a gate would share a GPU, and so time each
+    other's work."""
     count = len(gpus.visible()) if settings.declared and workers > 1 else 0
     if count and workers > count:
         refuse(
@@ -36,10 +36,10 @@ def require_enough(settings: Settings, workers: int) -> None:
 
 
 def by_case(config: pytest.Config, log: Any) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which has its arms, in the order they
-    were collected in: a worker's cases follow each other by reference.
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, in the collected
+    order: cases with the same reference follow each other.
 
-    A case is what the brackets at the end of a test's id hold. xdist's own ``loadgroup`` would do the same, and does
+    The case of a test stands in the brackets at the end of its id. xdist's own ``loadgroup`` would serve, and does
     nothing under pytest 9.2 (xdist 3.8).
     """
     from xdist.scheduler import LoadScopeScheduling

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_fp8.baselines.store import Baseline, baseline_path, read_baseline, updating, write_baseline
+from helpers.baselines import ORIGIN
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.store import Baseline, baseline_path, read_baseline, write_baseline
 from pytest_fp8.errors import BaselineError
 
 GOOD = Baseline(
@@ -17,7 +19,7 @@ GOOD = Baseline(
     "abc",
     "h200",
     {"speedup": {"unit": "log ratio", "direction": "higher", "tolerance": 0.03, "values": [[0.1, 0.11], [0.12, 0.1]]}},
-    {"reason": "first"},
+    ORIGIN,
 )
 
 
@@ -48,8 +50,7 @@ def test_a_case_without_one_has_none(tmp_path):
         ("[]", "not an object"),
         ("\x00\xff", "not a readable baseline"),
         ('{"schema": 99}', "has another schema"),
-        ('{"schema": 1, "case": 3}', "'case' is 3"),
-        ('{"schema": 1, "case": "c", "case_hash": "h", "gpu": "h200"}', "'metrics' is not an object"),
+        ('{"schema": 1, "case": 3}', "lacks case_hash, gpu, metrics, provenance"),
     ],
 )
 def test_a_corrupt_file_is_named(stored, text, says):
@@ -62,12 +63,63 @@ def test_a_corrupt_file_is_named(stored, text, says):
     assert "next:" in str(error.value)
 
 
-@pytest.mark.parametrize("metric", [{"values": [1]}, {"unit": "", "direction": "", "tolerance": 0, "values": []}, 3])
-def test_a_metric_that_lost_its_values_is_named(stored, metric):
-    path = baseline_path(stored, "h200", "1b-torchao-rowwise")
+def edited(folder, change):
+    """The stored file after ``change`` was done to its data."""
+    path = baseline_path(folder, "h200", GOOD.case)
     data = json.loads(path.read_text())
-    data["metrics"]["speedup"] = metric
+    change(data)
     path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["case", "case_hash", "gpu", "metrics", "provenance"])
+def test_a_missing_or_misshapen_field_is_named(stored, name):
+    edited(stored, lambda data: data.update({name: 3}))
+    with pytest.raises(BaselineError, match=f"'{name}' is 3, not"):
+        read(stored)
+    edited(stored, lambda data: data.pop(name))
+    with pytest.raises(BaselineError, match=f"the baseline lacks {name}"):
+        read(stored)
+
+
+@pytest.mark.parametrize("name", ["date", "commit", "dirty", "gpu", "libraries", "reason"])
+def test_a_missing_or_misshapen_origin_is_named(stored, name):
+    edited(stored, lambda data: data["provenance"].update({name: 3}))
+    with pytest.raises(BaselineError, match=f"'{name}' is 3, not"):
+        read(stored)
+    edited(stored, lambda data: data["provenance"].pop(name))
+    with pytest.raises(BaselineError, match=f"provenance lacks {name}"):
+        read(stored)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: data.update(extra=1), "the baseline has unknown fields: extra"),
+        (lambda data: data["provenance"].update(host="mine"), "provenance has unknown fields: host"),
+        (lambda data: data["metrics"]["speedup"].update(band=1), "metric 'speedup' has unknown fields: band"),
+        (lambda data: data["provenance"].update(date="yesterday"), "Invalid isoformat"),
+        (lambda data: data["provenance"].update(unfit=None), "'unfit' is None, not text"),
+        (lambda data: data["provenance"].update(kept={"speedup": {"date": "2026-11-20"}}), "'speedup' lacks commit"),
+        (lambda data: data["provenance"].update(kept={"speedup": 3}), "'speedup' is 3, not an object"),
+    ],
+)
+def test_what_no_writer_wrote_is_refused(stored, change, says):
+    edited(stored, change)
+    with pytest.raises(BaselineError, match=says):
+        read(stored)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        {"values": [1]},
+        {"unit": "", "direction": "", "tolerance": 0, "values": []},
+        {"unit": "", "direction": "", "tolerance": 0, "values": 3},
+        3,
+    ],
+)
+def test_a_metric_that_lost_a_field_is_named(stored, metric):
+    edited(stored, lambda data: data["metrics"].update(speedup=metric))
     with pytest.raises(BaselineError, match="speedup"):
         read(stored)
 
@@ -104,17 +156,14 @@ def test_a_name_cannot_leave_the_folder(tmp_path, name):
         baseline_path(tmp_path, "h200", name)
 
 
-@pytest.mark.parametrize("step", ["mkstemp", "write", "fsync", "fchmod", "replace"])
+@pytest.mark.parametrize("step", ["tempfile.NamedTemporaryFile", "os.fsync", "os.fchmod", "os.replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step, code):
     def full(*args, **kwargs):
         raise OSError(code, os.strerror(code))
 
-    target = (
-        "pytest_fp8.baselines.store.tempfile.mkstemp" if step == "mkstemp" else f"pytest_fp8.baselines.store.os.{step}"
-    )
     with monkeypatch.context() as patched:
-        patched.setattr(target, full)
+        patched.setattr(step, full)
         with pytest.raises(BaselineError, match=r"could not write .*1b-torchao-rowwise\.json"):
             write_baseline(stored, replace(GOOD, case_hash="new"))
     assert read(stored) == GOOD
@@ -130,7 +179,7 @@ def test_two_updates_at_once_the_second_is_told(tmp_path):
 
 def test_an_updater_that_was_killed_leaves_no_lock(tmp_path):
     code = (
-        "import os, sys, signal\nfrom pathlib import Path\nfrom pytest_fp8.baselines.store import updating\n"
+        "import os, sys, signal\nfrom pathlib import Path\nfrom pytest_fp8.baselines.atomic import updating\n"
         "with updating(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9

@@ -25,6 +25,7 @@ from benchmarks.claims.judgement import (
     read,
     verdict,
 )
+from helpers.baselines import ORIGIN
 from pytest_fp8 import Case
 from pytest_fp8.baselines.store import Baseline, write_baseline
 from pytest_fp8.errors import SettingsError
@@ -39,7 +40,7 @@ def baseline(case=CASE, **metrics):
         name: {"unit": name, "direction": "higher", "tolerance": 0.02, "values": values}
         for name, values in metrics.items()
     }
-    return Baseline(case.id, case.digest(), "h200", filled)
+    return Baseline(case.id, case.digest(), "h200", filled, ORIGIN)
 
 
 def speed(ratio, processes=4):

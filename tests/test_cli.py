@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.baselines import ORIGIN
 from pytest_fp8 import Case
-from pytest_fp8.baselines.store import Baseline, read_baseline, updating, write_baseline
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
 from pytest_fp8.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -24,14 +26,6 @@ NULL = Case("1b", "bf16", "none", questions=("speedup",))
 CASE = Case("1b", "torchao", "rowwise")
 SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
 QUIET = [[0.1, 0.101, 0.099, 0.1, 0.1, 0.1], [0.102, 0.101, 0.102, 0.103, 0.102, 0.102]]
-ORIGIN = {
-    "date": "2026-11-20",
-    "commit": "0123456789ab",
-    "dirty": False,
-    "gpu": {"name": "NVIDIA H200", "driver": "580.1"},
-    "libraries": {"torch": "1.0.0"},
-    "reason": "first",
-}
 
 
 def baseline(case=CASE, speed=QUIET, memory=0.85, **origin):

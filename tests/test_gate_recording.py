@@ -25,7 +25,7 @@ def test_a_recording_is_whole_after_every_process(tmp_path, monkeypatch):
     name = "1b-torchao-tensorwise"
     pool = ArmPool(H200)
     writes = []
-    monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", lambda p, text: writes.append(json.loads(text)))
+    monkeypatch.setattr("pytest_fp8.baselines.atomic.write_atomically", lambda p, text: writes.append(json.loads(text)))
     record(name, pool, processes=3, blocks=5, out=tmp_path, reason="test")
     pool.close()
     assert [len(content["processes"]) for content in writes] == [1, 2, 3]

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.lora.__main__ import main
 from benchmarks.lora.model import Point, fit, weight_of
+from helpers.baselines import ORIGIN
 from pytest_fp8 import Case
 from pytest_fp8.baselines.store import Baseline, write_baseline
 from pytest_fp8.zoo.adapters import PROJECTIONS
@@ -37,7 +38,9 @@ def sweep(weights=(1.0,), **noise):
 
 def store(folder, measured, case, **origin):
     metrics = {name: {**TIMES, "values": list(getattr(measured, name))} for name in ("bf16_ms", "fp8_ms")}
-    write_baseline(folder, Baseline(case.id, case.digest(), "h200", metrics, {"date": "2026-11-21", **origin}))
+    write_baseline(
+        folder, Baseline(case.id, case.digest(), "h200", metrics, {**ORIGIN, "date": "2026-11-21", **origin})
+    )
 
 
 # -- the fit ------------------------------------------------------------------------------------------------------
@@ -126,7 +129,7 @@ def test_other_targets_join_the_fit(folder, capsys):
 
 
 def test_baselines_of_different_sessions_are_named(folder, capsys):
-    store(folder, point(64), replace(FULL, lora=64), commit="0123456789ab")
+    store(folder, point(64), replace(FULL, lora=64), commit="ba9876543210")
     main(["--dir", str(folder)])
     assert "note: from 2 sessions" in capsys.readouterr().out
 
@@ -150,6 +153,6 @@ def test_a_baseline_of_another_definition_does_not_count(folder, capsys):
 def test_a_baseline_without_times_says_so(folder, capsys):
     case = replace(FULL, lora=64)
     metrics = {"fp8_layers": {"unit": "Linears in FP8", "direction": "higher", "tolerance": 0.0, "values": [112]}}
-    write_baseline(folder, Baseline(case.id, case.digest(), "h200", metrics))
+    write_baseline(folder, Baseline(case.id, case.digest(), "h200", metrics, ORIGIN))
     assert main(["--dir", str(folder)]) == 2
     assert "no step times" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_a_small_gap_is_not_shown_as_none():
 
 def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
     """What an update compares: a gap that grew threefold has moved, however small both are."""
-    from pytest_fp8.baselines.revision import compare_metric
+    from pytest_fp8.baselines.review import compare_metric
 
     def stored(factor):
         numbers = decided(falling(0.0003, factor, wobble=0.001), falling(0.0003)).numbers

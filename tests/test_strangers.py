@@ -5,7 +5,7 @@ from pytest_fp8.gpu import strangers
 
 def test_what_an_arm_has_started_is_no_stranger(monkeypatch):
     sessions = {100: 100, 101: 100, 102: 100, 900: 900}
-    monkeypatch.setattr("pytest_fp8.gpu._session_of", lambda pid: sessions.get(pid, 0))
+    monkeypatch.setattr("os.getsid", lambda pid: sessions[pid])
     assert strangers([100, 101, 102], own={100}) == ()
     assert strangers([100, 101, 900], own={100}) == (900,)
 

@@ -8,6 +8,8 @@ import re
 import pytest
 
 from helpers.fakes import H200, SUITE, install
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import CI_VARIABLES, ci_variable
 from pytest_fp8.report.ledger import Ledger
 
@@ -181,6 +183,22 @@ def test_one_file_written_does_not_make_the_next_come_from_a_changed_tree(stored
     assert stored.runpytest(*update("both")).ret == 0
     written = [json.loads(path.read_text()) for path in (stored.path / "baselines/h200").glob("*.json")]
     assert [data["provenance"]["dirty"] for data in written] == [False, False]
+
+
+def test_no_other_run_can_update_until_all_is_written(suite, monkeypatch):
+    install(monkeypatch, H200)
+    written = []
+
+    def write(path, text):
+        with pytest.raises(BaselineError, match="another run is updating"), updating(suite.path / "baselines"):
+            pass
+        written.append(path.stem)
+
+    monkeypatch.setattr("pytest_fp8.baselines.store.write_atomically", write)
+    assert suite.runpytest(*update()).ret == 0
+    assert written == ["tiny-torchao-rowwise", "tiny-te-current"]
+    with updating(suite.path / "baselines"):
+        pass
 
 
 # -- candidates ---------------------------------------------------------------------------------------------------

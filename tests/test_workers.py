@@ -130,4 +130,4 @@ def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
     cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
     session = Session(Settings(), Path(), is_worker=worker)
     session.upcoming = cases
-    assert [case.recipe for case in session._soon(cases[0])] == ahead
+    assert [case.recipe for case in session.soon(cases[0])] == ahead

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.claims import CLAIMS, judge
 from benchmarks.claims.page import markdown, print_claims, to_json
-from pytest_fp8.baselines.shelf import read_folder, readable
+from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.errors import Fp8Error
 
 

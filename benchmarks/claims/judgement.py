@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
-from pytest_fp8.baselines.revision import Speed, speed_of
+from pytest_fp8.baselines.review import Speed, speed_of
 from pytest_fp8.baselines.store import Baseline
 
 TOLERANCE = 0.02

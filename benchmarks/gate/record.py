@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason: str) -> Path:
     """Measure ``processes`` fresh pairs of ``blocks`` ABBA blocks each; gives the file."""
     from pytest_fp8.arms.evidence import PairArms
+    from pytest_fp8.baselines.atomic import write_atomically
     from pytest_fp8.baselines.provenance import provenance
-    from pytest_fp8.baselines.store import write_atomically
 
     case = cases()[name]
     arms = PairArms(case, pool, None)
@@ -115,7 +115,7 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
 def from_report(report: Path, out: Path) -> list[Path]:
     """The timed blocks of a run's report as recordings, one file per case. The GPU's state is known for the whole of a
     case there, so that each of its processes carries all of it; the time to build is not known."""
-    from pytest_fp8.baselines.store import write_atomically
+    from pytest_fp8.baselines.atomic import write_atomically
 
     data = json.loads(report.read_text())
     written = []

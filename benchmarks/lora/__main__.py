@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lora.model import RANKS, Fit, Point, fit, weight_of
-from pytest_fp8.baselines.shelf import read_folder, readable
+from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import BaselineError, Fp8Error

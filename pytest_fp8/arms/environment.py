@@ -76,7 +76,7 @@ class ArmEnvironment:
 def probed(name: str, python: str, root: Path) -> ArmEnvironment:
     """The environment of an interpreter with the project at ``root``; raises :class:`SettingsError` where no arm could
     run in it."""
-    from pytest_fp8.baselines.provenance import PACKAGES
+    from pytest_fp8.libraries import PACKAGES
 
     # Not resolved: a virtual environment's python is a link, and its name is what makes it one.
     python = os.path.abspath(python)

@@ -171,14 +171,24 @@ class Backend(ABC):
 
 
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:
-    """Whether a package is there and recent enough, judged without importing it; and the reason."""
+    """Whether a package is there and recent enough, judged without importing it; and the reason.
+
+    Versions are ordered as PEP 440 says: a development or pre-release of ``minimum`` is older than it, a post-release
+    or local build is not.
+    """
     from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.version import InvalidVersion, Version
 
     try:
         found = version(distribution)
     except PackageNotFoundError:
         return False, f"{distribution} is not installed: pip install {distribution}"
-    if _numbers(found) < _numbers(minimum):
+    try:
+        older = Version(found) < Version(minimum)
+    except InvalidVersion:
+        return False, f"{distribution} {found} has no version that can be compared with {minimum}"
+    if older:
         return False, f"{distribution} {found} is older than {minimum}"
     return True, f"{distribution} {found}"
 
@@ -300,8 +310,3 @@ def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:
         # A position embedding is [1, positions, width].
         if parameter.dim() == 3 and min(parameter.shape) > 1
     }
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    release = version.split("+", maxsplit=1)[0]
-    return tuple(int(part) for part in release.split(".") if part.isdigit())

@@ -1,28 +1,26 @@
-"""Stored baselines: one JSON file per case and GPU, raw values per process or seed, written whole or not at all."""
+"""Stored baselines: one JSON file per case and GPU, raw values per process or seed, read strictly."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
+import datetime
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.case import OWN
-from pytest_fp8.descriptors import write_all
 from pytest_fp8.errors import BaselineError
 
 SCHEMA = 1
-LEFTOVER = ".tmp"
-"""How the hidden file ends that is written before the rename."""
-_METRIC_FIELDS = {"unit", "direction", "tolerance", "values"}
+FIELDS = ("schema", "case", "case_hash", "gpu", "metrics", "provenance")
+METRIC_FIELDS = ("unit", "direction", "tolerance", "values")
+PROVENANCE_FIELDS = ("date", "commit", "dirty", "gpu", "libraries", "reason")
+OPTIONAL_PROVENANCE = ("kept", "unfit")
+"""``kept``: metric -> date and commit of an earlier measurement, where an update kept its values.
+``unfit``: why a candidate must not be stored."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +28,18 @@ class Baseline:
     """What a case once measured on one kind of GPU.
 
     ``metrics``: name -> {unit, direction, tolerance, values}; the values are raw, one per process or seed.
+    ``provenance``: :data:`PROVENANCE_FIELDS`, and where they apply :data:`OPTIONAL_PROVENANCE`.
     """
 
     case: str
     case_hash: str
     gpu: str
     metrics: Mapping[str, Mapping[str, Any]]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any]
 
     def values(self, metric: str) -> list[Any]:
         """The raw values of a metric; empty where the baseline does not have it."""
-        return list(self.metrics.get(metric, {}).get("values", []))
+        return list(self.metrics[metric]["values"]) if metric in self.metrics else []
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,17 +91,29 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
             next_step="restore its name",
         )
     if found.case_hash != case_hash:
-        own = case.startswith(OWN)
-        raise BaselineError(
-            f"{path} was measured for another definition of case {case!r}",
-            expected=f"case hash {case_hash}",
-            seen=found.case_hash,
-            cause="the case's model, recipe, sizes, data or way of measuring changed since"
-            + ("; or a value that its functions hold is another one in each run, a time or a counter" if own else ""),
-            next_step=f"measure it again: pytest {'' if own else 'suites '}-k {case} --fp8-gpu={gpu} "
-            '--fp8-update-baselines --fp8-reason "the case changed: ..."',
-        )
+        raise _redefined(path, found, case_hash)
     return found
+
+
+def _redefined(path: Path, found: Baseline, case_hash: str) -> BaselineError:
+    own = found.case.startswith(OWN)
+    return BaselineError(
+        f"{path} was measured for another definition of case {found.case!r}",
+        expected=f"case hash {case_hash}",
+        seen=found.case_hash,
+        cause="the case's model, recipe, sizes, data or way of measuring changed since"
+        + ("; or a value that its functions hold is another one in each run, a time or a counter" if own else ""),
+        next_step=f"measure it again: pytest {'' if own else 'suites '}-k {found.case} --fp8-gpu={found.gpu} "
+        '--fp8-update-baselines --fp8-reason "the case changed: ..."',
+    )
+
+
+def earlier_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> tuple[Baseline | None, str]:
+    """The stored baseline that a new one is compared with; or ``None``, and why a stored one cannot be."""
+    try:
+        return read_baseline(folder, gpu, case, case_hash), ""
+    except BaselineError as error:
+        return None, f"the earlier file cannot be compared with: {error.headline}"
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -118,7 +129,7 @@ def load_baseline(path: Path) -> Baseline:
 
 
 def parse_text(text: str, path: Path) -> Baseline:
-    """A baseline from the text of a file called ``path``."""
+    """A baseline from the text of a file called ``path``. Raises :class:`BaselineError`."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -127,7 +138,7 @@ def parse_text(text: str, path: Path) -> Baseline:
 
 
 def parse_baseline(data: Any, path: Path) -> Baseline:
-    """A baseline from parsed JSON, every field checked."""
+    """A baseline from parsed JSON. A missing or unknown field is an error, and so is one of another type."""
     if not isinstance(data, dict):
         raise _broken(path, f"a JSON {type(data).__name__}, not an object")
     if data.get("schema") != SCHEMA:
@@ -138,120 +149,67 @@ def parse_baseline(data: Any, path: Path) -> Baseline:
             cause="it was written by another version of pytest-fp8",
             next_step="update pytest-fp8, or measure the case again with --fp8-update-baselines",
         )
-    for name in ("case", "case_hash", "gpu"):
-        if not isinstance(data.get(name), str):
-            raise _broken(path, f"{name!r} is {data.get(name)!r}, not text")
-    metrics = data.get("metrics")
-    if not isinstance(metrics, dict):
-        raise _broken(path, "'metrics' is not an object")
-    for name, metric in metrics.items():
-        if not isinstance(metric, dict) or not set(metric) >= _METRIC_FIELDS or not isinstance(metric["values"], list):
-            raise _broken(path, f"metric {name!r} does not have {', '.join(sorted(_METRIC_FIELDS))}")
-        if not metric["values"]:
-            raise _broken(path, f"metric {name!r} has no values")
-    return Baseline(data["case"], data["case_hash"], data["gpu"], metrics, data.get("provenance", {}))
+    try:
+        _has_fields("the baseline", data, FIELDS)
+        for name in ("case", "case_hash", "gpu"):
+            _is(str, "text", data, name)
+        _is(dict, "an object", data, "metrics")
+        _is(dict, "an object", data, "provenance")
+        for name, metric in data["metrics"].items():
+            _check_metric(name, metric)
+        _check_provenance(data["provenance"])
+    except ValueError as error:
+        raise _broken(path, str(error)) from error
+    return Baseline(data["case"], data["case_hash"], data["gpu"], data["metrics"], data["provenance"])
 
 
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """Write atomically: a reader sees the old file or the new one, and after any failure the old one is still there."""
     path = baseline_path(folder, baseline.gpu, baseline.case)
-    parse_baseline(json.loads(json.dumps(baseline.to_json())), path)
-    write_atomically(path, json.dumps(baseline.to_json(), indent=1, sort_keys=True) + "\n")
+    text = json.dumps(baseline.to_json(), indent=1, sort_keys=True) + "\n"
+    parse_text(text, path)
+    write_atomically(path, text)
     return path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it, rename it, flush the folder. A reader sees the old file or the new one.
-
-    A writer that is killed leaves at most a hidden ``.*.tmp`` beside it, which :func:`sweep` removes. Raises
-    :class:`BaselineError` naming the file, and saying which of the two is there.
-    """
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=LEFTOVER, dir=path.parent)
-        try:
-            write_all(handle, text.encode())
-            os.fsync(handle)
-            os.fchmod(handle, 0o644)
-        finally:
-            os.close(handle)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise BaselineError(
-            f"could not write {path}",
-            expected="room and permission to write there",
-            seen=f"{type(error).__name__}: {error}",
-            cause="the disk is full or the folder is read-only; nothing was changed, the earlier file is whole",
-            next_step=f"df -h {path.parent}, then run the update again",
-        ) from error
-    _flush_folder(path)
+def _check_metric(name: str, metric: Any) -> None:
+    if not isinstance(metric, dict):
+        raise ValueError(f"metric {name!r} is not an object")
+    _has_fields(f"metric {name!r}", metric, METRIC_FIELDS)
+    if not isinstance(metric["values"], list) or not metric["values"]:
+        raise ValueError(f"metric {name!r} has no values")
 
 
-def _flush_folder(path: Path) -> None:
-    """Make the rename itself survive a power cut. Not every file system can: those say EINVAL or ENOTSUP."""
-    try:
-        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP):
-            return
-        raise BaselineError(
-            f"{path} was written, and its folder could not be flushed to the disk",
-            expected="a disk that takes the rename",
-            seen=f"{type(error).__name__}: {error}",
-            cause="an I/O error; the new file is in place and whole, and a power cut now could bring the earlier back",
-            next_step=f"sync, then git diff -- {path}",
-        ) from error
+def _check_provenance(data: dict[str, Any]) -> None:
+    _has_fields("provenance", data, PROVENANCE_FIELDS, OPTIONAL_PROVENANCE)
+    for name in ("date", "commit", "reason"):
+        _is(str, "text", data, name)
+    _is(bool | None, "true, false or null", data, "dirty")
+    _is(dict, "an object", data, "gpu")
+    _is(dict, "an object", data, "libraries")
+    datetime.date.fromisoformat(data["date"])
+    if "unfit" in data:
+        _is(str, "text", data, "unfit")
+    if "kept" in data:
+        _is(dict, "an object", data, "kept")
+        for metric, origin in data["kept"].items():
+            _is(dict, "an object", data["kept"], metric)
+            _has_fields(f"kept metric {metric!r}", origin, ("date", "commit"))
+            datetime.date.fromisoformat(origin["date"])
 
 
-def sweep(folder: Path) -> list[str]:
-    """Remove what killed writers left below ``folder``; gives the names. Only for the holder of the update lock."""
-    gone = []
-    for leftover in sorted(folder.glob(f"*/.*.json.*{LEFTOVER}")):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
-            gone.append(leftover.name)
-    return gone
+def _has_fields(what: str, data: Mapping[str, Any], needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    missing = [name for name in needed if name not in data]
+    unknown = [name for name in data if name not in needed + optional]
+    if missing or unknown:
+        said = [f"lacks {', '.join(missing)}"] if missing else []
+        said += [f"has unknown fields: {', '.join(unknown)}"] if unknown else []
+        raise ValueError(f"{what} {' and '.join(said)}")
 
 
-@contextmanager
-def updating(folder: Path) -> Iterator[None]:
-    """Hold the folder's update lock; raises :class:`BaselineError` at once where another run holds it.
-
-    The lock is the kernel's, on a file that stays: a run that dies gives it back. What killed writers left behind is
-    removed on entry.
-    """
-    path = folder / ".lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = path.open("w")
-    except OSError as error:
-        raise BaselineError(
-            f"baselines in {folder} cannot be updated",
-            expected="a folder that can be written",
-            seen=f"{type(error).__name__}: {error}",
-            next_step="choose another with --fp8-baseline-dir",
-        ) from error
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BaselineError(
-                f"another run is updating the baselines in {folder}",
-                expected="one update at a time",
-                seen=f"{path} is locked",
-                cause="a second pytest --fp8-update-baselines on this folder",
-                next_step="wait for it to end, then run again",
-            ) from error
-        sweep(folder)
-        yield
+def _is(kind: Any, described: str, data: Mapping[str, Any], name: str) -> None:
+    if not isinstance(data[name], kind):
+        raise ValueError(f"{name!r} is {data[name]!r}, not {described}")
 
 
 def _broken(path: Path, why: str) -> BaselineError:

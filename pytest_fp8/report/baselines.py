@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from pytest_fp8.baselines.inventory import Finding
-from pytest_fp8.baselines.revision import Revision, level, speed_of
+from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.review import Revision, level, speed_of
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
-"""How a library is called in a list; the empty ones are left to ``show``."""
+"""Short names of libraries in a list; those with an empty one are only in ``show``."""
 PROVENANCE = ("date", "commit", "dirty", "reason", "unfit")
 
 
@@ -25,11 +25,11 @@ def describe(baseline: Baseline) -> dict[str, Any]:
     if "speedup" in baseline.metrics:
         speed = speed_of(baseline.values("speedup"))
         facts |= {"speedup": math.exp(speed.theta), "speedup_interval": speed.interval, "processes": speed.processes}
-    return {**facts, **{name: baseline.provenance.get(name) for name in ("date", "commit", "reason", "libraries")}}
+    return {**facts, **{name: baseline.provenance[name] for name in ("date", "commit", "reason", "libraries")}}
 
 
 def print_list(baselines: Sequence[Baseline]) -> None:
-    """One line per baseline; where they came from stands below, once for all that came from there."""
+    """One line per baseline, with the number of its origin; the origins stand below, each once."""
     from pytest_fp8.report.tables import table
 
     origins: dict[str, int] = {}
@@ -53,9 +53,9 @@ def _cells(baseline: Baseline) -> list[str]:
 
 def _origin(baseline: Baseline) -> str:
     facts = baseline.provenance
-    named = {SHORT.get(name, name): version for name, version in (facts.get("libraries") or {}).items()}
+    named = {SHORT.get(name, name): version for name, version in facts["libraries"].items()}
     libraries = ", ".join(f"{name} {version}" for name, version in named.items() if name)
-    return f"{facts.get('date')}, commit {facts.get('commit') or 'unknown'}, {libraries}: {facts.get('reason') or '-'}"
+    return f"{facts['date']}, commit {facts['commit'] or 'unknown'}, {libraries}: {facts['reason'] or '-'}"
 
 
 def shown_or_dash(baseline: Baseline, metric: str) -> str:
@@ -64,7 +64,7 @@ def shown_or_dash(baseline: Baseline, metric: str) -> str:
 
 
 def show_lines(baseline: Baseline) -> list[str]:
-    """Everything in one baseline, readable: values per process or seed, tolerances, where they came from."""
+    """Everything in one baseline: values per process or seed, tolerances, where they came from."""
     lines = [f"{baseline.case} on {baseline.gpu} (case hash {baseline.case_hash})"]
     for name, metric in sorted(baseline.metrics.items()):
         unit = str(metric["unit"])
@@ -79,11 +79,11 @@ def show_lines(baseline: Baseline) -> list[str]:
     lines.append("  from")
     lines += [f"    {name}: {provenance[name]}" for name in PROVENANCE if provenance.get(name) not in (None, "")]
     for part in ("gpu", "libraries"):
-        facts = provenance.get(part) or {}
+        facts = provenance[part]
         if facts:
             lines.append(f"    {part}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
-    for name, origin in (provenance.get("kept") or {}).items():
-        lines.append(f"    {name} kept from {origin.get('date')}, commit {origin.get('commit')}")
+    for name, origin in provenance.get("kept", {}).items():
+        lines.append(f"    {name} kept from {origin['date']}, commit {origin['commit']}")
     return lines
 
 
@@ -109,7 +109,7 @@ def revision_to_json(revision: Revision) -> dict[str, Any]:
 
 
 def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
-    """One table of all metrics that differ, and a line for what does not."""
+    """One table of all metrics that differ, then new, unfit and missing baselines, and a closing line."""
     from pytest_fp8.report.tables import table
 
     rows: list[tuple[str, ...]] = []
@@ -127,9 +127,8 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
             print(revision_lines(revision)[0])
-        unfit = (revision.new_provenance or {}).get("unfit")
-        if unfit:
-            print(f"{name}: not fit to be stored: {unfit}")
+        if "unfit" in revision.new_provenance:
+            print(f"{name}: not fit to be stored: {revision.new_provenance['unfit']}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
         print(f"measured with {text}")
     if only_old:
@@ -143,7 +142,7 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
 
 
 def print_findings(errors: Sequence[Finding], notes: Sequence[Finding]) -> None:
-    """Errors as a table, and what to type; notes once each with the cases they are about."""
+    """Errors as a table, with the next commands; each note once, with the cases it is about."""
     from pytest_fp8.report.tables import table
 
     if errors:

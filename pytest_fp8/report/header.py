@@ -8,27 +8,21 @@ LIBRARIES = ("torch", "torchao", "transformer-engine")
 
 
 def header(settings: Settings, look: bool) -> list[str]:
-    """``look`` says whether to ask the driver: a mere collection does not."""
+    """The lines for pytest's header. ``look``: whether to ask the driver, which a mere collection does not."""
     declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
     key = settings.gpu
     if not look:
         return [f"fp8: GPU not looked at for a mere collection ({declared})"]
-    from pytest_fp8 import gpu as gpus
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.libraries import library_versions
 
-    gpu, reason = gpus.detect()
+    gpu, reason = detect()
     seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
     key = gpu.key if gpu is not None else key
     folder = settings.baseline_dir / key
     stored = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
     baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
     update = " (updating)" if settings.update else ""
-    return [f"fp8: GPU {seen} ({declared}); {', '.join(map(_library, LIBRARIES))}; baselines: {baselines}{update}"]
-
-
-def _library(name: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        return f"no {name}"
+    versions = library_versions(LIBRARIES)
+    libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
+    return [f"fp8: GPU {seen} ({declared}); {libraries}; baselines: {baselines}{update}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fp8.baselines.revision import Change, Revision
+from pytest_fp8.baselines.review import Change, Revision
 
 STYLE = {"worse": "red", "better": "green", "moved": "yellow", "new": "cyan", "more processes": "cyan"}
 

@@ -1,22 +1,40 @@
-"""Tables of the command line, drawn by rich: coloured on a terminal, plain text anywhere else."""
+"""Tables, drawn by rich: the one look of them, and the tables of the command line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 NARROWEST, WIDEST = 126, 150
-"""Columns; a log or a pipe has no width of its own, and gets what the table needs between these."""
+"""Columns of text; a log or a pipe has no width of its own, and gets what the table needs between these."""
+
+
+def new_table(title: str = "") -> Table:
+    """A table without columns and rows."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
+
+def lines_of(table: Table, console: Console) -> list[str]:
+    """The table as lines of text, without empty lines and trailing spaces."""
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Print a table; ``styles`` gives one per row. The first column is never folded."""
-    from rich.box import SIMPLE_HEAD
+    """Print a table, coloured on a terminal; ``styles`` gives one per row. The first column is never folded."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    drawn = new_table()
     for index, column in enumerate(columns):
         drawn.add_column(column, no_wrap=index == 0, overflow="fold")
     for index, row in enumerate(rows):
@@ -25,8 +43,5 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequenc
     if not console.is_terminal:
         console = Console(file=sys.stdout, highlight=False, width=WIDEST, no_color=True)
         console.width = max(NARROWEST, console.measure(drawn).maximum)
-    with console.capture() as captured:
-        console.print(drawn)
-    for line in captured.get().splitlines():
-        if line.strip():
-            print(line.rstrip())
+    for line in lines_of(drawn, console):
+        print(line)

@@ -18,7 +18,7 @@ _STYLE = {
     "INVALID": "yellow",
     "NOT_EXERCISED": "dim",
 }
-# What follows a number whose verdict its own column does not show by a word.
+# What follows the number in a cell, by verdict.
 _MARK = {
     "PASS": "",
     "IMPROVED": " better",
@@ -37,31 +37,31 @@ _COLUMNS = (
     "switch\nback",
 )
 WIDTH = 400
-"""What the table may take at most; it is as wide as its longest row, and never folded: terminals wrap better than rich
-does, and logs have no width."""
+"""The table's largest width in columns of text. It is as wide as its longest row and not folded to the terminal, which
+wraps lines better than rich does; a log has no width."""
 TESTS_SHOWN = 3
+"""Names of tests in the line about tests that did not run."""
 
 
 def summary(ledger: Ledger, color: bool) -> str:
     """The table of cases, drawn by rich; empty where no case was asked anything."""
     if not ledger.entries:
         return ""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    from pytest_fp8.report.tables import lines_of, new_table
+
+    table = new_table()
     table.add_column("case", no_wrap=True)
     for column in _COLUMNS[:-1]:
         table.add_column(column, no_wrap=True)
-    # Also the place of an arm's error, which is a sentence.
+    # The last column also holds an arm's error, which is a sentence.
     table.add_column(_COLUMNS[-1], overflow="fold", max_width=60)
     for entry in ledger.entries.values():
         table.add_row(entry.case, *row(entry))
-    text = io.StringIO()
-    console = Console(file=text, width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+    # On a file of its own: rich would look at the width of the real one.
+    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
+    return "\n".join(lines_of(table, console))
 
 
 def row(entry: Entry) -> list[str]:
@@ -108,8 +108,7 @@ def _escape(text: str) -> str:
 
 
 def findings(ledger: Ledger) -> list[str]:
-    """The messages of INCONCLUSIVE, INVALID and IMPROVED decisions: tests that passed, and that ask something of a
-    person all the same."""
+    """The messages of INCONCLUSIVE, INVALID and IMPROVED decisions: their tests pass, and a person should read them."""
     lines = []
     for entry in ledger.entries.values():
         for decision in entry.decisions.values():
@@ -135,7 +134,7 @@ def time_spent(ledger: Ledger) -> str:
 
 
 def _short(path: str, root: Path) -> str:
-    """A path below the root as one, any other as it is."""
+    """A path below the root relative to it, any other as it is."""
     return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fp8.baselines.revision import speed_of
+from pytest_fp8.baselines.review import speed_of
 from pytest_fp8.rules.statistics import normal_quantile
 from pytest_fp8.verdicts import Verdict
 

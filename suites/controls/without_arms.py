@@ -14,6 +14,9 @@ from controls.control import Control, Outcome
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
 
+ORIGIN = {"date": "2026-01-01", "commit": "", "dirty": None, "gpu": {}, "libraries": {}, "reason": "a copy"}
+"""Where the copied baseline says it comes from."""
+
 
 class ForeignBaseline(Control):
     """An H100's baseline, in the folder and under the name of an H200's."""
@@ -30,7 +33,7 @@ class ForeignBaseline(Control):
         case, digest = "1b-torchao-tensorwise", "0" * 16
         measured = {"unit": "x", "direction": "higher", "tolerance": 0.03, "values": [0.11, 0.12]}
         with tempfile.TemporaryDirectory() as name:
-            written = write_baseline(Path(name), Baseline(case, digest, "h100", {"speedup": measured}))
+            written = write_baseline(Path(name), Baseline(case, digest, "h100", {"speedup": measured}, ORIGIN))
             target = Path(name, "h200", written.name)
             target.parent.mkdir()
             written.rename(target)

@@ -1,7 +1,8 @@
 """Kills a writer of baselines at one step after another and prints what a reader finds, as JSON lines.
 
-``python crash_writer.py FOLDER``. Every attempt is a child of its own: it is forked, changes one function of ``os`` so
-that its process dies there of SIGKILL, and writes. What the disk holds afterwards is read by the parent.
+``python -m helpers.crash_writer FOLDER``. Every attempt is a child of its own: it is forked, changes one step of the
+writer so that its process dies there of SIGKILL, and writes. At a byte it dies of SIGXFSZ instead, which the kernel
+sends where a file grows beyond the limit on its size. The parent then reads what the disk holds.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers.baselines import ORIGIN
 from pytest_fp8.baselines import store
+from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.errors import BaselineError, Fp8Error
 
 METRIC = {"unit": "share", "direction": "higher", "tolerance": 0.0, "values": [0.5]}
-OLD = store.Baseline("tiny-case", "hash", "h200", {"fp8_share": METRIC}, {"reason": "old"})
-NEW = replace(OLD, metrics={"fp8_share": {**METRIC, "values": [0.75]}}, provenance={"reason": "new"})
-STEPS = ("mkdir", "mkstemp", "write", "fsync", "fchmod", "close", "replace", "open folder", "fsync folder")
+OLD = store.Baseline("tiny-case", "hash", "h200", {"fp8_share": METRIC}, {**ORIGIN, "reason": "old"})
+NEW = replace(OLD, metrics={"fp8_share": {**METRIC, "values": [0.75]}}, provenance={**ORIGIN, "reason": "new"})
+OF_STREAM = ("write", "flush", "close")
+"""Steps that are methods of the temporary file."""
+STEPS = ("mkdir", "create", "write", "flush", "fsync", "fchmod", "close", "replace", "open folder", "fsync folder")
 
 
 def die() -> None:
@@ -38,12 +43,6 @@ def patched(target: Any, name: str, around: Callable[[Callable[..., Any]], Calla
 
 def at(step: str, when: str, fault: Callable[[], None]) -> None:
     """Have ``fault`` happen before or after a step of the writer."""
-    target, name = {
-        "mkdir": (Path, "mkdir"),
-        "mkstemp": (tempfile, "mkstemp"),
-        "open folder": (os, "open"),
-        "fsync folder": (os, "fsync"),
-    }.get(step, (os, step))
     renamed: list[bool] = []
 
     def note_rename(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +55,7 @@ def at(step: str, when: str, fault: Callable[[], None]) -> None:
 
     def around(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            # The folder's steps are those after the rename; mkstemp opens a file, too.
+            # The folder's steps are those after the rename; the temporary file is opened and flushed, too.
             due = bool(renamed) == step.endswith("folder")
             if due and when == "before":
                 fault()
@@ -69,24 +68,53 @@ def at(step: str, when: str, fault: Callable[[], None]) -> None:
 
     if step.endswith("folder"):
         patched(os, "replace", note_rename)
+    if step in OF_STREAM:
+        of_stream(step, around)
+        return
+    target, name = {
+        "mkdir": (Path, "mkdir"),
+        "create": (tempfile, "NamedTemporaryFile"),
+        "open folder": (os, "open"),
+        "fsync folder": (os, "fsync"),
+    }.get(step, (os, step))
     patched(target, name, around)
 
 
-def after_bytes(count: int, fault: Callable[[], None]) -> None:
-    """Let that many bytes reach the file, one call at a time, and then have ``fault`` happen."""
-    left = [count]
+class Stream:
+    """The writer's temporary file, one of whose methods is changed. Its ``with`` block closes it by ``close``."""
 
-    def around(real: Callable[..., int]) -> Callable[..., int]:
-        def call(handle: int, data: Any) -> int:
-            if left[0] <= 0:
-                fault()
-            written = real(handle, bytes(data[: max(1, min(left[0], 7))]))
-            left[0] -= written
-            return written
+    def __init__(self, file: Any, step: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.file, self.name = file, file.name
+        for name in ("write", "flush", "fileno", "close"):
+            real = getattr(file, name)
+            setattr(self, name, around(real) if name == step else real)
 
-        return call
+    def __enter__(self) -> Stream:
+        return self
 
-    patched(os, "write", around)
+    def __exit__(self, *error: object) -> None:
+        self.close()  # type: ignore[attr-defined]
+
+
+def of_stream(step: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def create(real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **more: Stream(real(*args, **more), step, around)
+
+    patched(tempfile, "NamedTemporaryFile", create)
+
+
+def no_room_after(count: int) -> None:
+    """Let that many bytes reach the file, and no more of them."""
+
+    def around(real: Callable[[bytes], int]) -> Callable[[bytes], int]:
+        def write(data: bytes) -> int:
+            real(data[:count])
+            no_room()
+            return count
+
+        return write
+
+    of_stream("write", around)
 
 
 def no_room() -> None:
@@ -100,6 +128,14 @@ def as_nobody() -> None:
         os.setuid(65534)
 
 
+def die_after(count: int) -> None:
+    """Let that many bytes reach the file; the kernel kills the process that writes another."""
+    # Python ignores this signal, and raises OSError instead.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_file_size(count)
+
+
 def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
@@ -110,11 +146,11 @@ def attempts(length: int) -> Iterator[tuple[str, Callable[[], None], bool]]:
         for when in ("before", "after"):
             yield f"kill {when} {step}", lambda s=step, w=when: at(s, w, die), False
     for count in range(length):
-        yield f"kill at byte {count}", lambda n=count: after_bytes(n, die), False
+        yield f"kill at byte {count}", lambda n=count: die_after(n), False
     for step in STEPS:
         yield f"full at {step}", lambda s=step: at(s, "before", no_room), False
     for count in range(0, length, 37):
-        yield f"full at byte {count}", lambda n=count: after_bytes(n, no_room), False
+        yield f"full at byte {count}", lambda n=count: no_room_after(n), False
         yield f"really full at byte {count}", lambda n=count: limit_file_size(n), False
     yield "read-only", as_nobody, True
 
@@ -125,7 +161,6 @@ def write_in_child(folder: Path, change: Callable[[], None]) -> tuple[int, str]:
     child = os.fork()
     if child == 0:
         said = ""
-        report = os.write
         try:
             change()
             store.write_baseline(folder, NEW)
@@ -133,7 +168,7 @@ def write_in_child(folder: Path, change: Callable[[], None]) -> tuple[int, str]:
             said = error.message
         except BaseException as error:
             said = f"unexpected {type(error).__name__}: {error}"
-        report(send, said.encode())
+        os.write(send, said.encode())
         os._exit(0)
     os.close(send)
     with os.fdopen(receive, "rb") as stream:
@@ -157,14 +192,15 @@ def main(root: Path) -> None:
             whole = found in (OLD, NEW)
         except Fp8Error as error:
             content, whole = error.message, False
-        hidden = [p.name for p in path.parent.iterdir() if p != path]
-        with store.updating(folder):
+        unfinished = [p for p in path.parent.iterdir() if p != path]
+        hidden, size = [p.name for p in unfinished], sum(p.stat().st_size for p in unfinished)
+        with updating(folder):
             store.write_baseline(folder, NEW)
         after = sorted(p.name for p in path.parent.iterdir())
         shutil.rmtree(folder)
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         row = {"attempt": name, "killed": killed, "said": said, "content": content, "whole": whole}
-        print(json.dumps({**row, "hidden": hidden, "after the next update": after}))
+        print(json.dumps({**row, "hidden": hidden, "bytes left": size, "after the next update": after}))
 
 
 if __name__ == "__main__":

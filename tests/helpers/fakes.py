@@ -229,7 +229,7 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
     monkeypatch.setattr(
-        "pytest_fp8.arms.evidence.conditions", lambda *_: Conditions(1980, 600.0, (), FakeProcess.world.strangers)
+        "pytest_fp8.arms.evidence.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers)
     )
     monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (True, ""))
     return FakeProcess.world

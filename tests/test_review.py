@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_fp8.baselines.revision import compare_metric, revise, revised
+from helpers.baselines import ORIGIN
+from pytest_fp8.baselines.review import compare_metric, revise, revised
 from pytest_fp8.baselines.store import Baseline
 
 SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
@@ -90,7 +91,7 @@ def test_kept_metrics_keep_their_first_origin_over_several_updates():
             "h",
             "h200",
             {"fp8_share": metric(share, 0.0), "memory_ratio": metric(memory, 0.02, "a over b", "lower")},
-            {"date": date, "commit": date},
+            {**ORIGIN, "date": date, "commit": date},
         )
 
     stored = version(0.5, 1.0, "one")
@@ -99,6 +100,7 @@ def test_kept_metrics_keep_their_first_origin_over_several_updates():
     assert stored.values("fp8_share") == [0.7]
     assert stored.values("memory_ratio") == [1.0]
     assert stored.provenance == {
+        **ORIGIN,
         "date": "three",
         "commit": "three",
         "kept": {"memory_ratio": {"date": "one", "commit": "one"}},
@@ -107,4 +109,4 @@ def test_kept_metrics_keep_their_first_origin_over_several_updates():
 
 def test_two_cases_are_never_compared():
     with pytest.raises(ValueError, match="not the same baseline"):
-        revise(Baseline("a", "h", "h200", {}), Baseline("b", "h", "h200", {}))
+        revise(Baseline("a", "h", "h200", {}, ORIGIN), Baseline("b", "h", "h200", {}, ORIGIN))

@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_fp8.baselines.revision import Revision, revise, revised
-from pytest_fp8.baselines.shelf import read_folder, readable
-from pytest_fp8.baselines.store import Baseline, baseline_path, load_baseline, updating, write_baseline
-from pytest_fp8.errors import BaselineError, SettingsError
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.folder import read_folder, readable
+from pytest_fp8.baselines.review import Revision, revise, revised
+from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.errors import SettingsError
 
 
 @dataclass
@@ -26,7 +27,7 @@ def promote_candidates(
 ) -> Promotion:
     """Store the candidates of ``cases`` (all by default) below ``folder`` where they moved by more than noise.
 
-    One that its run called unfit is refused. Raises :class:`BaselineError` for an unreadable candidate, and
+    A candidate that its run called unfit is refused. Raises :class:`BaselineError` for an unreadable candidate, and
     :class:`SettingsError` without a reason or where a named case has no candidate.
     """
     if not reason.strip():
@@ -45,24 +46,14 @@ def promote_candidates(
         for (kind, case), candidate in sorted(found.items()):
             if (cases and case not in cases) or gpu not in ("", kind):
                 continue
-            unfit = candidate.provenance.get("unfit")
-            if unfit:
-                done.refused.append(f"candidate {kind}/{case} was not stored: {unfit}")
+            if "unfit" in candidate.provenance:
+                done.refused.append(f"candidate {kind}/{case} was not stored: {candidate.provenance['unfit']}")
                 continue
             new = replace(candidate, provenance={**candidate.provenance, "reason": reason.strip()})
-            old, whole = _stored(folder, kind, case)
-            revision = revise(old, new, whole)
+            old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
+            revision = revise(old, new, why_none)
             done.revisions.append(revision)
             chosen = revised(old, new, revision)
             if chosen is not None:
                 done.written.append(write_baseline(folder, chosen))
     return done
-
-
-def _stored(folder: Path, gpu: str, case: str) -> tuple[Baseline | None, str]:
-    try:
-        return load_baseline(baseline_path(folder, gpu, case)), ""
-    except FileNotFoundError:
-        return None, ""
-    except BaselineError as error:
-        return None, f"the earlier file cannot be compared with: {error.headline}"

@@ -1,6 +1,6 @@
-"""What a new measurement changes in a stored baseline: per metric, noise or moved, better or worse. Pure.
+"""A new measurement against a stored baseline: per metric noise or moved, better or worse; and what to store. Pure.
 
-Loads no numpy, so that a reviewer's command line answers at once.
+Loads no numpy, so that the command line answers at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.rules.statistics import MAD_TO_SIGMA, SIGMA_RUN_FLOOR, normal_quantile, pooled_variance, sample_sd
 
 CONFIDENCE = 0.99
-"""Two-sided: how often a speedup that did not change is left alone."""
+"""Two-sided: how often a speedup that did not change is called noise."""
 EXACT = 1e-9
+"""Absolute change up to which a metric without a tolerance counts as unchanged."""
 DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
-"""Metrics that set the scene: they move with the host or the library, which says nothing good or bad about FP8."""
+"""Informational metrics: never better or worse, since they change with the host or the library."""
 TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"), ("memory_ratio", "activation_ratio"))
 """Metrics of one measurement: where one of them is rewritten, so are the others."""
 
@@ -34,7 +35,7 @@ class Change:
     new: float | None
     change: float = 0.0
     half_width: float = 0.0
-    """Of the change's interval; for a banded metric the band."""
+    """Half the width of the change's interval; of a metric with a tolerance, that."""
     word: str = "noise"
     """``same``, ``noise``, ``moved``, ``better``, ``worse``, ``new``, ``more processes``, or ``not measured``."""
 
@@ -50,10 +51,11 @@ class Revision:
     case: str
     gpu: str
     changes: tuple[Change, ...]
-    whole: str = ""
-    """Why nothing was compared and everything is new: no earlier file, or one of another definition."""
-    old_provenance: Mapping[str, Any] | None = None
-    new_provenance: Mapping[str, Any] | None = None
+    whole: str
+    """Why nothing was compared and everything is new: no earlier file, or one of another definition. Else empty."""
+    old_provenance: Mapping[str, Any] | None
+    """``None`` where nothing was compared."""
+    new_provenance: Mapping[str, Any]
 
     @property
     def rewrites(self) -> bool:
@@ -64,12 +66,14 @@ class Revision:
         return any(change.word == "worse" for change in self.changes)
 
     def origins(self) -> list[str]:
-        """What differs in where the two came from: ``torch 2.11.0 -> 2.12.0``."""
+        """Libraries, driver and power limit that differ: ``torch 2.11.0 -> 2.12.0``."""
+        if self.old_provenance is None:
+            return []
         old, new = _origins(self.old_provenance), _origins(self.new_provenance)
         return [
             f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
             for name in sorted(old | new)
-            if old and new and old.get(name) != new.get(name)
+            if old.get(name) != new.get(name)
         ]
 
 
@@ -91,8 +95,9 @@ class Speed:
 def speed_of(values: Sequence[Sequence[float]], between: float | None = None) -> Speed:
     """The speedup in ``values``, log ratios per block and process.
 
-    SE^2 = (pi/2) sigma_w^2 / (R n) + sigma_run^2 / R, as in DESIGN; ``between`` is sigma_run, by default that of these
-    processes and never below :data:`~pytest_fp8.rules.statistics.SIGMA_RUN_FLOOR`.
+    SE^2 = (pi/2) sigma_w^2 / (R n) + sigma_run^2 / R, for R processes of n blocks each: sigma_w is the spread of the
+    blocks of a process, sigma_run (``between``) that of the processes. By default sigma_run is that of these processes,
+    and never below :data:`~pytest_fp8.rules.statistics.SIGMA_RUN_FLOOR`.
     """
     estimates = [median(blocks) for blocks in values]
     within = fmean(_robust_sigma(blocks) for blocks in values)
@@ -103,7 +108,7 @@ def speed_of(values: Sequence[Sequence[float]], between: float | None = None) ->
 
 
 def revise(old: Baseline | None, new: Baseline, whole: str = "") -> Revision:
-    """Compare two baselines of one case. ``old`` is ``None`` where nothing may be compared; ``whole`` says why."""
+    """Compare two baselines of one case. ``old`` is ``None`` where nothing can be compared; ``whole`` says why."""
     if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
         raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
     if old is not None and old.case_hash != new.case_hash:
@@ -119,9 +124,9 @@ def revise(old: Baseline | None, new: Baseline, whole: str = "") -> Revision:
 
 
 def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline | None:
-    """What to store: the old baseline with the metrics that moved; ``None`` where nothing did and the file stays.
+    """What to store: the old baseline with the metrics that moved; ``None`` where none did and the file stays.
 
-    What is kept keeps its date and commit, under ``kept`` in the provenance.
+    Metrics that are kept keep their date and commit, under ``kept`` in the provenance.
     """
     if not revision.rewrites:
         return None
@@ -134,7 +139,7 @@ def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline
     kept = [name for name in old.metrics if name not in chosen]
     metrics = {**{name: old.metrics[name] for name in kept}, **{name: new.metrics[name] for name in chosen}}
     before = old.provenance.get("kept", {})
-    origin = {key: old.provenance.get(key) for key in ("date", "commit")}
+    origin = {key: old.provenance[key] for key in ("date", "commit")}
     provenance = {key: value for key, value in new.provenance.items() if key != "kept"}
     if kept:
         provenance["kept"] = {name: before.get(name, origin) for name in sorted(kept)}
@@ -142,12 +147,13 @@ def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline
 
 
 def compare_metric(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Change:
-    """One metric, by what its values are: per-process log ratios by their noise, exact ones (tolerance 0) by
-    :data:`EXACT`, banded ones by their tolerance, in nats or as a fraction."""
-    if old is None or new is None:
-        there = new or old or {}
-        change = _first(name, there)
-        return change if old is None else replace(change, old=change.new, new=None, word="not measured")
+    """One metric, by the kind of its values: log ratios per process by their noise, others by their tolerance, in nats
+    or as a fraction, and without a tolerance by :data:`EXACT`. One of ``old`` and ``new`` may be ``None``."""
+    if new is None:
+        assert old is not None
+        return replace(_first(name, old), old=level(name, old), new=None, word="not measured")
+    if old is None:
+        return _first(name, new)
     if _per_process(new) != _per_process(old):
         return replace(_first(name, new), old=level(name, old))
     if _per_process(new):
@@ -214,12 +220,11 @@ def _per_process(metric: Mapping[str, Any]) -> bool:
     return isinstance(metric["values"][0], list | tuple)
 
 
-def _origins(provenance: Mapping[str, Any] | None) -> dict[str, str]:
-    if not provenance:
-        return {}
-    gpu = provenance.get("gpu") or {}
-    facts = {**provenance.get("libraries", {}), "driver": gpu.get("driver"), "power limit": gpu.get("power_limit")}
-    return {name: str(value) for name, value in facts.items() if value is not None}
+def _origins(provenance: Mapping[str, Any]) -> dict[str, str]:
+    gpu = provenance["gpu"]
+    # A baseline that was measured without a GPU has neither.
+    about = {"driver": gpu.get("driver"), "power limit": gpu.get("power_limit")}
+    return {**provenance["libraries"], **{name: str(value) for name, value in about.items() if value is not None}}
 
 
 def _quantile() -> float:

@@ -1,0 +1,112 @@
+"""Files written whole or not at all, and the lock that lets one run at a time update a folder of baselines."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pytest_fp8.errors import BaselineError
+
+UNFINISHED = ".tmp"
+"""How the name of the hidden file ends that is written before the rename."""
+LOCK = ".lock"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path``, flush it, rename it, flush the folder. A reader sees the old file or the new one.
+
+    A writer that is killed leaves at most a hidden ``.*.tmp`` file beside it, which the next update removes. Raises
+    :class:`BaselineError`, which names the file and says whether the old or the new one is there.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent, delete=False
+        ) as stream:
+            temporary = stream.name
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.fchmod(stream.fileno(), 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise BaselineError(
+            f"could not write {path}",
+            expected="room and permission to write there",
+            seen=f"{type(error).__name__}: {error}",
+            cause="the disk is full or the folder is read-only; nothing was changed, the earlier file is whole",
+            next_step=f"df -h {path.parent}, then run the update again",
+        ) from error
+    _flush_folder(path)
+
+
+def _flush_folder(path: Path) -> None:
+    """Make the rename itself survive a power cut. Some file systems cannot: those say EINVAL or ENOTSUP."""
+    try:
+        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            return
+        raise BaselineError(
+            f"{path} was written, and its folder could not be flushed to the disk",
+            expected="a disk that takes the rename",
+            seen=f"{type(error).__name__}: {error}",
+            cause="an I/O error; the new file is in place and whole, and a power cut now could bring the earlier back",
+            next_step=f"sync, then git diff -- {path}",
+        ) from error
+
+
+@contextmanager
+def updating(folder: Path) -> Iterator[None]:
+    """Hold the folder's update lock; raises :class:`BaselineError` at once where another run holds it.
+
+    The operating system gives the lock of a dead run back. Unfinished files of killed writers are removed on entry.
+    """
+    # Takes 200 ms to import, which only an update has to pay.
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    lock = FileLock(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise BaselineError(
+            f"another run is updating the baselines in {folder}",
+            expected="one update at a time",
+            seen=f"{path} is locked",
+            cause="a second pytest --fp8-update-baselines on this folder",
+            next_step="wait for it to end, then run again",
+        ) from error
+    except OSError as error:
+        raise BaselineError(
+            f"baselines in {folder} cannot be updated",
+            expected="a folder that can be written",
+            seen=f"{type(error).__name__}: {error}",
+            next_step="choose another with --fp8-baseline-dir",
+        ) from error
+    try:
+        _sweep(folder)
+        yield
+    finally:
+        lock.release()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the unfinished files of killed writers below ``folder``. Call it with the lock held."""
+    for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

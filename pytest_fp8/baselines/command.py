@@ -1,0 +1,209 @@
+"""``pytest-fp8 baselines``: the sub-commands of a person who reviews baselines. Loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.errors import BaselineError, SettingsError
+
+if TYPE_CHECKING:
+    from pytest_fp8.case import Case
+
+OK, WRONG, UNANSWERED = 0, 1, 2
+"""Exit codes: nothing wrong; something got worse or is broken; the question could not be answered."""
+MAX_AGE = 180
+"""Days after which a baseline is noted as stale: about two releases of torch."""
+
+
+def add_baselines(commands: Any) -> None:
+    """Add the command to the parser of :mod:`pytest_fp8.cli`."""
+    baselines = commands.add_parser("baselines", help="list, show, compare and check stored baselines")
+    actions = baselines.add_subparsers(required=True, metavar="ACTION")
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--dir", type=Path, default=Path("baselines"), help="folder of baselines (default: baselines)")
+    common.add_argument("--gpu", default="", help="this GPU's alone, e.g. h200")
+    common.add_argument("--json", action="store_true", help="JSON instead of tables")
+    suite = argparse.ArgumentParser(add_help=False)
+    suite.add_argument(
+        "--suite",
+        type=Path,
+        help="Python file whose attributes are the cases (default: suites/matrix.py beside the folder); it is run",
+    )
+
+    add = actions.add_parser("list", parents=[common], help="one line per baseline")
+    add.set_defaults(run=list_baselines)
+    add = actions.add_parser("show", parents=[common], help="all that one baseline holds")
+    add.add_argument("case")
+    add.set_defaults(run=show)
+    add = actions.add_parser("diff", parents=[common], help="what changed; exit 1 where a metric got worse")
+    add.add_argument("a", nargs="?", type=Path, metavar="A", help="folder or file: the old ones (default: --dir)")
+    add.add_argument("b", nargs="?", type=Path, metavar="B", help="folder or file: the new ones (default: --dir)")
+    add.add_argument("--git", metavar="REV", help="take the old ones from this git revision of --dir")
+    add.set_defaults(run=diff)
+    add = actions.add_parser("check", parents=[common, suite], help="is every file sound, and of a case of the suite")
+    add.add_argument(
+        "--max-age", type=int, default=MAX_AGE, metavar="DAYS", help=f"note older ones (default {MAX_AGE})"
+    )
+    add.set_defaults(run=check)
+    add = actions.add_parser("prune", parents=[common, suite], help="baselines of no case of the suite")
+    add.add_argument("--yes", action="store_true", help="delete them; without it they are listed")
+    add.set_defaults(run=prune)
+    add = actions.add_parser("promote", parents=[common], help="store reviewed candidates as baselines")
+    add.add_argument("candidates", type=Path, help="folder or file, e.g. .fp8-report/candidates")
+    add.add_argument("--case", action="append", default=[], help="this one alone; may be repeated")
+    add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
+    add.set_defaults(run=promote)
+
+
+def list_baselines(options: argparse.Namespace) -> int:
+    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.store import Baseline
+    from pytest_fp8.report.baselines import describe, print_list
+
+    files = read_folder(options.dir)
+    stored = [b for b in files.values() if isinstance(b, Baseline) and options.gpu in ("", b.gpu)]
+    broken = [error for error in files.values() if isinstance(error, BaselineError)]
+    if options.json:
+        _print_json([describe(baseline) for baseline in stored])
+    else:
+        print_list(stored)
+    for error in broken:
+        print(error.message, file=sys.stderr)
+    return UNANSWERED if broken else OK
+
+
+def show(options: argparse.Namespace) -> int:
+    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.report.baselines import show_lines
+
+    files = read_folder(options.dir)
+    named = [
+        stored
+        for path, stored in files.items()
+        if path.stem == options.case and options.gpu in ("", path.parent.name, getattr(stored, "gpu", ""))
+    ]
+    if not named:
+        near = sorted({path.stem for path in files})
+        raise BaselineError(
+            f"no baseline of case {options.case!r}" + (f" for {options.gpu}" if options.gpu else ""),
+            expected=", ".join(near) or "any baseline",
+            seen=options.case,
+            next_step="pytest-fp8 baselines list",
+        )
+    for stored in named:
+        if isinstance(stored, BaselineError):
+            raise stored
+        if options.json:
+            _print_json(stored.to_json())
+        else:
+            print("\n".join(show_lines(stored)))
+    return OK
+
+
+def diff(options: argparse.Namespace) -> int:
+    from pytest_fp8.baselines.folder import read_folder, read_revision, readable
+    from pytest_fp8.baselines.review import revise
+    from pytest_fp8.report.baselines import print_diff, revision_to_json
+
+    if options.git is None and options.b is None:
+        raise SettingsError(
+            "diff needs two sides",
+            expected="A and B, or --git REV for the old side",
+            seen="one" if options.a else "none",
+            next_step="pytest-fp8 baselines diff baselines .fp8-report/candidates",
+        )
+    if options.git is not None and options.b is not None:
+        raise SettingsError("diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two")
+    if options.git is not None:
+        old, new = readable(read_revision(options.dir, options.git)), readable(read_folder(options.a or options.dir))
+    else:
+        old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
+    wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
+    revisions = [revise(old.get(key), new[key]) for key in wanted if key in new]
+    only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]
+    if options.json:
+        _print_json({"baselines": [revision_to_json(r) for r in revisions], "only in A": only_old})
+    else:
+        print_diff(revisions, only_old)
+    return WRONG if any(revision.worse for revision in revisions) else OK
+
+
+def check(options: argparse.Namespace) -> int:
+    import datetime
+
+    from pytest_fp8.baselines.check import inspect
+    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.libraries import library_versions
+    from pytest_fp8.report.baselines import print_findings
+
+    files = read_folder(options.dir)
+    cases = _cases(options)
+    today = datetime.datetime.now(datetime.UTC).date()
+    found = inspect(files, cases, today=today, max_age=options.max_age, installed=library_versions(), gpu=options.gpu)
+    errors = [finding for finding in found if finding.level == "error"]
+    if options.json:
+        _print_json([finding.to_json() for finding in found])
+        return WRONG if errors else OK
+    print_findings(errors, [finding for finding in found if finding.level != "error"])
+    print(f"{len(files)} baselines, {len(cases)} cases: {len(errors)} error(s), {len(found) - len(errors)} note(s)")
+    return WRONG if errors else OK
+
+
+def prune(options: argparse.Namespace) -> int:
+    from pytest_fp8.baselines.atomic import updating
+    from pytest_fp8.baselines.check import orphaned
+    from pytest_fp8.baselines.folder import read_folder
+
+    files = read_folder(options.dir)
+    cases = _cases(options)
+    gone: list[Path] = []
+    for gpu in sorted({path.parts[0] for path in files if len(path.parts) == 2}):
+        if options.gpu in ("", gpu):
+            names = [path.stem for path in files if path.parts[:-1] == (gpu,) and not path.stem.startswith("own-")]
+            gone += [options.dir / gpu / f"{name}.json" for name in orphaned(names, cases, gpu)]
+    if options.yes and gone:
+        with updating(options.dir):
+            for path in gone:
+                path.unlink(missing_ok=True)
+    if options.json:
+        _print_json({"orphaned": [str(path) for path in gone], "deleted": options.yes})
+        return OK
+    for path in gone:
+        print(f"{'deleted' if options.yes else 'orphaned'} {path}")
+    if not gone:
+        print("no orphaned baselines")
+    elif not options.yes:
+        print("next: pytest-fp8 baselines prune --yes deletes them")
+    return OK
+
+
+def promote(options: argparse.Namespace) -> int:
+    from pytest_fp8.baselines.promote import promote_candidates
+    from pytest_fp8.report.revisions import revision_lines
+
+    done = promote_candidates(options.candidates, options.dir, options.reason, options.case, options.gpu)
+    if options.json:
+        _print_json({"written": [str(path) for path in done.written], "refused": done.refused})
+    else:
+        for revision in done.revisions:
+            print("\n".join(revision_lines(revision)))
+        for path in done.written:
+            print(f"wrote {path}")
+        for line in done.refused:
+            print(line, file=sys.stderr)
+    return WRONG if done.refused else OK
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    from pytest_fp8.baselines.suite_cases import suite_cases
+
+    return suite_cases(options.suite or options.dir.absolute().parent / "suites" / "matrix.py")
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1, sort_keys=True))

@@ -1,0 +1,47 @@
+"""What a collected test asks: its case and its question; and the order in which tests are best asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def question_of(item: pytest.Item) -> str | None:
+    """The question that a test's marks name, the nearest one first; ``None`` where they name none."""
+    named = (mark.kwargs["question"] for mark in item.iter_markers("fp8") if "question" in mark.kwargs)
+    return next(named, None)
+
+
+def case_of(item: pytest.Item) -> Any:
+    """The case a test was parametrised with, or ``None``."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("fp8_case") if callspec is not None else None
+
+
+def in_order(items: list[pytest.Item]) -> None:
+    """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
+
+    pytest groups parametrised tests by a parameter's position in each test's own list, which is not the same case in
+    tests that ask different questions. Built once and asked everything, a pair costs a fifth.
+    """
+    from pytest_fp8.case import QUESTIONS
+
+    slots = [index for index, item in enumerate(items) if case_of(item) is not None]
+    mine = [items[index] for index in slots]
+    references: dict[str, int] = {}
+    cases: dict[str, int] = {}
+    for item in mine:
+        case = case_of(item)
+        references.setdefault(case.reference().id, len(references))
+        cases.setdefault(case.id, len(cases))
+
+    def rank(item: pytest.Item) -> tuple[int, int, int]:
+        case = case_of(item)
+        question = question_of(item)
+        asked = QUESTIONS.index(question) if question in QUESTIONS else len(QUESTIONS)
+        return references[case.reference().id], cases[case.id], asked
+
+    for index, item in zip(slots, sorted(mine, key=rank), strict=True):
+        items[index] = item

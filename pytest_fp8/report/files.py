@@ -1,0 +1,41 @@
+"""The files of ``--fp8-report-dir``: report.json, and a candidate for the baseline of each case that was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.update import candidate, measured, why_not_stored
+
+if TYPE_CHECKING:
+    from pytest_fp8.report.ledger import Ledger
+
+
+def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Path:
+    """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements.
+
+    Raises :class:`BaselineError`.
+    """
+    first = next(iter(ledger.entries.values()))
+    report = {**ledger.to_json(), "provenance": measured(first, origin).provenance}
+    path = folder / "report.json"
+    write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
+    return path
+
+
+def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any]) -> list[str]:
+    """Write a candidate per measured case; gives notes about the cases that have none. Raises :class:`BaselineError`.
+
+    Where one case's name stood for several models there is none: they would overwrite each other.
+    """
+    notes = []
+    for name, entry in ledger.entries.items():
+        if entry.metrics and entry.namesakes:
+            notes.append(f"no candidate of {name}: {why_not_stored(ledger, name)}")
+        elif entry.metrics:
+            write_baseline(folder / "candidates", candidate(ledger, entry, baselines, origin))
+    return notes

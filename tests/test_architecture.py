@@ -1,0 +1,166 @@
+"""Which module may import which: two sides of the process boundary, no circle, small files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TORCH = ("torch", "torchao", "transformers", "transformer_engine", "accelerate", "peft", "safetensors", "unsloth")
+WITH_TORCH = ("worker", "backends", "zoo")
+"""Folders whose code runs in an arm's process."""
+MODEL_FIXTURES = {("fixtures", "_model")}
+"""The one function that imports torch in pytest's process, for the fixtures bf16_model and fp8_model."""
+PYTEST_S_SIDE = (
+    "plugin",
+    "session",
+    "fixtures",
+    "markers",
+    "items",
+    "options",
+    "xdist",
+    "pair",
+    "compare",
+    "report",
+    "cli",
+)
+NEVER = {
+    "questions": ("worker", "arms", "backends", "baselines", *PYTEST_S_SIDE),
+    "worker": ("arms", "baselines", "rules", *PYTEST_S_SIDE),
+    "backends": ("arms", "baselines", "rules", "questions", *PYTEST_S_SIDE),
+    "zoo": ("arms", "baselines", "rules", "questions", "worker", *PYTEST_S_SIDE),
+    "arms": ("worker", "baselines", "rules", *PYTEST_S_SIDE),
+    "baselines": ("worker", "arms", "backends", "plugin", "session", "fixtures", "markers", "pair", "compare"),
+}
+"""Folder -> what nothing in it imports, not even for a type checker."""
+CROSSES_THE_PIPE = "arms.spec"
+"""What an arm is to be: plain data, which both sides read."""
+LONGEST_FILE, LONGEST_FUNCTION = 300, 60
+TOO_LONG = {
+    "backends.base",
+    "controls.catalogue",
+    "fingerprint",
+    "questions.checkpoints._transfer",
+    "questions.loss.check_loss",
+    "questions.speed.check_speedup",
+    "rules.decide",
+    "worker.checkpoint_stores",
+    "worker.engine",
+    "worker.observe.observe_forward",
+    "worker.phases.follow",
+}
+"""Files and functions that are still to be split."""
+
+
+def name_of(path: Path) -> str:
+    """``questions.speed`` of ``pytest_fp8/questions/speed.py``; the package itself is an empty name."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imported(code: ast.AST) -> Iterator[str]:
+    """Full names of all that code imports, also inside functions and for a type checker."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def module_of(name: str) -> str | None:
+    """The module of this package that an imported name comes from; ``None`` for other packages."""
+    head, _, rest = name.partition(".")
+    if head != "pytest_fp8":
+        return None
+    while rest not in MODULES:
+        rest = rest.rpartition(".")[0]
+    return rest
+
+
+@cache
+def needs(module: str) -> frozenset[str]:
+    """The modules of this package that one imports; the package itself, which loads its names when asked, is none."""
+    found = {module_of(name) for name in imported(tree(MODULES[module]))}
+    return frozenset(other for other in found if other and other != module)
+
+
+def within(module: str, *folders: str) -> bool:
+    return any(module == folder or module.startswith(f"{folder}.") for folder in folders)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_torch_is_imported_on_the_arm_s_side_alone(path):
+    if within(name_of(path), *WITH_TORCH):
+        return
+    where = {
+        (name_of(path), getattr(statement, "name", "the module itself"))
+        for statement in tree(path).body
+        if {name.partition(".")[0] for name in imported(statement)} & set(TORCH)
+    }
+    assert where <= MODEL_FIXTURES
+
+
+def circle(start: str) -> list[str]:
+    """A way from a module back to itself along its imports, or an empty list."""
+    ways = [[start]]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop(0)
+        for other in sorted(needs(way[-1])):
+            if other == start:
+                return [*way, other]
+            if other not in seen:
+                seen.add(other)
+                ways.append([*way, other])
+    return []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name])
+def test_no_module_imports_itself_through_others(module):
+    assert circle(module) == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "rules")])
+def test_rules_are_pure_statistics(module):
+    assert [other for other in sorted(needs(module)) if not within(other, "rules", "verdicts")] == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, *NEVER)])
+def test_imports_go_one_way(module):
+    folder = module.partition(".")[0]
+    wrong = [other for other in sorted(needs(module)) if within(other, *NEVER[folder])]
+    assert [other for other in wrong if other != CROSSES_THE_PIPE] == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "worker")])
+def test_an_arm_gives_evidence_and_judges_nothing(module):
+    names = imported(tree(MODULES[module]))
+    assert [name for name in names if name.rpartition(".")[2].startswith("check_")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_says_first_what_lives_there(path):
+    assert path.read_text().startswith('"""')
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_are_short(path):
+    long = {name_of(path)} if len(path.read_text().splitlines()) > LONGEST_FILE else set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST_FUNCTION:
+            long.add(f"{name_of(path)}.{node.name}")
+    assert long <= TOO_LONG

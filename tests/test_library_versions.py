@@ -1,0 +1,60 @@
+"""Versions of libraries: what is recent enough, and what counts as another release."""
+
+import importlib.metadata
+
+import pytest
+
+from pytest_fp8.backends.base import installed
+from pytest_fp8.baselines.check import other_release
+
+
+@pytest.mark.parametrize(
+    ("found", "recent"),
+    [
+        ("1.10", True),
+        ("1.10.0", True),
+        ("1.11rc1", True),
+        ("1.11.0.dev20261101", True),
+        ("1.10.post1", True),
+        ("1.10.0+cu128", True),
+        ("2.0", True),
+        ("1.9.2", False),
+        ("1.10rc1", False),
+        ("1.10.0.dev0", False),
+        ("1.9.9.post1", False),
+        ("1.9+cu128", False),
+    ],
+)
+def test_a_version_is_ordered_as_pep_440_says(monkeypatch, found, recent):
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: found)
+    reason = f"thing {found}" if recent else f"thing {found} is older than 1.10"
+    assert installed("thing", "1.10") == (recent, reason)
+
+
+def test_a_version_that_cannot_be_compared_is_not_recent_enough(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "main-abc")
+    assert installed("thing", "1.10") == (False, "thing main-abc has no version that can be compared with 1.10")
+
+
+def test_a_package_that_is_not_there_says_how_to_get_it():
+    assert installed("no-such-package-at-all", "1")[1] == (
+        "no-such-package-at-all is not installed: pip install no-such-package-at-all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "here", "other"),
+    [
+        ("2.11.0", "2.11.4", False),
+        ("2.11.0", "2.11.0+cpu", False),
+        ("2.11", "2.11.1.post1", False),
+        ("2.11.0", "2.12.0", True),
+        ("2.11.0", "2.12.0rc1", True),
+        ("2.11.0", "2.11.1rc1", False),
+        ("main-abc", "main-abc", False),
+        ("main-abc", "2.11.0", True),
+    ],
+)
+def test_another_release_has_another_first_or_second_number(measured, here, other):
+    said = other_release({"torch": measured, "absent": "1.0"}, {"torch": here})
+    assert said == ([f"torch {measured} (here {here})"] if other else [])
