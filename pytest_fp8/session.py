@@ -12,6 +12,7 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
+    from pytest_fp8.arms.evidence import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.case import Case
@@ -38,7 +39,7 @@ class Session:
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
-        self._pairs: dict[tuple[str, str, str], Fp8Pair] = {}
+        self._pairs: dict[tuple[str, str], tuple[PairArms, Fp8Pair]] = {}
         self._held = ExitStack()
 
     def start(self) -> None:
@@ -66,27 +67,35 @@ class Session:
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
-        """The pair of a case, its arms alive. A workload that differs in anything is another pair."""
+        """The pair of a case, its arms alive. A workload that differs in anything is another pair.
+
+        Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
+        the baseline of a workload is of the same definition is known once its reference arm has run a first step.
+        """
         from pytest_fp8.arms.evidence import PairArms, make_arm
+        from pytest_fp8.arms.shipping import identity
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
-        from pytest_fp8.workload import identity
+        from pytest_fp8.workload import case_digest
 
         shipped = workload.ship(test) if workload is not None else None
-        fingerprint = workload.fingerprint() if workload is not None else ""
-        digest = case.digest(fingerprint)
-        # A baseline's hash is the same in every process; who shares arms, each number decides, a drawn one too.
+        # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
-        pair = self._pairs.get((case.id, digest, model))
+        key = case.id, case.digest(model)
+        arms, pair = self._pairs.get(key) or (PairArms(case, self.pool(), shipped, model), None)
+        ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
         if pair is None:
+            if workload is not None:
+                arms.start()
+            digest = case_digest(case, workload, arms.bf16)
             folder = self.settings.baseline_dir
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
             baseline = None
             if not self.settings.update:
                 baseline = read_baseline(folder, gpu, case.id, digest)
             stored = str(baseline_path(folder, gpu, case.id))
-            pair = self._pairs[case.id, digest, model] = Fp8Pair(
-                PairArms(case, self.pool(), shipped, fingerprint + model),
+            pair = Fp8Pair(
+                arms,
                 self.settings,
                 self.ledger,
                 baseline,
@@ -96,8 +105,8 @@ class Session:
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
             )
-        ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
-        pair._arms.start(ahead)
+            self._pairs[key] = arms, pair
+        arms.start(ahead)
         return pair
 
     @property

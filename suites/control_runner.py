@@ -13,12 +13,13 @@ from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.shipping import identity
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
-from pytest_fp8.workload import Workload
+from pytest_fp8.workload import Workload, case_digest
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,10 @@ class ControlRunner:
         """The pair of a case, its decisions noted nowhere. ``broken``: arm (``fp8``, ``bf16``) -> path of a control."""
         broken = broken or {}
         workload = own.ship("a control") if own is not None else None
-        fingerprint = own.fingerprint() if own is not None else ""
-        digest = case.digest(fingerprint)
+        model = identity(workload) if workload is not None else ""
+        arms = PairArms(case, self._pool(case), workload, model, broken.get("fp8"), broken.get("bf16"))
+        digest = case_digest(case, own, arms.bf16)
         baseline = None if case.emulated else read_baseline(self._settings.baseline_dir, self._gpu, case.id, digest)
-        pool = self._pool(case)
-        arms = PairArms(case, pool, workload, fingerprint, broken.get("fp8"), broken.get("bf16"))
         arms.start()
         return Fp8Pair(arms, self._settings, Ledger(), baseline, "", digest, self._gpu)
 

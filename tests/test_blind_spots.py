@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -108,28 +107,6 @@ def test_what_the_workload_leaves_and_accelerate_converts_is_named():
     decision = judge(serve(case, step=loop(), leave=("blocks.0.up",)), case)
     assert decision.verdict is Verdict.FAIL, decision.message
     assert "blocks.0.up" in decision.message
-
-
-RATE = 0.1
-
-
-def scaled(factor):
-    def made(step):
-        return RATE * factor * step
-
-    return made
-
-
-def test_a_workload_s_hash_sees_what_its_functions_refer_to(monkeypatch):
-    def mark(function):
-        return Workload(build=build, batch=function).fingerprint()
-
-    assert mark(scaled(2)) == mark(scaled(2))
-    assert mark(scaled(2)) != mark(scaled(48)), "closed over"
-    assert mark(functools.partial(loop, 2)) != mark(functools.partial(loop, 9))
-    before = mark(scaled(2))
-    monkeypatch.setattr(f"{__name__}.RATE", 0.2)
-    assert mark(scaled(2)) != before, "a constant of the module"
 
 
 def test_adapters_learn_as_the_user_says_or_as_adapters_do():

@@ -1,185 +1,277 @@
-"""The hash of an own model's case on single values: what changes it, and what does not."""
+"""The hash of an own model's case: what changes it, what does not, and that an arm's numbers stay as they are."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
-import logging
 import os
-from pathlib import PurePosixPath
-from types import SimpleNamespace
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pytest_fp8 import Workload
-from pytest_fp8.fingerprint import Fingerprint
+pytest.importorskip("torch")
 
-WIDTH = 64
-SETTINGS = {"width": 64}
+from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.source_text import text_of
+from pytest_fp8.worker import engine
+from pytest_fp8.worker.first_step import VARY, executed, first_step
+from pytest_fp8.worker.server import ArmServer
 
-
-@dataclasses.dataclass
-class Settings:
-    width: int
-    deeper: object = None
-
-
-class Slotted:
-    __slots__ = ("width",)
-
-    def __init__(self, width):
-        self.width = width
+ROOT = Path(__file__).parent.parent
+CASE = Case("own", "torchao", "tensorwise", emulated=True, loss_steps=4)
 
 
-class Project:
-    depth = 2
+def build(width=64, kind="Linear", frozen=False, bypass=False, routed=False):
+    """A small model. Its options change one thing each that a first step executes."""
+    import torch
 
-    def __init__(self, width):
-        self.width = width
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = type(kind, (torch.nn.Linear,), {})(32, width)
+            self.down = torch.nn.Linear(width, 16)
+            self.norm = torch.nn.BatchNorm1d(16)
+            self.calls = 0
 
-    def build(self):
-        return helper(self.width)
+        def forward(self, x):
+            self.calls += 1
+            linear = torch.nn.functional.linear
+            h = linear(x, self.up.weight, self.up.bias) if bypass else self.up(x)
+            h = h[h.mean(1) > 0] if routed else h
+            return self.norm(self.down(h) * self.calls)
 
-
-class Recipe(enum.Enum):
-    NARROW = 64
-    WIDE = 128
-
-
-def helper(width):
-    return [WIDTH for _ in range(width)]
-
-
-def batch(step):
-    return step
-
-
-def holding(value):
-    def build():
-        return value
-
-    return Workload(build=build, batch=batch).fingerprint()
+    model = Model()
+    model.up.weight.requires_grad_(not frozen)
+    return model
 
 
-def with_default(width):
-    def build(width=width):
-        return width
+def batch(step, rows=16):
+    import torch
 
-    return Workload(build=build, batch=batch).fingerprint()
-
-
-def recursive(width):
-    def build(left=3):
-        return build(left - 1) if left else width
-
-    return Workload(build=build, batch=batch).fingerprint()
+    return torch.randn(rows, 32)
 
 
-def in_a_circle(width):
-    settings = Settings(width)
-    settings.deeper = [settings]
-    return holding(settings)
+def loss(model, x):
+    return model(x).float().square().mean()
 
 
-def torch_module(width, seed=0):
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(seed)
-    return torch.nn.Linear(width, 16)
+def twice(model, x):
+    return model(x).float().square().mean() + model(x).float().mean()
 
 
-def library_s_settings(width):
-    """A configuration object of a library, which keeps the version that made it."""
-    transformers = pytest.importorskip("transformers")
-    return transformers.LlamaConfig(hidden_size=width)
+def step(model, x, optimizer, precision):
+    """A hand-written step whose state, how often it was called, decides what it trains on."""
+    optimizer.calls = getattr(optimizer, "calls", 0) + 1
+    for part in x.chunk(2):
+        loss(model, part * optimizer.calls).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss(model, x).detach()
 
 
-HOLDERS = {
-    "a number": holding,
-    "a default": with_default,
-    "itself too": recursive,
-    "a dict": lambda width: holding({"deep": [{"width": width}]}),
-    "a set": lambda width: holding({width, 16, "a"}),
-    "a dataclass": lambda width: holding(Settings(width)),
-    "a circle": in_a_circle,
-    "slots": lambda width: holding(Slotted(width)),
-    "an object": lambda width: holding(Project(width)),
-    "a bound method": lambda width: Workload(build=Project(width).build, batch=batch).fingerprint(),
-    "a partial": lambda width: Workload(build=functools.partial(helper, width=width), batch=batch).fingerprint(),
-    "a namespace": lambda width: holding(SimpleNamespace(width=width)),
-    "a path": lambda width: holding(PurePosixPath(f"data/{width}")),
-    "an enum": lambda width: holding(Recipe(width)),
-    "a library's settings": lambda width: holding(library_s_settings(width)),
-    "a torch module": lambda width: holding(torch_module(width)),
-}
+def reference(case=CASE, **changes):
+    workload = Workload(**{"build": build, "batch": batch, "loss": loss, **changes})
+    return ArmSpec(case.reference(), "cpu", workload.ship("a test"), threads=1)
 
 
-@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
-def test_what_a_function_holds_is_part_of_the_hash(holder):
-    assert holder(64) == holder(64)
-    assert holder(64) != holder(128)
+HEALTHY = first_step(reference())
+
+
+# -- what the first step executes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("WIDTH", 128), ("SETTINGS", {"width": 65}), ("helper", batch)], ids=lambda v: str(v)[:9]
+    "changes",
+    [
+        {"build": functools.partial(build, width=128)},
+        {"build": functools.partial(build, kind="Other")},
+        {"build": functools.partial(build, frozen=True)},
+        {"build": functools.partial(build, bypass=True)},
+        {"batch": functools.partial(batch, rows=32)},
+        {"batch": lambda step: {"x": batch(step)}, "loss": lambda model, x: loss(model, x["x"])},
+        {"loss": twice},
+        {"step": step},
+    ],
+    ids=["width", "module class", "frozen", "product", "rows", "batch", "calls", "micro-batches"],
 )
-def test_what_a_module_names_is_part_of_it_through_helpers_classes_and_comprehensions(monkeypatch, name, value):
-    def build():
-        return [Project(SETTINGS["width"]) for _ in range(2)]
-
-    def mark():
-        return Workload(build=build, batch=batch).fingerprint()
-
-    before = mark()
-    assert before == mark()
-    monkeypatch.setattr(f"{__name__}.{name}", value)
-    assert mark() != before
+def test_what_is_executed_changes_the_hash(changes):
+    changed = first_step(reference(**changes))
+    assert changed == first_step(reference(**changes)) != HEALTHY
 
 
-def test_a_class_s_own_constants_are_part_of_it(monkeypatch):
-    before = holding(Project)
-    monkeypatch.setattr(Project, "depth", 3)
-    assert holding(Project) != before
+def test_names_classes_shapes_and_dtypes_are_told():
+    def integers(step):
+        import torch
+
+        return torch.ones(16, 32, dtype=torch.int64)
+
+    told = executed(reference(batch=integers, loss=lambda model, x: loss(model, x.bfloat16())))
+    assert told["batch"] == [[16, 32], "torch.int64"]
+    assert ["norm.num_batches_tracked", [], "torch.int64"] in told["buffers"]
+    assert ["up.weight", [64, 32], "torch.bfloat16", True] in told["parameters"]
+    assert ["up", "Linear"] in told["modules"]
 
 
-def test_where_equal_values_are_held_is_not():
-    shared = ("relu", 4)
-    assert holding([shared, shared]) == holding([("relu", 4), tuple(iter(("relu", 4)))])
+def test_the_numbers_in_a_batch_and_in_the_weights_do_not_count():
+    def doubled():
+        model = build()
+        for parameter in model.parameters():
+            parameter.data *= 2
+        return model
+
+    assert first_step(reference(build=doubled, batch=lambda step: 3 * batch(step))) == HEALTHY
 
 
-def test_numbers_that_each_process_draws_are_not():
-    torch = pytest.importorskip("torch")
-    assert holding(torch.randn(3)) == holding(torch.randn(3)) != holding(torch.randn(4))
-    assert holding(torch.randn(3)) != holding(torch.randn(3, dtype=torch.bfloat16))
-    assert holding(torch.bfloat16) != holding(torch.float16)
-    assert holding(torch_module(64)) == holding(torch_module(64, seed=1))
+def test_rows_that_follow_from_the_numbers_do_not_count():
+    assert executed(reference(build=functools.partial(build, routed=True)))["calls"] == VARY
+    assert executed(reference())["calls"] == [
+        ["up", True, [[[16, 32], "torch.bfloat16"]]],
+        ["down", True, [[[16, 64], "torch.bfloat16"]]],
+    ]
 
 
-def test_a_library_s_version_and_what_it_keeps_to_itself_are_not():
-    one, two = library_s_settings(64), library_s_settings(64)
-    two.transformers_version, two._name_or_path = "0.0", "elsewhere"
-    assert holding(one) == holding(two)
+def test_evaluation_and_recomputation_are_no_calls_of_a_step():
+    def evaluating(model, x, optimizer, precision):
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        with torch.no_grad():
+            model(x)
+        checkpoint(model, x, use_reentrant=False).float().mean().backward()
+        optimizer.step()
+        return x.new_zeros(())
+
+    assert [name for name, *_ in executed(reference(step=evaluating))["calls"]] == ["up", "down"]
 
 
-def test_nor_is_a_library_s_source():
-    import textwrap
-
-    by_name, by_source = Fingerprint({__name__}), Fingerprint({__name__, "textwrap"})
-    assert by_name.text(textwrap.dedent) != by_source.text(textwrap.dedent)
-    assert by_name.text(helper) == by_source.text(helper)
+def test_an_fp8_arm_and_a_model_of_ours_tell_none():
+    assert first_step(replace(reference(), case=CASE)) == ""
+    assert first_step(ArmSpec(Case("micro", "bf16", "none", emulated=True), "cpu")) == ""
 
 
-def test_what_says_only_its_address_or_belongs_to_the_machine_counts_by_its_type(monkeypatch):
-    assert holding(object()) == holding(object())
-    assert holding(iter([1])) == holding(iter([2]))
-    assert holding(logging.getLogger("a")) == holding(logging.getLogger("b"))
-    before = holding(os.environ)
-    monkeypatch.setenv("PYTEST_FP8_SOMETHING", "1")
-    assert holding(os.environ) == before
+@pytest.mark.parametrize("changes", [{}, {"step": step}], ids=["loss", "step"])
+def test_the_arm_s_numbers_are_what_they_are_without_it(monkeypatch, changes):
+    import numpy as np
+    import torch
+
+    def drawn(step):
+        import numpy as np
+
+        return batch(step) * float(np.random.rand())
+
+    def numbers():
+        np.random.seed(7)
+        server = ArmServer(reference(batch=drawn, **changes))
+        assert (server.describe()["first_step"] == "") == without
+        state = {name: value.clone() for name, value in server.engine.model.state_dict().items()}
+        return state, server.engine.curve(0, 4), server.layers(), torch.rand(3).tolist()
+
+    without = False
+    state, *evidence = numbers()
+    without = True
+    monkeypatch.setattr(engine, "first_step", lambda spec: "")
+    plain, *expected = numbers()
+    assert evidence == expected
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
 
 
-def test_a_cached_function_counts_by_what_it_wraps():
-    def cached(width):
-        return functools.cache(lambda: width)
+# -- the functions' own text ------------------------------------------------------------------------------------------
 
-    assert holding(cached(64)) == holding(cached(64)) != holding(cached(128))
+MODULE = """
+import functools
+from pytest_fp8 import Workload
+
+RATE = 3
+
+def scaled(k):
+    def around(fn):
+        @functools.wraps(fn)
+        def wrapper(*a): return fn(*a) * k
+        return wrapper
+    return around
+
+class Loss:
+    def __call__(self, model, x):
+        return model(x, 2)
+
+@scaled(4)
+def build(width=5):
+    assert width, "message"
+    return f"{width!r:>{width}} {'six'}"
+
+MADE = [lambda step: 7, lambda step: 8]
+
+def workload():
+    return Workload(build=functools.partial(build, 9, name="ten"), batch=MADE[0], loss=Loss(), step=lambda *a: (
+        a, 11), version=12)
+
+if __name__ == "__main__" or __name__ == "test_made":
+    print("HASH", workload().fingerprint("executed"))
+
+def test_says():
+    print("HASH", workload().fingerprint("executed"))
+"""
+
+
+def said(folder, source=MODULE, how=("test_made.py",), **env):
+    """The hash that a process of its own prints of the workload in that source."""
+    folder.mkdir(exist_ok=True)
+    (folder / "test_made.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    done = subprocess.run(
+        [sys.executable, *how], cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    return next(line.split()[-1] for line in done.stdout.splitlines() if "HASH" in line)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return said(tmp_path_factory.mktemp("here"))
+
+
+def test_it_is_the_same_in_every_process_and_folder(tmp_path, made):
+    pytest_ = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_made.py")
+    assert made == said(tmp_path / "there", PYTHONHASHSEED="2")
+    assert made == said(tmp_path, how=("-O", "test_made.py"))
+    assert made == said(tmp_path, how=pytest_)
+    assert made == "a77014c71e15367d", "with another Python or a changed pytest-fp8 stored baselines are stale"
+
+
+EDITS = {
+    "width=5": "width=6",
+    "'six'": "'seven'",
+    '"message"': '"other"',
+    "x, 2": "x, 3",
+    "step: 7": "step: 6",
+    "build, 9": "build, 8",
+    '"ten"': '"nine"',
+    "a, 11": "a, 12",
+    "version=12": "version=13",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS.items(), ids=EDITS)
+def test_a_change_of_a_function_of_its_arguments_or_of_the_version_is_seen(tmp_path, made, old, new):
+    assert MODULE.count(old) == 1
+    assert said(tmp_path, MODULE.replace(old, new)) != made
+
+
+def test_comments_layout_docstrings_and_neighbours_are_not(tmp_path, made):
+    source = MODULE.replace("    assert width", '    "Docstring."\n    # A comment.\n    assert (width)')
+    source = source.replace("[lambda step: 7, lambda", "[\n    lambda step: 7,  # seven\n    lambda")
+    source = source.replace("step: 8", "step: 9").replace("RATE = 3", "\n\nRATE = 4")
+    assert said(tmp_path, source) == made
+
+
+def test_a_library_s_function_and_what_has_no_source_count_by_their_names():
+    space = {}
+    exec("def made(): return 1", space)
+    assert text_of(space["made"]) == "made"
+    assert text_of(textwrap.dedent) == "dedent"
+    assert text_of(len) == "len"
+    assert text_of(["/a/b/data", 1.5, None]) == text_of(["/c/data", 1.5, None])
+    assert text_of(functools.cache(batch)) != text_of(functools.cache(loss))

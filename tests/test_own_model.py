@@ -63,6 +63,17 @@ def test_a_candidate_is_written_where_a_report_was_asked_for(pytester):
     assert (pytester.path / "out/candidates/emulated/own-torchao-rowwise-emulated.json").is_file()
 
 
+def test_the_same_workload_reads_its_baseline_and_another_version_calls_it_stale(pytester):
+    run(pytester, "assert_layers", HEALTHY, 10, "--fp8-report-dir=out").assert_outcomes(passed=1)
+    (pytester.path / "out/candidates").rename(pytester.path / "baselines")
+    run(pytester, "assert_layers").assert_outcomes(passed=1)
+    test = next(pytester.path.glob("test_*.py"))
+    test.write_text(test.read_text().replace("loss=loss)", "loss=loss, version=2)"))
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*another definition of case*", "*functions, its version=*", "*-k own-torchao*"])
+
+
 def test_two_files_with_two_models_are_two_pairs(pytester):
     second = OWN.format(loss=HEALTHY, ask="assert_layers", steps=10).replace(
         "Linear(64, 32))", "Linear(64, 32), torch.nn.Linear(32, 32))"

@@ -101,8 +101,10 @@ def _redefined(path: Path, found: Baseline, case_hash: str) -> BaselineError:
         f"{path} was measured for another definition of case {found.case!r}",
         expected=f"case hash {case_hash}",
         seen=found.case_hash,
-        cause="the case's model, recipe, sizes, data or way of measuring changed since"
-        + ("; or a value that its functions hold is another one in each run, a time or a counter" if own else ""),
+        cause="the model, its batch, one of the workload's functions, its version=, the recipe or the way of measuring "
+        "changed since; or a function draws sizes at random, so that each run has another hash"
+        if own
+        else "the case's model, recipe, sizes, data or way of measuring changed since",
         next_step=f"measure it again: pytest {'' if own else 'suites '}-k {found.case} --fp8-gpu={found.gpu} "
         '--fp8-update-baselines --fp8-reason "the case changed: ..."',
     )

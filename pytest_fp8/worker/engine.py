@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.arms.shipping import unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_skipped, observed_conversion
@@ -22,6 +23,7 @@ from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.worker import memory
 from pytest_fp8.worker.dropped_behaviour import besides, lost
 from pytest_fp8.worker.fault_points import fault_points_of
+from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.fused_params import Joined, split, trainable, trained
 from pytest_fp8.worker.phases import Seen
 from pytest_fp8.worker.preparation import (
@@ -34,7 +36,7 @@ from pytest_fp8.worker.preparation import (
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.training_setup import TrainingSetup
-from pytest_fp8.workload import Workload, unship
+from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import data, training
 
 
@@ -49,12 +51,13 @@ class Engine:
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)
+        self._require_device()
+        multiply_bfloat16_through_float32(self.device)
+        self.first_step = first_step(spec)
         own: Workload | None = unship(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
-        self._require_device()
         self._require_recipe()
         self.attention = prefer_fast_attention(self.device)
-        multiply_bfloat16_through_float32(self.device)
         self.fault_points = fault_points_of(spec.control)
         self.fault_points.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.arms.shipping import ship, unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.libraries import library_versions
@@ -17,7 +18,6 @@ from pytest_fp8.worker import checkpoint_stores, observe, profile
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.preparation import forget_accelerate
 from pytest_fp8.worker.step import first_output, muted
-from pytest_fp8.workload import ship, unship
 
 
 class TokenCountError(ValueError):
@@ -73,6 +73,7 @@ class ArmServer:
             "parameters": sum(p.numel() for p in engine.model.parameters()),
             "compiled": engine.compiled,
             "seconds": engine.seconds,
+            "first_step": engine.first_step,
         }
         if engine.device.type == "cuda":
             free, total = torch.cuda.mem_get_info()

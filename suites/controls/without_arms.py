@@ -7,14 +7,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, Outcome
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
 
-ORIGIN = {"date": "2026-01-01", "commit": "", "dirty": None, "gpu": {}, "libraries": {}, "reason": "a copy"}
+ORIGIN: dict[str, Any] = {
+    "date": "2026-01-01",
+    "commit": "",
+    "dirty": None,
+    "gpu": {},
+    "libraries": {},
+    "reason": "a copy",
+}
 """Where the copied baseline says it comes from."""
 
 

@@ -1,0 +1,124 @@
+"""How functions and workloads travel to an arm's process, and which workloads are one and the same."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+from pytest_fp8.errors import refuse
+from pytest_fp8.source_text import is_test_file
+
+
+def ship(value: Any, what: str, asked_by: str = "") -> str:
+    """Any picklable value, functions included, as base64 text.
+
+    Functions of test modules and conftests travel by value, because an arm cannot import those. Raises
+    :class:`SettingsError` that names ``what`` and the test ``asked_by``, where the value holds something that cannot
+    be pickled.
+    """
+    import cloudpickle
+
+    local = unimportable_modules(value)
+    for module in local:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return base64.b64encode(cloudpickle.dumps(value)).decode()
+    except Exception as error:
+        refuse(
+            f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
+            expected="functions that close over plain data and modules only",
+            seen=f"{type(error).__name__}: {error}",
+            cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
+            "tensor, a pytest fixture object",
+            next_step="create it inside the function, pass its plain settings instead, or move both into a module "
+            "that can be imported and is no test file and no conftest: the arm then imports it by name",
+        )
+    finally:
+        for module in local:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def identity(shipped: str) -> str:
+    """Hash of a shipped workload: the source and every value that its functions hold.
+
+    Arms are shared only between workloads of one identity, random values included. cloudpickle draws a random name for
+    each class that travels by value. Such names count by their order, so that a fixture which defines its model anew
+    for each test still gives one workload.
+    """
+    from cloudpickle import cloudpickle
+
+    drawn = getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    order: dict[bytes, bytes] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        name = found.group()
+        return order.setdefault(name, b"class %d" % len(order)) if name.decode() in drawn else name
+
+    content = re.sub(rb"[0-9a-f]{32}", number, base64.b64decode(shipped))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def unship(text: str) -> Any:
+    """The value that :func:`ship` made a text of. Only for text that this process's own parent or child sent by pipe,
+    since unpickling runs code."""
+    import cloudpickle
+
+    return cloudpickle.loads(base64.b64decode(text))
+
+
+def unimportable_modules(value: Any) -> list[ModuleType]:
+    """Modules whose functions and classes travel by value: test modules and conftests, which an arm must not import,
+    and the modules of ``value`` and of a dataclass's fields, if another process cannot import them."""
+    found = [module for name, module in list(sys.modules.items()) if _is_of_tests(name, module)]
+    for held in [value, *(vars(value).values() if dataclasses.is_dataclass(value) else ())]:
+        module = sys.modules.get(_home(held))
+        if module is not None and module not in found and not _importable(module):
+            found.append(module)
+    return found
+
+
+def _home(function: Any) -> str:
+    """The module that a function, a method, a callable object or a partial's function was written in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
+
+
+def _is_of_tests(name: str, module: ModuleType) -> bool:
+    """Whether pytest loaded a module as a test module or a conftest. A package is neither: it would travel with all
+    modules in it."""
+    held = vars(module) if isinstance(module, ModuleType) else {}
+    origin = held.get("__file__")
+    if origin is None or held.get("__name__") != name or "__path__" in held or "-packages" in origin:
+        return False
+    if name.startswith("pytest_fp8."):
+        return False
+    rewritten = type(held.get("__loader__")).__module__ == "_pytest.assertion.rewrite"
+    return rewritten or is_test_file(origin)
+
+
+def _importable(module: ModuleType) -> bool:
+    """Whether a process with this one's ``sys.path`` would find the same file under the module's name."""
+    name, origin = module.__name__, getattr(module, "__file__", None)
+    if name.partition(".")[0] == "pytest_fp8":
+        # Each arm imports pytest-fp8 from its own environment.
+        return True
+    path = None
+    if "." in name:
+        package = sys.modules.get(name.rpartition(".")[0])
+        if package is None or not _importable(package):
+            return False
+        path = package.__path__
+    for finder in sys.meta_path:
+        if type(finder).__module__.startswith("_pytest."):
+            continue
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return origin is None or spec.origin == origin
+    return False
