@@ -77,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
     add.set_defaults(run=promote)
     from pytest_fp8.claims_command import add_claims
     from pytest_fp8.compare.command import add_compare
+    from pytest_fp8.report.results import add_results
 
+    add_results(actions, common)
     add_compare(commands)
     add_claims(commands)
     return top
