@@ -15,16 +15,15 @@ COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step
 HEAD = """\
 # Results on each GPU
 
-Made by `pytest-fp8 baselines results --dir {folder} --markdown` from the stored baselines. Nothing here is typed by
-hand.
+Made by `pytest-fp8 baselines results --dir {folder} --markdown` from the stored baselines, not written by hand.
 
-Each row is one case: FP8 training against its reference, the fastest BF16 training of the same model.
+Each row is one case: FP8 training against its reference, the same training in BF16.
 
 | column | meaning |
 |---|---|
 | FP8 layers | number of `nn.Linear` layers that run in FP8 |
 | FP8 FLOPs | their share of the FLOPs of all matrix products in one training step |
-| loss gap | FP8 loss minus BF16 loss at the end of the run, mean over seeds, in nats (own models: the unit of their loss) |
+| loss gap | FP8 loss minus BF16 loss at the end, mean over seeds, in nats (own models: in their loss's unit) |
 | BF16 step, FP8 step | median time of one training step |
 | speedup (99 %) | BF16 time over FP8 time, with its 99 % interval over the processes that were measured |
 | memory | peak of allocated memory, FP8 over BF16 |
