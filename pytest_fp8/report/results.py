@@ -63,8 +63,8 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
     """The page: for each GPU a table for each model, then the measurements that the tables refer to."""
     lines = HEAD.format(folder=folder.as_posix()).splitlines()
     for gpu in gpus_of(stored):
-        device = next(b.provenance["gpu"] for b in stored if b.gpu == gpu)
-        lines += ["", f"## {gpu}", "", f"{device['name']}, driver {device['driver']}, {device['power_limit']:.0f} W."]
+        devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
+        lines += ["", f"## {gpu}", "", *devices]
         origins: dict[str, int] = {}
         model = ""
         for baseline in by_model(stored, gpu):
@@ -112,6 +112,13 @@ def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
         shown_or_dash(baseline, "memory_ratio"),
         str(origins.setdefault(_origin(baseline), len(origins) + 1)),
     ]
+
+
+def _device(baseline: Baseline) -> str:
+    """The GPU as the driver called it; emulated cases have a name alone."""
+    facts = baseline.provenance["gpu"]
+    driver = f", driver {facts['driver']}, {facts['power_limit']:.0f} W" if "driver" in facts else ""
+    return f"{facts['name']}{driver}."
 
 
 def _origin(baseline: Baseline) -> str:
