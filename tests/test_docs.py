@@ -81,6 +81,13 @@ def test_links_lead_somewhere(name):
         assert not anchor or anchor in anchors(path), target
 
 
+@every_text
+def test_files_named_exist(name):
+    """But for those of a reader's own project, and for what is made."""
+    named = re.findall(r"`((?:pytest_fp8|suites|benchmarks|tests|docs|baselines|\.ci)/[\w./-]*)`", prose(name))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def anchors(path):
     headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings}
