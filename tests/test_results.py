@@ -19,7 +19,8 @@ def stored(tmp_path, monkeypatch, capsys):
 
     def write(case, gpu="h200", device=H200, commit="0123456789ab", **metrics):
         libraries = {"torch": "2.11.0", "transformer-engine": "2.20.2", "triton": "3.6.0"}
-        origin = {"date": "2026-11-20", "commit": commit, "reason": "first", "gpu": device, "libraries": libraries}
+        origin = {"date": "2026-11-20", "commit": commit, "dirty": False, "reason": "first"}
+        origin |= {"gpu": device, "libraries": libraries}
         metrics = {"fp8_layers": LAYERS, **metrics}
         write_baseline(tmp_path / "baselines", Baseline(case, "hash", gpu, metrics, origin))
 
