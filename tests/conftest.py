@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "inner_pytest: runs pytest with the plugin; added to whatever uses `pytester`.")
+    config.addinivalue_line(
+        "markers", 'slow: takes more than a second or two; the inner loop leaves it out: -m "not slow"'
+    )
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,132 @@
+"""The stored baselines as tables of results: ``pytest-fp8 baselines results``, and the page ``docs/results.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.report.baselines import SHORT, describe, shown_or_dash
+
+COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
+HEAD = """\
+# Results on each GPU
+
+Made by `pytest-fp8 baselines results --dir {folder} --markdown` from the stored baselines, not written by hand.
+
+Each row is one case: FP8 training against its reference, the same training in BF16.
+
+| column | meaning |
+|---|---|
+| FP8 layers | number of `nn.Linear` layers that run in FP8 |
+| FP8 FLOPs | their share of the FLOPs of all matrix products in one training step |
+| loss gap | FP8 loss minus BF16 loss at the end, mean over seeds, in nats (own models: in their loss's unit) |
+| BF16 step, FP8 step | median time of one training step |
+| speedup (99 %) | BF16 time over FP8 time, with its 99 % interval over the processes that were measured |
+| memory | peak of allocated memory, FP8 over BF16 |
+| from | which measurement; listed below the tables of each GPU |
+
+A dash means that the case does not ask this question. `pytest-fp8 baselines show CASE` prints every stored value.
+[Findings](findings.md) says how to read the figures."""
+
+
+def add_results(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``results`` to the sub-commands of ``pytest-fp8 baselines``."""
+    add = actions.add_parser("results", parents=[common], help="tables of results, by model")
+    add.add_argument("--markdown", action="store_true", help="as the page docs/results.md")
+    add.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the results; gives the exit code 0. Raises :class:`BaselineError` for a file that cannot be read."""
+    from pytest_fp8.baselines.folder import read_folder, readable
+    from pytest_fp8.report.tables import table
+
+    stored = [b for (gpu, _), b in sorted(readable(read_folder(options.dir)).items()) if options.gpu in ("", gpu)]
+    if options.json:
+        print(json.dumps([describe(baseline) for baseline in stored], indent=1, sort_keys=True))
+    elif options.markdown:
+        print("\n".join(markdown(stored, options.dir)))
+    else:
+        for gpu in gpus_of(stored):
+            origins: dict[str, int] = {}
+            print(f"{gpu}:")
+            table(COLUMNS, [cells(baseline, origins) for baseline in by_model(stored, gpu)])
+            print("\n".join(f"from {number}: {text}" for text, number in origins.items()))
+    return 0
+
+
+def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
+    """The page: for each GPU a table for each model, then the measurements that the tables refer to."""
+    lines = HEAD.format(folder=folder.as_posix()).splitlines()
+    for gpu in gpus_of(stored):
+        devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
+        lines += ["", f"## {gpu}", "", *devices]
+        origins: dict[str, int] = {}
+        model = ""
+        for baseline in by_model(stored, gpu):
+            if model_of(baseline) != model:
+                model = model_of(baseline)
+                lines += ["", f"### {gpu}: {model}", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
+            case, *facts = cells(baseline, origins)
+            lines.append(_row([f"`{case}`", *facts]))
+        lines += ["", f"### {gpu}: measurements", ""]
+        lines += [f"{number}. {text}" for text, number in origins.items()]
+    return lines
+
+
+def gpus_of(stored: Iterable[Baseline]) -> list[str]:
+    return sorted({baseline.gpu for baseline in stored})
+
+
+def by_model(stored: Iterable[Baseline], gpu: str) -> list[Baseline]:
+    """The baselines of a GPU, the models of the suite by size and then those of users."""
+    mine = [baseline for baseline in stored if baseline.gpu == gpu]
+    return sorted(mine, key=lambda baseline: (_size(model_of(baseline)), model_of(baseline), baseline.case))
+
+
+def model_of(baseline: Baseline) -> str:
+    """``1b`` of ``1b-te-delayed``; ``own`` of all models that users bring."""
+    return baseline.case.partition("-")[0].partition(".")[0]
+
+
+def _size(model: str) -> float:
+    from pytest_fp8.zoo.shapes import SHAPES
+
+    return list(SHAPES).index(model) if model in SHAPES else len(SHAPES)
+
+
+def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
+    """One row. ``origins`` numbers the measurements in the order in which rows refer to them."""
+    facts = describe(baseline)
+    low, high = facts.get("speedup_interval", (0.0, 0.0))
+    speedup = f"{facts['speedup']:.3f}x [{low:.3f}, {high:.3f}]" if "processes" in facts else "-"
+    before = ("fp8_layers", "fp8_share", "loss_gap", "bf16_ms", "fp8_ms")
+    return [
+        baseline.case,
+        *(shown_or_dash(baseline, metric) for metric in before),
+        speedup,
+        shown_or_dash(baseline, "memory_ratio"),
+        str(origins.setdefault(_origin(baseline), len(origins) + 1)),
+    ]
+
+
+def _device(baseline: Baseline) -> str:
+    """The GPU as the driver called it; emulated cases have a name alone."""
+    facts = baseline.provenance["gpu"]
+    driver = f", driver {facts['driver']}, {facts['power_limit']:.0f} W" if "driver" in facts else ""
+    return f"{facts['name']}{driver}."
+
+
+def _origin(baseline: Baseline) -> str:
+    facts = baseline.provenance
+    named = {SHORT.get(name, name): version for name, version in facts["libraries"].items()}
+    libraries = ", ".join(f"{name} {version}" for name, version in named.items() if name)
+    return f"{facts['date']}, commit {facts['commit'] or 'unknown'}: {libraries}"
+
+
+def _row(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"

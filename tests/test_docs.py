@@ -1,0 +1,219 @@
+"""The README and the pages of docs/: what they show can be run, and what they name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from configparser import ConfigParser
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8 import Fp8Pair, Workload
+from pytest_fp8.cli import main, parser
+from pytest_fp8.options import OPTIONS
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
+TEXTS = {**PAGES, **{name: ROOT / name for name in ("README.md", "CONTRIBUTING.md")}}
+TOOLS = ("pytest", "pytest-fp8", "tox", "python", ".ci/run")
+RUNNABLE = "<!-- runnable -->"
+
+every_text = pytest.mark.parametrize("name", TEXTS)
+
+
+def prose(name):
+    """The text without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", TEXTS[name].read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks(name, language):
+    """(the line above, the code) of each fenced block."""
+    return re.findall(rf"([^\n]*)\n```{language}\n(.*?)^```$", TEXTS[name].read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(name):
+    """The commands of the shell blocks and of the inline code, as argument lists."""
+    lines = [line for _, block in blocks(name, "sh") for line in block.splitlines()]
+    lines += [line.partition("run: ")[2] for _, block in blocks(name, "yaml") for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(name).replace("\\|", "|"))
+    for line in lines:
+        for command in re.split(r" && | > ", line):
+            words = shlex.split(command, comments=True) if command.split(" ")[0] in TOOLS else []
+            if len(words) > 1 or words[:1] == [".ci/run"]:
+                yield words
+
+
+def every_command(*start):
+    """One parameter for each command that begins with these words."""
+    shown = {" ".join(words): words for name in TEXTS for words in commands(name)}
+    return [pytest.param(words, id=text) for text, words in shown.items() if words[: len(start)] == list(start)]
+
+
+def test_the_readme_is_a_door():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_the_navigation_lists_every_page_once():
+    import yaml
+
+    def pages(entries):
+        for entry in entries:
+            for value in entry.values():
+                yield from pages(value) if isinstance(value, list) else [value]
+
+    listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(listed) == sorted(PAGES)
+
+
+@every_text
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(name)):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (TEXTS[name].parent / file) if file else TEXTS[name]
+        assert path.is_file(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@every_text
+def test_files_named_exist(name):
+    """But for those of a reader's own project, and for what is made."""
+    named = re.findall(r"`((?:pytest_fp8|suites|benchmarks|tests|docs|baselines|\.ci)/[\w./-]*)`", prose(name))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def anchors(path):
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings}
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", every_command("pytest"))
+def test_pytest_takes_the_options_shown(words):
+    known = {option.flag for option in OPTIONS}
+    for word in words[1:]:
+        flag = word.partition("=")[0]
+        assert not flag.startswith("--fp8") or flag in known
+        assert not flag.startswith("--") or flag.startswith("--fp8") or flag in pytest_help()
+        if word.startswith(("suites", "tests")) and word != "tests/test_fp8.py":
+            assert (ROOT / word).exists(), word
+
+
+def test_the_groups_of_the_suite_are_those_shown():
+    from matrix import GROUPS
+
+    assert set(re.findall(r"-m (\w+)", PAGES["ci.md"].read_text())) == set(GROUPS)
+
+
+@cache
+def pytest_help():
+    return subprocess.check_output([sys.executable, "-m", "pytest", "--help"], text=True, cwd=ROOT / "tests")
+
+
+@pytest.mark.parametrize("words", every_command("pytest-fp8"))
+def test_the_command_line_takes_the_arguments_shown(words):
+    parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("words", every_command("tox"))
+def test_tox_has_the_environments_shown(words):
+    ini = ConfigParser()
+    ini.read(ROOT / "tox.ini")
+    assert words[1] == "-e"
+    assert ini.has_section(f"testenv:{words[2]}")
+
+
+@pytest.mark.parametrize("words", every_command("python"))
+def test_the_programs_shown_exist_with_their_options(words):
+    if words[1:] == ["-m", "build"]:
+        return
+    name = words[2].replace(".", "/") if words[1] == "-m" else words[1].removesuffix(".py")
+    script = next(path for path in (ROOT / f"{name}.py", ROOT / name / "__main__.py") if path.is_file())
+    code = "\n".join(path.read_text() for path in script.parent.glob("*.py"))
+    assert [word for word in words[3:] if word.startswith("-") and f'"{word}"' not in code] == []
+
+
+def test_continuous_integration_calls_the_commands_of_the_readme():
+    run = (ROOT / ".ci/run").read_text()
+    assert {" ".join(words) for words in commands("README.md") if words[0] == "tox"} <= set(run.splitlines())
+
+
+@every_text
+def test_settings_and_methods_named_exist(name):
+    text = TEXTS[name].read_text()
+    assert set(re.findall(r"PYTEST_FP8_\w+", text)) <= {option.environment for option in OPTIONS}
+    for method in re.findall(r"\bassert_\w+(?=\()", text):
+        assert hasattr(Fp8Pair, method), method
+    for arguments in re.findall(r"Workload\((\w+)=", text):
+        assert arguments in Workload.__dataclass_fields__, arguments
+
+
+def test_the_options_page_lists_every_option():
+    page = PAGES["options.md"].read_text()
+    for option in OPTIONS:
+        flag = f"{option.flag} {option.metavar}".strip()
+        assert f"| `{flag}` | `{option.dest}` | `{option.environment}` |" in page
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+def headlines():
+    return re.findall(r"^### `(.*)`$", PAGES["troubleshooting.md"].read_text(), flags=re.MULTILINE)
+
+
+@cache
+def messages():
+    """Every text in the code, with ``…`` in place of each value."""
+    found = []
+    for path in (ROOT / "pytest_fp8").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+@pytest.mark.parametrize("headline", headlines())
+def test_each_trouble_is_a_message_of_the_code(headline):
+    if headline == "a different number of tensors was saved":
+        pytest.skip("torch's own words")
+    pattern = ".*".join(re.escape(part) for part in headline.split("…"))
+    assert any(re.search(pattern, message, flags=re.DOTALL) for message in messages())
+
+
+# -- examples and tables ------------------------------------------------------------------------------------------
+
+
+@every_text
+def test_every_python_example_can_be_read(name):
+    for _, code in blocks(name, "python"):
+        ast.parse(code)
+
+
+@pytest.mark.slow
+def test_the_runnable_examples_pass(tmp_path):
+    """In one session, so that torch is imported once."""
+    examples = [(name, code) for name in TEXTS for above, code in blocks(name, "python") if above == RUNNABLE]
+    assert {"README.md", "own-models.md"} <= {name for name, _ in examples}
+    for index, (name, code) in enumerate(examples):
+        (tmp_path / f"test_{index}_{Path(name).stem.replace('-', '_')}.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(examples)} passed" in done.stdout
+
+
+def test_the_results_page_is_the_command_s_output(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["baselines", "results", "--dir", "baselines/h200", "--markdown"]) == 0
+    assert capsys.readouterr().out == PAGES["results.md"].read_text()

@@ -1,0 +1,64 @@
+"""``pytest-fp8 baselines results``: the stored baselines as tables by GPU and model."""
+
+import json
+
+import pytest
+
+from pytest_fp8.baselines.store import Baseline, write_baseline
+from pytest_fp8.cli import main
+
+H200 = {"name": "NVIDIA H200", "driver": "580.1", "power_limit": 700.0}
+SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.02}
+LAYERS = {"unit": "Linears in FP8", "direction": "higher", "tolerance": 0.0, "values": [28]}
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch, capsys):
+    """``stored(case, gpu, device, **metrics)`` writes a baseline of the project in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(case, gpu="h200", device=H200, commit="0123456789ab", **metrics):
+        libraries = {"torch": "2.11.0", "transformer-engine": "2.20.2", "triton": "3.6.0"}
+        origin = {"date": "2026-11-20", "commit": commit, "dirty": False, "reason": "first"}
+        origin |= {"gpu": device, "libraries": libraries}
+        metrics = {"fp8_layers": LAYERS, **metrics}
+        write_baseline(tmp_path / "baselines", Baseline(case, "hash", gpu, metrics, origin))
+
+    return write
+
+
+def lines(capsys, *more):
+    assert main(["baselines", "results", *more]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_model_has_a_table_by_size_and_own_models_come_last(stored, capsys):
+    for case in ("own.vit-torchao-tensorwise", "8b-te-block", "1b-te-block", "tiny-te-block"):
+        stored(case)
+    found = [line for line in lines(capsys, "--markdown") if line.startswith("#")]
+    models = [f"### h200: {what}" for what in ("tiny", "1b", "8b", "own", "measurements")]
+    assert found == ["# Results on each GPU", "## h200", *models]
+
+
+def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
+    stored("1b-te-block", speedup={**SPEED, "values": [[0.1, 0.1], [0.1, 0.1]]})
+    stored("1b-te-current", commit="ba9876543210")
+    page = lines(capsys, "--markdown")
+    assert "NVIDIA H200, driver 580.1, 700 W." in page
+    assert "| `1b-te-current` | 28 | - | - | - | - | - | - | 2 |" in page
+    assert any(line.startswith("| `1b-te-block` | 28 | - | - | - | - | 1.105x [1.0") for line in page)
+    assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
+
+
+def test_gpu_chooses_and_emulated_baselines_have_no_driver(stored, capsys):
+    stored("1b-te-block")
+    stored("tiny-torchao-rowwise-emulated", gpu="emulated", device={"name": "emulated"})
+    page = lines(capsys, "--markdown", "--gpu", "emulated")
+    assert "emulated." in page
+    assert not any("1b-te-block" in line for line in page)
+
+
+def test_a_terminal_gets_plain_tables_and_a_program_json(stored, capsys):
+    stored("1b-te-block")
+    assert any(line.startswith(" 1b-te-block") for line in lines(capsys))
+    assert [row["case"] for row in json.loads("\n".join(lines(capsys, "--json")))] == ["1b-te-block"]
