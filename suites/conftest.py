@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from matrix import GROUPS, group_of
-from pytest_fp8.session import case_of
+from pytest_fp8.items import case_of
 
 CONFIG = """
 compute_environment: LOCAL_MACHINE

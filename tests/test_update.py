@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, field, va
     assert content(stored)["schema"] == 1
 
 
-def test_one_file_written_does_not_make_the_next_come_from_a_changed_tree(stored, monkeypatch):
+def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch):
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         assert stored.run(*git, *arguments).ret == 0
@@ -238,7 +238,7 @@ def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, 
 
 
 @pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])
-def test_a_part_of_the_suite_says_nothing_about_the_rest(stored, monkeypatch, arguments):
+def test_a_run_of_a_part_names_no_orphans(stored, monkeypatch, arguments):
     (stored.path / "baselines/h200/tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
     stored.makepyfile(test_orphan=SUITE)
     install(monkeypatch, H200, nan_at=3)
@@ -246,12 +246,12 @@ def test_a_part_of_the_suite_says_nothing_about_the_rest(stored, monkeypatch, ar
     result.stdout.no_fnmatch_line("*orphaned*")
 
 
-def test_a_whole_run_with_all_its_baselines_has_nothing_to_add(stored):
+def test_a_whole_run_that_used_all_baselines_names_none(stored):
     stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*orphaned*")
     stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*unexercised*")
 
 
-def test_a_part_that_one_xdist_worker_saw_makes_the_whole_run_partial():
+def test_one_partial_xdist_worker_makes_the_run_partial():
     whole, part = Ledger(collected=["a"]), Ledger(collected=["b"], partial=True)
     for worker in (whole, part):
         controller = Ledger()
@@ -282,7 +282,7 @@ CUT_SHORT = """
     "how", ["raise KeyboardInterrupt", "pytest.fail('first of all')", "pytest.exit('enough', returncode=3)"]
 )
 @pytest.mark.parametrize("marked", [True, False], ids=["questions", "no questions"])
-def test_a_case_that_an_interrupted_run_left_half_asked_is_not_stored(pytester, monkeypatch, capfd, how, marked):
+def test_a_case_that_an_interrupted_run_half_asked_is_not_stored(pytester, monkeypatch, capfd, how, marked):
     install(monkeypatch, H200)
     tests = SUITE if marked else re.sub(', question="[a-z]+"', "", SUITE)
     assert ("question" in tests) is marked
@@ -303,7 +303,7 @@ def test_under_xdist_open_are_the_tests_that_no_worker_ran():
     assert learned.to_json()["open_tests"] == {"a": ["a2"]}
 
 
-def test_what_was_skipped_and_what_failed_elsewhere_leaves_a_whole_case_whole(pytester, monkeypatch):
+def test_skipped_tests_and_failures_elsewhere_do_not_cut_a_case_short(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(
         SUITE
@@ -322,7 +322,7 @@ def test_what_was_skipped_and_what_failed_elsewhere_leaves_a_whole_case_whole(py
     assert len(list((pytester.path / "baselines/h200").glob("*.json"))) == 2
 
 
-def test_a_speedup_that_is_the_hosts_is_stored_with_a_word_of_it_and_failed_with_another(suite, monkeypatch):
+def test_a_speedup_that_the_host_limits_is_stored_with_a_note(suite, monkeypatch):
     install(monkeypatch, H200, busy=30.0)
     first = suite.runpytest(*update())
     assert first.ret == 0
@@ -338,7 +338,7 @@ def test_a_speedup_that_is_the_hosts_is_stored_with_a_word_of_it_and_failed_with
     result.stdout.fnmatch_lines(["*cause: *launch-bound: *so a slower or busier host slows this arm alone*"])
 
 
-def test_a_gpu_that_works_all_the_time_has_no_such_word(suite, monkeypatch):
+def test_a_gpu_that_is_always_busy_has_no_such_note(suite, monkeypatch):
     install(monkeypatch, H200, busy=1e3)
     result = suite.runpytest(*update())
     assert result.ret == 0
@@ -346,7 +346,7 @@ def test_a_gpu_that_works_all_the_time_has_no_such_word(suite, monkeypatch):
     result.stdout.no_fnmatch_line("*launch-bound*")
 
 
-def test_nothing_is_said_of_a_stored_speedup_that_stays(suite, monkeypatch):
+def test_a_stored_speedup_that_stays_has_no_such_note(suite, monkeypatch):
     install(monkeypatch, H200, busy=30.0)
     assert suite.runpytest(*update()).ret == 0
     install(monkeypatch, H200, busy=30.0, fp8_memory=120)

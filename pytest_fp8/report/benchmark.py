@@ -1,7 +1,7 @@
-"""Step times as rows of pytest-benchmark's own table, where that plugin is in use. The one file that knows it.
+"""Step times as rows of pytest-benchmark's own table, where that plugin is in use. No other file knows it.
 
 Each case becomes a group of two rows, its BF16 and its FP8 arm, with one entry per block; ``--benchmark-json`` and
-``--benchmark-autosave`` store them like any other benchmark. The verdict never comes from here: pytest-benchmark
+``--benchmark-autosave`` store them like any other benchmark. Verdicts do not come from here: pytest-benchmark
 compares means of one arm, this plugin paired blocks of both.
 """
 
@@ -15,6 +15,7 @@ from pytest_fp8.report.ledger import Ledger
 
 def add_rows(config: Any, ledger: Ledger) -> None:
     """Append the rows of every timed case; nothing where pytest-benchmark is absent or disabled (also by xdist)."""
+    # pytest-benchmark offers no public name for its session.
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or benchmarks.disabled:
         return

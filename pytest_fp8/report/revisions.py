@@ -1,4 +1,4 @@
-"""Old -> new in words: the changes of a baseline as cells and lines, for the closing summary and the command line."""
+"""The changes of a baseline, old -> new, as cells and lines: for the closing summary and the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _difference(change: Change) -> str:
 
 
 def revision_lines(revision: Revision) -> list[str]:
-    """What an update did to one baseline. One line where it was left alone or is the first."""
+    """What an update did to one baseline; one line where it changed nothing or the baseline is new."""
     name = f"baseline {revision.gpu}/{revision.case}"
     if not revision.rewrites:
         return [f"{name}: nothing moved by more than noise; the file is as it was"]

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_fp8.session import Session
 
 _STYLE = {
     "PASS": "green",
@@ -138,10 +143,10 @@ def _short(path: str, root: Path) -> str:
     return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
 
 
-def write_summary(reporter: Any, session: Any) -> None:
-    """Everything pytest-fp8 says at the end of a run."""
+def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
+    """Everything that pytest-fp8 says at the end of a run."""
     ledger = session.ledger
-    table = summary(ledger, reporter._tw.hasmarkup)
+    table = summary(ledger, reporter.hasmarkup)
     missing = did_not_run(ledger) if session.settings.declared else []
     notes = findings(ledger)
     if not (table or missing or notes or session.has_something_to_say()):
