@@ -17,7 +17,6 @@ from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
-from pytest_fp8.arms.shipping import identity
 from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
 from pytest_fp8.case import Case
 from pytest_fp8.controls.control import ANYWHERE, Control
@@ -25,6 +24,7 @@ from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.shipping import identity
 from pytest_fp8.verdicts import Decision
 from pytest_fp8.workload import Workload, case_digest
 
