@@ -73,9 +73,9 @@ class Session:
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
         from pytest_fp8.arms.evidence import PairArms, make_arm
-        from pytest_fp8.arms.shipping import identity
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
+        from pytest_fp8.shipping import identity
         from pytest_fp8.workload import case_digest
 
         shipped = workload.ship(test) if workload is not None else None

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.pool import Arm
     from pytest_fp8.case import Case
 
 
@@ -87,13 +86,22 @@ class Workload:
         return hashlib.sha256(f"{first_step} {text_of(held)}".encode()).hexdigest()[:16]
 
     def ship(self, asked_by: str = "") -> str:
-        """The workload as text that an arm's process can rebuild (:func:`pytest_fp8.arms.shipping.ship`)."""
-        from pytest_fp8.arms.shipping import ship
+        """The workload as text that an arm's process can rebuild (:func:`pytest_fp8.shipping.ship`)."""
+        from pytest_fp8.shipping import ship
 
         return ship(self, "the workload's functions", asked_by)
 
 
-def case_digest(case: Case, workload: Workload | None, reference: Arm) -> str:
+class Reference(Protocol):
+    """The arm of a reference, as far as the hash of a case asks it (:class:`pytest_fp8.arms.pool.Arm`)."""
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+    def request(self, operation: str) -> Any: ...
+
+
+def case_digest(case: Case, workload: Workload | None, reference: Reference) -> str:
     """The hash of a case as baselines keep it. A workload's part is read from the facts of its reference arm, which is
     built if it is not yet. Raises :class:`ArmError`."""
     if workload is None:

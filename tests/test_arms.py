@@ -13,8 +13,8 @@ import pytest
 
 from pytest_fp8 import ArmError, Case, SettingsError, Workload
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.arms.shipping import ship, unship
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.shipping import ship, unship
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
 

@@ -18,11 +18,11 @@ from helpers.fakes import H200, install
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.arms.shipping import ship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cli import main
 from pytest_fp8.compare.session import Side, differences, environments
 from pytest_fp8.rules.same_job import ALPHA, BLOCKS, PAIRS, decide_same_job, own_change
+from pytest_fp8.shipping import ship
 from pytest_fp8.verdicts import Verdict
 from pytest_fp8.workload import WorkloadReference
 

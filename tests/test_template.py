@@ -24,10 +24,10 @@ from pytest_fp8.arms.evidence import PairArms, make_arm
 from pytest_fp8.arms.forked import ForkedProcess, Template
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess, FreshProcess
-from pytest_fp8.arms.shipping import ship, unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.options import Settings
 from pytest_fp8.session import Session
+from pytest_fp8.shipping import ship, unship
 
 EMULATED = Case("micro", "torchao", "tensorwise", emulated=True)
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from pytest_fp8 import Workload
-from pytest_fp8.arms.shipping import identity, ship, unimportable_modules
+from pytest_fp8.shipping import identity, ship, unimportable_modules
 
 
 def nothing(step):
@@ -118,7 +118,7 @@ def project(tmp_path, monkeypatch):
 
 
 def elsewhere(text, *path):
-    code = f"import sys; sys.path[:0] = {[str(p) for p in path]}; from pytest_fp8.arms.shipping import unship; "
+    code = f"import sys; sys.path[:0] = {[str(p) for p in path]}; from pytest_fp8.shipping import unship; "
     asked = [sys.executable, "-c", code + f"print(unship({text!r})())"]
     return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
@@ -145,10 +145,10 @@ def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester)
         """
         import subprocess, sys
         from conftest import seven
-        from pytest_fp8.arms.shipping import ship
+        from pytest_fp8.shipping import ship
 
         def test_it(tmp_path):
-            code = f"from pytest_fp8.arms.shipping import unship; print(unship({ship(lambda: seven(), 'f')!r})())"
+            code = f"from pytest_fp8.shipping import unship; print(unship({ship(lambda: seven(), 'f')!r})())"
             run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
             assert run.stdout == "7\\n", run.stderr
         """

@@ -76,7 +76,7 @@ class Arm:
 
         Both travel by pickle over the pipe, so the result must be picklable; torch tensors in it import torch here.
         """
-        from pytest_fp8.arms.shipping import ship, unship
+        from pytest_fp8.shipping import ship, unship
 
         return unship(self.request("call", function=ship(function, "the function")))
 

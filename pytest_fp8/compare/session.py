@@ -221,8 +221,8 @@ def _pair(
     workload: WorkloadReference | None,
 ) -> PairArms:
     from pytest_fp8.arms.evidence import PairArms
-    from pytest_fp8.arms.shipping import ship
     from pytest_fp8.arms.spec import ArmSpec
+    from pytest_fp8.shipping import ship
 
     shipped = ship(workload, f"the workload {workload.text!r}") if workload is not None else None
     digest = case.digest(workload.text if workload is not None else "")

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms.shipping import unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_skipped, observed_conversion
 from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.shipping import unship
 from pytest_fp8.worker import memory
 from pytest_fp8.worker.dropped_behaviour import besides, lost
 from pytest_fp8.worker.fault_points import fault_points_of

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_fp8.arms.shipping import unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
+from pytest_fp8.shipping import unship
 from pytest_fp8.worker.observe import Part
 from pytest_fp8.worker.preparation import checkpoint_activations
 from pytest_fp8.worker.step import muted, run_step

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.arms.shipping import ship, unship
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.questions.products import LayerCall, Product, products_to_json
+from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoint_stores, observe, profile
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.preparation import forget_accelerate
