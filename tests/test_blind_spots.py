@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from test_loop import CASE, batch, build, judge, loop, serve
-
+from helpers.loops import CASE, batch, build, judge, loop, serve
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.zoo import adapters
 

@@ -10,87 +10,10 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from pytest_fp8 import Case, Verdict, Workload
-from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
-from pytest_fp8.worker.server import ArmServer, TokenCountError
+from helpers.loops import ALL, CASE, batch, build, judge, loop, serve
+from pytest_fp8 import Verdict
 from pytest_fp8.worker.step import StepError
-
-CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
-
-
-ALL = 26 / 27
-"""The share where all products are FP8: torchao computes the gradient of the first layer's input, which nobody owes."""
-
-
-def build(checkpointed=False, reentrant=False):
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    class Block(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
-
-        def forward(self, x):
-            return x + self.down(torch.nn.functional.gelu(self.up(x)))
-
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter = torch.nn.Linear(32, 32)
-            self.blocks = torch.nn.ModuleList([Block(), Block()])
-
-        def forward(self, x):
-            x = self.enter(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=reentrant) if checkpointed and self.training else block(x)
-            return x
-
-    return Net()
-
-
-def batch(step):
-    import torch
-
-    return torch.randn(96, 32)
-
-
-def loop(parts=1, clip=None, evaluate=False, set_to_none=True, own_precision=None):
-    """A loop as people write it; ``own_precision`` counts how often it was opened."""
-
-    def step(model, batch, optimizer, precision):
-        import torch
-
-        total = torch.zeros(())
-        optimizer.zero_grad(set_to_none=set_to_none)
-        for rows in batch.chunk(parts):
-            with precision():
-                loss = (model(rows) - rows).float().pow(2).mean() / parts
-            loss.backward()
-            total += loss.detach()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        if evaluate:
-            model.eval()
-            with torch.no_grad():
-                model(batch[:13])
-            model.train()
-        return total
-
-    return step
-
-
-def serve(case=CASE, **parts):
-    return ArmServer(
-        ArmSpec(case, "cpu", Workload(**{"build": build, "batch": batch, **parts}).ship("a test"), threads=1)
-    )
-
-
-def judge(server, case=CASE):
-    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
+from pytest_fp8.worker.token_count import TokenCountError
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -185,7 +108,7 @@ def test_an_evaluation_every_so_many_steps_is_in_no_block_s_time(monkeypatch, ev
 
     # Without a conversion, which would make FP8's forward of the model another class's.
     server = serve(replace(CASE, backend="bf16", recipe="none"), build=Takes, step=step)
-    assert server.engine.blocks(count=4, steps=3, dropped=1) == [10.0] * 4
+    assert server.blocks(count=4, steps=3, dropped=1) == [10.0] * 4
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -111,7 +111,7 @@ def converted(model, wanted=lambda name: not name.endswith("lm_head")):
 
 
 def planned(model):
-    from pytest_fp8.backends.base import plan
+    from pytest_fp8.backends.linears import plan
 
     return set(plan(model).converted).__contains__
 

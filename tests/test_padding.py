@@ -14,7 +14,8 @@ from pytest_fp8 import Case, Verdict, Workload, pad_to_multiple
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.questions.layers import check_layers
 from pytest_fp8.questions.records import LayersEvidence
-from pytest_fp8.worker.server import ArmServer, TokenCountError
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.zoo import data, models, training
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))

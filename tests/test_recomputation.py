@@ -15,7 +15,7 @@ from helpers import te_stand_in
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
+from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, TransformerEngine
 from pytest_fp8.controls.catalogue import CATALOGUE
 from pytest_fp8.questions.layers import check_layers
 from pytest_fp8.questions.records import LayersEvidence
@@ -150,7 +150,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls)
 @pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
 def test_what_is_recomputed_is_compiled_where_its_block_is(monkeypatch, inside):
     graphs = torch._dynamo.testing.CompileCounter()
-    monkeypatch.setattr(recompute, "_compiled", functools.cache(lambda f: torch.compile(f, backend=graphs)))
+    monkeypatch.setattr(recompute, "compiled_once", functools.cache(lambda f: torch.compile(f, backend=graphs)))
 
     class Block(torch.nn.Module):
         gradient_checkpointing = True
@@ -191,7 +191,7 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
         "forward",
         lambda self, inp: plain(self, inp.sin() if manager().is_fp8_enabled() else inp),
     )
-    monkeypatch.setattr("pytest_fp8.backends.transformer_engine.TransformerEngine.recompute", lambda self: None)
+    monkeypatch.setattr(TransformerEngine, "recompute_function", lambda self: None)
     with pytest.raises(RecomputedOutsideError, match="different number of tensors") as error:
         Engine(spec())
     assert "outside te.autocast" in error.value.fp8_cause
@@ -200,15 +200,15 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
 
 
 def test_another_error_of_the_first_steps_stays_as_it_is():
-    backend("transformer_engine").explain(ValueError("no business of ours"))
+    backend("transformer_engine").raise_explained(ValueError("no business of ours"))
 
 
 def test_accelerate_leaves_recomputation_to_torch():
     for name in ("accelerate_te", "trainer_te"):
-        assert backend(name).recompute() is None
+        assert backend(name).recompute_function() is None
     for name in ("transformer_engine", "te_fused"):
-        assert backend(name).recompute().keywords == {"use_reentrant": False}
-    assert backend("torchao").recompute() is None
+        assert backend(name).recompute_function().keywords == {"use_reentrant": False}
+    assert backend("torchao").recompute_function() is None
 
 
 def test_a_model_that_recomputes_nothing_is_refused():

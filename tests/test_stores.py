@@ -12,8 +12,8 @@ TENSORS = {f"layers.{i}.weight": torch.arange(i, i + 64, dtype=torch.bfloat16).r
 
 
 def written(folder):
-    checkpoint_stores._write_safetensors(TENSORS, folder, {"aliases": "{}"})
-    return checkpoint_stores._read_safetensors(folder, torch.device("cpu"))
+    checkpoint_stores.write_safetensors(TENSORS, folder, {"aliases": "{}"})
+    return checkpoint_stores.read_safetensors(folder, torch.device("cpu"))
 
 
 def same(found):
@@ -39,4 +39,4 @@ def test_a_shard_that_is_gone_is_an_error_and_no_smaller_model(tmp_path, monkeyp
     written(tmp_path)
     next(tmp_path.glob("model-00002*")).unlink()
     with pytest.raises(FileNotFoundError):
-        checkpoint_stores._read_safetensors(tmp_path, torch.device("cpu"))
+        checkpoint_stores.read_safetensors(tmp_path, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Unsloth's road on a CPU: a module in its place loads the same folder; what only a GPU can settle is asked there."""
+"""The Unsloth backend on a CPU, with a stand-in for the library that loads the same folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
-from pytest_fp8.worker import checkpoint_stores, observe
+from pytest_fp8.worker import checkpoint_stores, checkpoints
+from pytest_fp8.worker.agreement import output_agreement
 from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.observe import observe_forward
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
 
@@ -120,13 +122,13 @@ def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(librar
     before = base.clone()
     for arm in (engine, other):
         arm.restart(seed=5)
-    mine, theirs = (checkpoint_stores.digests(checkpoint_stores.weights_of(arm)[0]) for arm in (engine, other))
+    mine, theirs = (checkpoint_stores.digests(checkpoints.weights_of(arm)[0]) for arm in (engine, other))
     assert mine == theirs
     assert FastLanguageModel.loads == loads
     assert torch.equal(base, before)
-    assert unsloth.UnslothBf16().drawn(engine.model, 5).keys() == checkpoint_stores.weights_of(engine)[0].keys()
+    assert unsloth.UnslothBf16().seeded_values(engine.model, 5).keys() == checkpoints.weights_of(engine)[0].keys()
     other.restart(seed=6)
-    assert checkpoint_stores.digests(checkpoint_stores.weights_of(other)[0]) != mine
+    assert checkpoint_stores.digests(checkpoints.weights_of(other)[0]) != mine
 
 
 def test_a_jittered_restart_moves_adapters_alone(engine):
@@ -143,12 +145,12 @@ def test_a_curve_repeats_from_its_seed(engine):
 
 
 def test_adapters_alone_are_stored_and_loaded(engine, tmp_path):
-    saved = checkpoint_stores.save(engine, str(tmp_path), "safetensors", optimizer=True)
+    saved = checkpoints.save(engine, str(tmp_path), "safetensors", optimizer=True)
     assert all(".lora_" in key for key in saved["keys"])
     assert len(saved["keys"]) == 8
     assert saved["frozen"] == len(engine.model.state_dict()) - 8
     assert saved["on_disk"] == {"F32": len(saved["keys"]) * 4}
-    loaded = checkpoint_stores.load(engine, str(tmp_path), "safetensors", optimizer=True)
+    loaded = checkpoints.load(engine, str(tmp_path), "safetensors", optimizer=True)
     assert loaded["loaded"]
     assert loaded["digests"] == saved["digests"]
     assert loaded["optimizer_digests"] == saved["optimizer_digests"]
@@ -173,10 +175,7 @@ def test_products_past_the_modules_are_seen(library):
         library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
         library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
 
-    road = unsloth.UnslothBf16()
-    calls, _, _ = observe.observe_forward(
-        model, sizes, road.is_fp8_layer, road.recipe_in_force, forward, watching=road.watching
-    )
+    calls, _, _ = observe_forward(model, sizes, unsloth.UnslothBf16(), forward)
     assert [(c.name, c.rows, c.needs_dgrad, c.needs_wgrad) for c in calls] == [
         ("q", 24, True, False),
         ("a", 24, True, True),
@@ -201,22 +200,22 @@ def quantized(granularity):
 
 
 def test_the_recipe_is_read_from_torchaos_own_tensor():
-    road = unsloth.Unsloth()
+    backend = unsloth.Unsloth()
     layer = quantized("row")
-    assert road.is_fp8_layer(layer)
-    assert road.recipe_in_force(layer) == {"recipe": "rowwise"}
-    assert road.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
-    assert not road.is_fp8_layer(torch.nn.Linear(4, 4))
+    assert backend.is_fp8_layer(layer)
+    assert backend.recipe_in_force(layer) == {"recipe": "rowwise"}
+    assert backend.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
+    assert not backend.is_fp8_layer(torch.nn.Linear(4, 4))
 
 
 def test_an_fp8_weights_product_is_compared_with_its_own_values():
     layer = quantized("row")
     given = torch.randn(32, 64).bfloat16()
     output = given @ layer.weight.dequantize().t()
-    gain, sqnr = observe.output_agreement(layer, given, output)
+    gain, sqnr = output_agreement(layer, given, output)
     assert gain == pytest.approx(1, abs=0.01)
     assert sqnr > 40
-    assert observe.output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
+    assert output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
 
 
 def test_full_fine_tuning_is_refused_in_the_librarys_words():
@@ -247,9 +246,9 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
 def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import _import_ahead; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_libraries; "
     out = subprocess.run(
-        [sys.executable, "-c", code + f"_import_ahead({name!r})"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code + f"import_libraries({name!r})"], capture_output=True, text=True, check=True
     )
     assert out.stdout == seen
 

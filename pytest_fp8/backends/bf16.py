@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, linears
+from pytest_fp8.backends.base import Backend, Conversion
+from pytest_fp8.backends.linears import linears
 
 if TYPE_CHECKING:
     import torch
 
 
 class Bf16(Backend):
-    """Leaves every Linear as it is."""
+    """Keeps every Linear as it is."""
 
     name = "bf16"
     token_multiple = 1

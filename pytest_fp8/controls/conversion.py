@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import ALIGNMENT, Conversion, plan
+from pytest_fp8.backends.base import ALIGNMENT, Conversion
+from pytest_fp8.backends.linears import plan
 from pytest_fp8.worker.fault_points import FaultPoints, Precision
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from pytest_fp8.backends.base import Conversion, plan, ties
+from pytest_fp8.backends.base import Conversion
+from pytest_fp8.backends.linears import broken_ties, plan, ties
 from pytest_fp8.worker.fault_points import FaultPoints
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class OptimizerMadeBefore(FaultPoints):
         optimizer = engine.setup.optimizer(engine.model)
         meant = convert()
         renew_weights(engine, meant.converted)
-        assert engine._prepared is not None
-        engine._prepared.optimizer = optimizer
+        assert engine.prepared is not None
+        engine.prepared.optimizer = optimizer
         return meant
 
 
@@ -53,12 +54,10 @@ class TieBroken(FaultPoints):
     """The output projection gets a copy of the embedding that it was one with."""
 
     def convert(self, engine: Engine, convert: Callable[[], Conversion]) -> Conversion:
-        from pytest_fp8.backends.accelerate import broken
-
         tied = ties(engine.model)
         meant = convert()
         renew_weights(engine, ["lm_head"])
-        meant.untied = broken(tied, engine.model)
+        meant.untied = broken_ties(tied, engine.model)
         return meant
 
 

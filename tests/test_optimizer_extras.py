@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torchao")
 
 import torch
-from test_closures import closing, lbfgs
-from test_loop import loop, serve
 
+from helpers.closures import closing, lbfgs
+from helpers.loops import loop, serve
 from pytest_fp8.worker import optimizer_extras
 
 
@@ -83,12 +83,12 @@ def test_a_state_of_unknown_kind_is_named_with_its_key_before_anything_is_writte
     assert not (tmp_path / "store").exists()
 
 
-def test_numbers_of_a_fused_weight_are_each_part_s_and_tensors_of_it_are_refused():
-    joined = {"qkv": [("q", slice(0, 4)), ("k", slice(4, 8))]}
-    assert optimizer_extras.each_part_s("qkv", "step", 3, joined) == [("q", 3), ("k", 3)]
-    assert optimizer_extras.each_part_s("other", "step", {"t": torch.zeros(1)}, joined)[0][0] == "other"
+def test_numbers_of_a_fused_weight_are_for_each_part_and_tensors_of_it_are_refused():
+    fused = {"qkv": [("q", slice(0, 4)), ("k", slice(4, 8))]}
+    assert optimizer_extras.for_each_part("qkv", "step", 3, fused) == [("q", 3), ("k", 3)]
+    assert optimizer_extras.for_each_part("other", "step", {"t": torch.zeros(1)}, fused)[0][0] == "other"
     with pytest.raises(optimizer_extras.UnstorableStateError, match="qkv/old is a list of tensors"):
-        optimizer_extras.each_part_s("qkv", "old", [torch.zeros(8)], joined)
+        optimizer_extras.for_each_part("qkv", "old", [torch.zeros(8)], fused)
 
 
 def test_contents_that_differ_have_other_leaves():
@@ -106,5 +106,5 @@ class Foreign(torch.Tensor):
 
 def test_nothing_that_a_pickle_could_run_is_read(tmp_path):
     optimizer_extras.write({"optimizer/w/q": torch.zeros(2).as_subclass(Foreign)}, tmp_path)
-    with pytest.raises(optimizer_extras.UnstorableStateError, match=r"test_optimizer_rest\.Foreign"):
+    with pytest.raises(optimizer_extras.UnstorableStateError, match=r"test_optimizer_extras\.Foreign"):
         optimizer_extras.read(tmp_path)
