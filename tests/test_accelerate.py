@@ -1,4 +1,4 @@
-"""The roads through Accelerate and the Trainer: options on their way, conversions that stop, ties and optimizers."""
+"""FP8 through Accelerate and the Trainer: options in the environment, conversions that stop, ties and optimizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blocks(odd=32):
     return model
 
 
-def test_what_each_library_is_meant_to_convert():
+def test_what_accelerate_is_meant_to_convert_with_each_library():
     from pytest_fp8.backends.accelerate import meant_for_te, meant_for_torchao
 
     te, ao = meant_for_te(blocks(10)), meant_for_torchao(blocks(10))
@@ -127,7 +127,7 @@ def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A transformer_engine whose te.Linear is an nn.Linear: Accelerate's and our own Python around it are real."""
+    """A transformer_engine whose te.Linear is an nn.Linear; the Python of Accelerate and of this package is real."""
     import sys
     import types
     from importlib.machinery import ModuleSpec
@@ -145,7 +145,7 @@ def stand_in(monkeypatch):
     return module
 
 
-def test_live_layers_are_stepped_around_by_one_class(stand_in):
+def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
     from pytest_fp8.backends.accelerate import keep_out_of_compiled_code
     from pytest_fp8.worker.layers import class_path
 
@@ -156,11 +156,11 @@ def test_live_layers_are_stepped_around_by_one_class(stand_in):
     assert type(model[0]) is not stand_in.Linear
     assert type(model[1]) is torch.nn.Linear
     assert model(torch.ones(2, 16)).shape == (2, 16)
-    # What users see, and what the checks that look for a class are given, is the library's.
+    # Users and the checks are shown the library's class.
     assert class_path(model[0]) == class_path(stand_in.Linear(16, 16))
 
 
-def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
+def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
@@ -192,7 +192,7 @@ def adapted():
     return nn.ModuleDict({"q_proj": nn.ModuleDict(adapters)})
 
 
-def test_on_unsloths_model_adapters_become_layers_and_the_base_thaws(stand_in, monkeypatch):
+def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends import backend
     from pytest_fp8.backends.accelerate_state import forget_accelerate
@@ -232,7 +232,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
         there.add(missing)
 
 
-def test_a_thawed_head_is_seen_under_its_own_name():
+def test_an_unfrozen_head_is_seen_under_its_own_name():
     from pytest_fp8.worker.fused_params import trainable
 
     model = blocks().requires_grad_(False)
@@ -242,7 +242,7 @@ def test_a_thawed_head_is_seen_under_its_own_name():
     assert trainable(model)["embed.weight"] is False
 
 
-def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_library():
+def test_converted_adapters_fail_with_unfrozen_weights_and_advice_for_the_library():
     names = {"q": (32, 32), "q.lora_A": (32, 16)}
     evidence = layers_evidence(
         originals=names,
@@ -258,7 +258,7 @@ def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_
     assert "module_filter_fn" in check_layers(Case("1b", "torchao", "tensorwise"), evidence).message
 
 
-def test_an_update_asks_nothing_of_what_is_known_to_fail():
+def test_an_update_does_not_ask_what_is_known_to_fail():
     """`-m hugging_face` with an update must not refuse 1b-accelerate.te for the known defect of its head."""
     import ast
     from pathlib import Path

@@ -23,7 +23,7 @@ def test_each_call_of_a_closure_is_accounted_for(optimizer, keyword):
 
 
 @pytest.mark.parametrize("optimizer", [lbfgs, sam])
-def test_a_pass_that_must_move_no_weight_moves_none(optimizer, monkeypatch):
+def test_calibration_and_observation_change_no_weight(optimizer, monkeypatch):
     server = serve(optimizer=optimizer, step=closing())
     engine = server.engine
     engine.curve(seed=0, steps=2)
@@ -37,6 +37,6 @@ def test_a_pass_that_must_move_no_weight_moves_none(optimizer, monkeypatch):
     assert entries == {name: sorted(s) for name, s in zip(weights, engine.optimizer.state.values(), strict=False)}
 
 
-def test_a_closure_s_gradients_are_there_when_their_norm_is_taken():
+def test_the_norm_of_a_closures_gradients_is_taken_while_they_exist():
     norms = serve(optimizer=lbfgs, step=closing()).engine.curve(seed=0, steps=3)["gradient_norms"]
     assert all(norm > 0 for norm in norms)

@@ -1,4 +1,4 @@
-"""BF16 products on a CPU that has no instructions for them: a float32 product, rounded once."""
+"""BF16 products on a CPU without BF16 instructions: a float32 product, rounded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from pytest_fp8.worker import cpu_products
 
-# In a process of its own: what is registered for a torch operator is there for all that follows in the same process.
+# In a process of its own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch
 from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
@@ -66,7 +66,7 @@ print("equal")
 """
 
 
-def test_attention_s_backward_pass_is_no_further_from_float32_than_torch_s_own():
+def test_attentions_backward_pass_is_as_close_to_float32_as_torchs_own():
     done = subprocess.run([sys.executable, "-c", ATTENTION], capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
 

@@ -1,4 +1,4 @@
-"""The decoder with joined projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
+"""The decoder with fused projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
     torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
 
 
-def test_each_gradient_is_a_part_of_the_joined_one_and_the_norm_is_the_same():
+def test_each_gradient_is_a_part_of_the_fused_one_and_the_norm_is_the_same():
     one, fused = both()
     for model in (one, fused):
         model(input_ids=tokens(), labels=tokens()).loss.backward()
@@ -93,7 +93,7 @@ def test_each_gradient_is_a_part_of_the_joined_one_and_the_norm_is_the_same():
     torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0)
 
 
-def test_the_state_dict_under_plain_names_is_the_plain_models_to_the_bit_and_joins_again():
+def test_the_state_dict_under_plain_names_is_the_plain_models_and_joins_again():
     one, fused = both()
     keeps = backend("te_fused").is_scaling_state
     live = {name: value for name, value in fused.state_dict().items() if not keeps(name)}
@@ -106,7 +106,7 @@ def test_the_state_dict_under_plain_names_is_the_plain_models_to_the_bit_and_joi
     assert all(again[name].equal(value) for name, value in live.items())
 
 
-def test_every_linear_is_accounted_for_by_its_joined_name_and_size():
+def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
     done = prepared(plain())
     block = {"self_attn.qkv_proj": (64, 128), "self_attn.o_proj": (64, 64)}
     block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
@@ -128,19 +128,19 @@ def traced(module, size):
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
-def test_compiling_steps_around_each_norm_and_around_linears_that_keep_state(recipe):
+def test_norms_and_linears_that_keep_state_are_not_compiled(recipe):
     block = prepared(plain(), recipe).model.model.layers[0]
     assert not traced(block.input_layernorm, 64)
     assert traced(block.self_attn.qkv_proj, 64) == (recipe == "current")
 
 
-def test_heads_of_odd_sizes_are_converted_where_their_sum_is_even_enough():
+def test_heads_of_odd_sizes_are_converted_where_their_sum_is_a_multiple():
     done = prepared(plain(head_dim=24))
     assert done.layers["model.layers.0.self_attn.qkv_proj"] == (64, 96), "48 + 24 + 24"
     assert "model.layers.0.self_attn.qkv_proj" in done.conversion.converted
 
 
-def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
+def test_a_fused_size_that_no_fp8_product_takes_is_skipped_with_the_reason():
     done = prepared(plain(head_dim=10))
     name = "model.layers.1.self_attn.qkv_proj"
     assert done.conversion.skipped[name] == "size: out_features=40 is not a multiple of 16"
@@ -148,7 +148,7 @@ def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
     assert not isinstance(done.model.get_submodule(name), Linear)
 
 
-def test_adapters_and_other_models_are_refused_and_left_as_they_were():
+def test_adapters_and_other_models_are_refused_and_not_changed():
     class Adapted(nn.Linear):
         """As an adapter library leaves a Linear."""
 
@@ -162,7 +162,7 @@ def test_adapters_and_other_models_are_refused_and_left_as_they_were():
         prepared(nn.Sequential(nn.Linear(64, 64)))
 
 
-def test_a_frozen_part_cannot_be_joined_to_trained_ones():
+def test_a_frozen_part_cannot_be_fused_with_trained_ones():
     model = plain()
     model.model.layers[0].self_attn.k_proj.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="some are frozen"):
@@ -229,7 +229,7 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
 
 
 @pytest.mark.parametrize("store", ["safetensors", "dcp"])
-def test_a_part_of_a_joined_weight_is_not_stored_with_all_of_it(fused, reference, store, tmp_path):
+def test_a_part_of_a_fused_weight_is_stored_without_the_rest_of_it(fused, reference, store, tmp_path):
     for arm in (fused, reference):
         # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
         arm.curve(seed=0, steps=1)

@@ -1,4 +1,4 @@
-"""Activation checkpointing under Transformer Engine, on a CPU: the library is a stand-in, torch's part is real."""
+"""Activation checkpointing with Transformer Engine, on a CPU: the library is a stand-in, torch's part is real."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def calls(monkeypatch):
     return seen
 
 
-def test_what_is_recomputed_runs_in_the_context_of_the_forward_pass(calls):
+def test_recomputation_runs_in_the_context_of_the_forward_pass(calls):
     Engine(spec())
     assert calls["forward"]
     assert len(calls["backward"]) == len(calls["forward"])
     assert all(calls["forward"] + calls["backward"])
 
 
-def test_the_control_recomputes_outside_it(calls):
+def test_the_control_recomputes_outside_that_context(calls):
     [control] = [control for control in CATALOGUE if control.id == "recompute-outside"]
     Engine(spec(control=control.id))
     assert all(calls["forward"])
@@ -122,7 +122,7 @@ def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued(step, ques
     assert not queue, "later recomputations would take the scales of the pass before"
 
 
-def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls):
+def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
     def reentrant():
         import transformer_engine.pytorch as te
 
@@ -148,7 +148,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
-def test_what_is_recomputed_is_compiled_where_its_block_is(monkeypatch, inside):
+def test_recomputed_code_is_compiled_where_its_block_is(monkeypatch, inside):
     graphs = torch._dynamo.testing.CompileCounter()
     monkeypatch.setattr(recompute, "compiled_once", functools.cache(lambda f: torch.compile(f, backend=graphs)))
 
@@ -199,8 +199,8 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
     assert manager().get_fp8_recipe() is None
 
 
-def test_another_error_of_the_first_steps_stays_as_it_is():
-    backend("transformer_engine").raise_explained(ValueError("no business of ours"))
+def test_another_error_of_the_first_steps_is_not_replaced():
+    assert backend("transformer_engine").raise_explained(ValueError("another error")) is None
 
 
 def test_accelerate_leaves_recomputation_to_torch():
@@ -230,7 +230,7 @@ def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
     assert "recomputation under activation checkpointing runs outside" in decision.message
 
 
-def test_a_model_that_cannot_be_told_to_recompute_says_what_to_do():
+def test_a_model_without_a_switch_for_recomputation_says_what_to_do():
     workload = Workload(build=lambda: torch.nn.Linear(32, 32), batch=lambda step: torch.randn(32, 32))
     with pytest.raises(NothingRecomputes, match="Linear has no gradient_checkpointing_enable") as error:
         Engine(

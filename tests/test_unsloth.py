@@ -84,7 +84,7 @@ def test_a_large_vocabulary_is_filled_up():
     assert tokenizer.decode(tokenizer("def f():\n").input_ids) == "def f():\n"
 
 
-def test_the_folder_and_the_librarys_copy_of_it_are_gone_afterwards(tmp_path, monkeypatch):
+def test_the_folder_and_the_librarys_copy_of_it_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     import hashlib
     import os
@@ -98,7 +98,7 @@ def test_the_folder_and_the_librarys_copy_of_it_are_gone_afterwards(tmp_path, mo
     assert [path.name for path in kept.iterdir()] == [f"{made.name}-fp8-row-another"]
 
 
-def test_the_loss_is_the_suites_but_for_each_rows_last_token():
+def test_the_loss_is_that_of_the_suite_without_the_last_token_of_each_row():
     batch = data.text_batch(2, 16, seed=0, step=0)
     logits = torch.randn(2, 16, 256)
 
@@ -116,7 +116,7 @@ def test_the_loss_is_the_suites_but_for_each_rows_last_token():
     assert torch.equal(batch["labels"], before)
 
 
-def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(library, engine):
+def test_a_restart_gives_both_arms_the_same_adapters_and_loads_nothing(library, engine):
     other = Engine(ArmSpec(CASE, "cpu"))
     loads, base = FastLanguageModel.loads, engine.model.state_dict()["base_model.model.model.embed_tokens.weight"]
     before = base.clone()
@@ -131,7 +131,7 @@ def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(librar
     assert checkpoint_stores.digests(checkpoints.weights_of(other)[0]) != mine
 
 
-def test_a_jittered_restart_moves_adapters_alone(engine):
+def test_a_jittered_restart_changes_only_adapters(engine):
     engine.restart(seed=1)
     plain = {name: value.clone() for name, value in engine.model.named_parameters()}
     engine.restart(seed=1, jitter=True)
@@ -144,7 +144,7 @@ def test_a_curve_repeats_from_its_seed(engine):
     assert first["losses"] == second["losses"]
 
 
-def test_adapters_alone_are_stored_and_loaded(engine, tmp_path):
+def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
     saved = checkpoints.save(engine, str(tmp_path), "safetensors", optimizer=True)
     assert all(".lora_" in key for key in saved["keys"])
     assert len(saved["keys"]) == 8
@@ -163,7 +163,7 @@ def test_layers_and_logits_are_answered(library):
     assert server.logits(seed=0) == server.logits(seed=0)
 
 
-def test_products_past_the_modules_are_seen(library):
+def test_products_without_a_call_of_their_module_are_seen(library):
     """What a fused function computes: two layers' products and their adapters', with no module called."""
     linear = partial(torch.nn.Linear, bias=False)
     model = torch.nn.ModuleDict({"q": linear(32, 16), "a": linear(32, 4), "b": linear(4, 16)})
@@ -208,7 +208,7 @@ def test_the_recipe_is_read_from_torchaos_own_tensor():
     assert not backend.is_fp8_layer(torch.nn.Linear(4, 4))
 
 
-def test_an_fp8_weights_product_is_compared_with_its_own_values():
+def test_the_product_of_an_fp8_weight_is_compared_with_the_values_it_holds():
     layer = quantized("row")
     given = torch.randn(32, 64).bfloat16()
     output = given @ layer.weight.dequantize().t()
@@ -218,13 +218,13 @@ def test_an_fp8_weights_product_is_compared_with_its_own_values():
     assert output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
 
 
-def test_full_fine_tuning_is_refused_in_the_librarys_words():
+def test_full_fine_tuning_is_refused_with_the_librarys_message():
     with pytest.raises(SettingsError, match="not compatible with full finetuning"):
         Case("1b", "unsloth", "rowwise")
 
 
 @pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
-def test_nothing_goes_on_top_of_its_kernels(more):
+def test_neither_compiling_nor_checkpointing_can_be_asked_for(more):
     with pytest.raises(SettingsError, match="compiles its model itself"):
         Case("1b", "unsloth", "rowwise", lora=16, **more)
 
@@ -244,7 +244,7 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 
 
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
-def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, seen):
+def test_only_its_own_arm_imports_the_library_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_libraries; "
     out = subprocess.run(
@@ -253,7 +253,7 @@ def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, see
     assert out.stdout == seen
 
 
-def test_nothing_of_it_enters_pytests_process(pytester, tmp_path):
+def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
     (tmp_path / "unsloth.py").write_text(FAKE)
     pytester.syspathinsert(tmp_path)
     pytester.makepyfile(

@@ -102,12 +102,13 @@ class Backend(ABC):
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
         """Switch FP8 on in ``model`` as users of this backend do. ``compiled``: its blocks will be compiled later."""
-        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
+        conversion = self.convert(model, case.recipe, case.emulated)
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 
     @abstractmethod
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        """Switch FP8 on in place. Parameter names and values stay as they are."""
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+        """Switch FP8 on in place; parameter names and values stay as they are. ``emulated``: FP8 products are computed
+        in high precision, as on a CPU."""
 
     def fused_params(self, model: torch.nn.Module) -> FusedParams:
         """The parameters that hold several of the plain model's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion
@@ -18,7 +17,7 @@ class Bf16(Backend):
     name = "bf16"
     token_multiple = 1
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:

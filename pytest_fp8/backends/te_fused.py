@@ -7,7 +7,6 @@ each FP8 layer is checked against high precision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Conversion, FusedParams, MakeOptimizer, Prepared
@@ -25,15 +24,15 @@ class FusedTransformerEngine(TransformerEngine):
 
     name = "te_fused"
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         from pytest_fp8.backends.fused_llama import fuse
 
         fuse(model)
         replace_norms(model)
-        return super().convert(model, recipe, options, emulated)
+        return super().convert(model, recipe, emulated)
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
+        conversion = self.convert(model, case.recipe, case.emulated)
         modules: dict[str, Any] = dict(model.named_modules())
         names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
         layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}

@@ -58,7 +58,7 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 
         config = torchao_config(recipe, emulated)

@@ -55,7 +55,7 @@ class TransformerEngine(Backend):
         usable, reason = ask(return_reason=True)
         return bool(usable), f"Transformer Engine: {reason}" if reason else ""
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         layer = linear_type(recipe)
         result, before = plan(model), linears(model)
         replaced: dict[torch.nn.Module, torch.nn.Module] = {}

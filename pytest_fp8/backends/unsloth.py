@@ -174,7 +174,7 @@ class Unsloth(UnslothBf16):
             return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
         return super().usable(recipe, emulated)
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         """The library loads the model converted; what it did is read from the model."""
         sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
         found = observed_conversion(model, sizes, self.is_fp8_layer)

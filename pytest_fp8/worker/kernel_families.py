@@ -9,16 +9,18 @@ from pytest_fp8.questions.products import FP8, Product
 from pytest_fp8.worker.profile import ACTIVITIES, longest, plain_events, ranges_with_kernels
 
 KNOWN = "fp8 known product: "
+SIZES = 8
+"""How many sizes of products are tried."""
 
 
-def learn_families(products: list[Product], most: int = 8) -> dict[str, list[str]]:
+def learn_families(products: list[Product]) -> dict[str, list[str]]:
     """Kind (``fp8`` or ``bfloat16``) -> the kernel families that ran products of this kind only.
 
-    Runs ``torch.mm`` on BF16 and ``torch._scaled_mm`` on FP8 operands at up to ``most`` of the step's own sizes, and
-    reads the kernels' names. Names change with cuBLAS, so none is written down.
+    Runs ``torch.mm`` on BF16 and ``torch._scaled_mm`` on FP8 operands at up to :data:`SIZES` of the step's own sizes,
+    and reads the kernels' names. Names change with cuBLAS, so none is written down.
     """
     extents = sorted({(p.outer[0], p.inner, p.outer[1]) for p in products if min(p.inner, *p.outer) >= 64})
-    chosen = extents[:: max(1, len(extents) // most)][:most]
+    chosen = extents[:: max(1, len(extents) // SIZES)][:SIZES]
     with torch.profiler.profile(activities=ACTIVITIES) as profiler:
         _run_known_products(chosen)
     events = plain_events(profiler)
