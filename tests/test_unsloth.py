@@ -18,9 +18,9 @@ from pytest_fp8 import Case, SettingsError
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker import checkpoint_stores, checkpoints
-from pytest_fp8.worker.agreement import output_agreement
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.observe import observe_forward
+from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
 
@@ -212,10 +212,10 @@ def test_the_product_of_an_fp8_weight_is_compared_with_the_values_it_holds():
     layer = quantized("row")
     given = torch.randn(32, 64).bfloat16()
     output = given @ layer.weight.dequantize().t()
-    gain, sqnr = output_agreement(layer, given, output)
+    gain, sqnr = output_accuracy(layer, given, output)
     assert gain == pytest.approx(1, abs=0.01)
     assert sqnr > 40
-    assert output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
+    assert output_accuracy(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
 
 
 def test_full_fine_tuning_is_refused_with_the_librarys_message():

@@ -23,8 +23,8 @@ from pytest_fp8.case import Case
 from pytest_fp8.controls.breakages import fault_points_of
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.fused_params import trainable, trained
-from pytest_fp8.worker.lost_behaviour import lost_behaviour, with_behaviour
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.seed_weights import copy_model, copy_values
@@ -97,7 +97,7 @@ class Engine:
         conversion: Conversion = self.fault_points.convert(self, self._convert)
         after = trainable(self.model)
         conversion.unfrozen = [name for name in after if after[name] and not before.get(name, True)]
-        conversion.lost = lost_behaviour(behaviour, self.model, conversion.converted)
+        conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 
     def _convert(self) -> Conversion:

@@ -24,7 +24,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     batch = engine.timing_batch(0)
 
     modules = dict(engine.model.named_modules())
-    calls, recipes, agreement = observed(engine, batch)
+    calls, recipes, accuracy = observed(engine, batch)
     # The batch is made again, so that torch's generators are where the observed pass found them.
     batch = engine.timing_batch(0)
     engine.park()
@@ -54,10 +54,10 @@ def layers(engine: Engine) -> dict[str, Any]:
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "agreement": agreement,
+        "agreement": accuracy,
         "bypassed": sorted(bypassed),
         "unfrozen": engine.conversion.unfrozen,
-        "lost": engine.conversion.lost,
+        "lost": engine.conversion.dropped_behaviour,
         "stacked": stacked_weights(engine.model),
         "frozen_history": _unchanged(history, _amax_histories(engine) if history else {}),
         "switches": {**engine.switches, **engine.backend.switches},

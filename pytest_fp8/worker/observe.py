@@ -11,7 +11,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.products import LayerCall
-from pytest_fp8.worker.agreement import output_agreement
+from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.recomputation import checkpointed, inlined_reentrant
 
 
@@ -48,8 +48,8 @@ class LayerWatch:
         """In execution order."""
         self.recipes: dict[str, dict[str, Any]] = {}
         """FP8 layer -> the recipe in force, read inside its forward pass."""
-        self.agreement: dict[str, tuple[float, float]] = {}
-        """FP8 layer -> :func:`output_agreement`."""
+        self.accuracy: dict[str, tuple[float, float]] = {}
+        """FP8 layer -> :func:`output_accuracy`."""
         self._without_gradients: set[int] = set()
         """Calls without gradients: a target network or an evaluation; or the first pass of reentrant checkpointing,
         where the backward pass calls the layer again."""
@@ -81,7 +81,7 @@ class LayerWatch:
         # Such functions compute the input's gradient whether it is needed or not.
         self._note(name, module, rows, needs_dgrad=True)
         if sample is not None:
-            self.agreement[name] = output_agreement(module, *sample)
+            self.accuracy[name] = output_accuracy(module, *sample)
 
     def _note(self, name: str, module: torch.nn.Module, rows: int, needs_dgrad: bool) -> None:
         fp8 = self._backend.is_fp8_layer(module)
@@ -122,7 +122,7 @@ class LayerWatch:
             if self._part is not None and self._part.name != "forward":
                 return
             if self._backend.is_fp8_layer(module) and isinstance(output, torch.Tensor):
-                self.agreement[name] = output_agreement(module, input_of(args, kwargs), output)
+                self.accuracy[name] = output_accuracy(module, input_of(args, kwargs), output)
 
         return after
 
@@ -143,7 +143,7 @@ def observe_forward(
     forward: Callable[[], Any],
     part: Part | None = None,
 ) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
-    """Run ``forward`` with a :class:`LayerWatch`; gives the calls that train, the recipes in force and the agreement.
+    """Run ``forward`` with a :class:`LayerWatch`; gives calls that train, recipes in force and accuracy of outputs.
 
     Compiled code runs uncompiled in this one pass, because hooks do not run inside it. What the compiled step executes
     is read from a profile.
@@ -162,7 +162,7 @@ def observe_forward(
             stack.enter_context(nothing)
             stack.enter_context(inlined_reentrant())
         forward()
-    return watch.counted(), watch.recipes, watch.agreement
+    return watch.counted(), watch.recipes, watch.accuracy
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How an FP8 layer's output agrees with the same product in high precision."""
+"""The accuracy of an FP8 layer's output against the same product in high precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS = 256
 
 
 @torch.no_grad()
-def output_agreement(module: torch.nn.Module, given: torch.Tensor, output: torch.Tensor) -> tuple[float, float]:
+def output_accuracy(module: torch.nn.Module, given: torch.Tensor, output: torch.Tensor) -> tuple[float, float]:
     """(gain, SQNR in dB) of a layer's output against ``x . W^T + b`` in float32 on the same input and weights.
 
     The gain is the least-squares factor between the two: 1 for correct scales, 2 for a scale that is off by two. SQNR

@@ -18,20 +18,20 @@ _HOOKS = {
 
 def with_behaviour(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     """The Linears of an unconverted model that do more than multiply, by name."""
-    return {name: linear for name, linear in linears(model).items() if _lost(linear, None)}
+    return {name: linear for name, linear in linears(model).items() if _dropped(linear, None)}
 
 
-def lost_behaviour(
+def dropped_behaviour(
     before: Mapping[str, torch.nn.Linear], model: torch.nn.Module, converted: Iterable[str]
 ) -> dict[str, str]:
     """Converted layer -> what it did before the conversion and no longer does. A layer that was converted in place, or
     into a class derived from its own, still does it."""
     modules = dict(model.named_modules())
-    gone = {name: _lost(before[name], modules.get(name)) for name in converted if name in before}
+    gone = {name: _dropped(before[name], modules.get(name)) for name in converted if name in before}
     return {name: " and ".join(what) for name, what in gone.items() if what}
 
 
-def _lost(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
+def _dropped(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
     """What ``was`` does besides its product and ``now`` does not; with ``None``, all of it."""
     if was is now:
         return []
