@@ -100,7 +100,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
     import torch
 
     from pytest_fp8.backends import backend
-    from pytest_fp8.backends.base import mark_skipped
+    from pytest_fp8.backends.linears import mark_skipped
     from pytest_fp8.worker.training_setup import TrainingSetup
 
     device = "cpu" if case.emulated else "cuda"

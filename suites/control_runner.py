@@ -13,12 +13,12 @@ from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
-from pytest_fp8.arms.shipping import identity
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.shipping import identity
 from pytest_fp8.workload import Workload, case_digest
 
 

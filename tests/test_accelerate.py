@@ -1,4 +1,4 @@
-"""The roads through Accelerate and the Trainer: options on their way, conversions that stop, ties and optimizers."""
+"""FP8 through Accelerate and the Trainer: options in the environment, conversions that stop, ties and optimizers."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ def blocks(odd=32):
     return model
 
 
-def test_what_each_library_is_meant_to_convert():
+def test_what_accelerate_is_meant_to_convert_with_each_library():
     from pytest_fp8.backends.accelerate import meant_for_te, meant_for_torchao
 
     te, ao = meant_for_te(blocks(10)), meant_for_torchao(blocks(10))
     assert te.converted == ["block.q", "block.k", "lm_head"]
-    assert te.left["block.router"].startswith("size: out_features=10")
+    assert te.skipped["block.router"].startswith("size: out_features=10")
     assert ao.converted == ["block.k"]
-    assert ao.left["block.q"].startswith("edge: Accelerate leaves the model's first")
-    assert ao.left["lm_head"].startswith("head")
+    assert ao.skipped["block.q"].startswith("edge: Accelerate leaves the model's first")
+    assert ao.skipped["lm_head"].startswith("head")
 
 
 def test_a_tie_that_a_conversion_breaks_is_seen():
-    from pytest_fp8.backends.accelerate import broken
-    from pytest_fp8.backends.base import ties
+    from pytest_fp8.backends.linears import broken_ties, ties
 
     model = blocks()
     tied = ties(model)
     assert tied == {"lm_head.weight": "embed.weight"}
-    assert broken(tied, model) == {}
+    assert broken_ties(tied, model) == {}
     model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
-    assert broken(tied, model) == tied
+    assert broken_ties(tied, model) == tied
 
 
 def test_every_option_of_the_recipe_is_in_the_environment():
-    from pytest_fp8.backends.trainer import environment
+    from pytest_fp8.backends.trainer import fp8_environment
 
-    asked = environment(
+    asked = fp8_environment(
         "TE", Case("1b", "trainer_te", "delayed", {"margin": 2, "amax_compute_algo": "max"}).full_options
     )
     assert asked == {
@@ -68,11 +67,11 @@ def test_every_option_of_the_recipe_is_in_the_environment():
 
 
 def test_the_environment_is_put_back(monkeypatch):
-    from pytest_fp8.backends.trainer import _environment
+    from pytest_fp8.backends.trainer import accelerate_environment
 
     monkeypatch.setenv("ACCELERATE_FP8_MARGIN", "7")
     before = dict(os.environ)
-    with _environment({"ACCELERATE_MIXED_PRECISION": "fp8"}):
+    with accelerate_environment({"ACCELERATE_MIXED_PRECISION": "fp8"}):
         assert "ACCELERATE_FP8_MARGIN" not in os.environ
     assert dict(os.environ) == before
 
@@ -128,7 +127,7 @@ def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A transformer_engine whose te.Linear is an nn.Linear: Accelerate's and our own Python around it are real."""
+    """A transformer_engine whose te.Linear is an nn.Linear; the Python of Accelerate and of this package is real."""
     import sys
     import types
     from importlib.machinery import ModuleSpec
@@ -146,26 +145,26 @@ def stand_in(monkeypatch):
     return module
 
 
-def test_live_layers_are_stepped_around_by_one_class(stand_in):
-    from pytest_fp8.backends.accelerate import step_around
-    from pytest_fp8.worker.server import _kind
+def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
+    from pytest_fp8.backends.accelerate import keep_out_of_compiled_code
+    from pytest_fp8.worker.layers import class_path
 
     model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
-    step_around(model)
+    keep_out_of_compiled_code(model)
     assert type(model[0]) is type(model[2])
     assert isinstance(model[0], stand_in.Linear)
     assert type(model[0]) is not stand_in.Linear
     assert type(model[1]) is torch.nn.Linear
     assert model(torch.ones(2, 16)).shape == (2, 16)
-    # What users see, and what the checks that look for a class are given, is the library's.
-    assert _kind(model[0]) == _kind(stand_in.Linear(16, 16))
+    # Users and the checks are shown the library's class.
+    assert class_path(model[0]) == class_path(stand_in.Linear(16, 16))
 
 
-def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without_the_head(stand_in, monkeypatch):
+def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
-    from pytest_fp8.backends.accelerate import prepare_te
+    from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
+    from pytest_fp8.backends.accelerate_state import forget_accelerate
     from pytest_fp8.worker.fused_params import trained
-    from pytest_fp8.worker.preparation import forget_accelerate
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -175,7 +174,7 @@ def test_a_conversion_that_stops_leaves_what_was_meant_and_the_optimizer_without
     optimizer = torch.optim.AdamW(model.parameters())
     # Accelerate's own conversion and hand-over of parameters, without the autocast that needs the real library.
     monkeypatch.setattr(accelerator, "prepare", accelerator._prepare_te)
-    prepared = prepare_te(accelerator, model, optimizer, compiled=False)
+    prepared = AccelerateTransformerEngine().prepare_with(accelerator, model, optimizer, compiled=False)
     live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
     assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
     assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
@@ -193,12 +192,12 @@ def adapted():
     return nn.ModuleDict({"q_proj": nn.ModuleDict(adapters)})
 
 
-def test_on_unsloths_model_adapters_become_layers_and_the_base_thaws(stand_in, monkeypatch):
+def test_on_unsloths_model_adapters_are_converted_and_the_base_is_unfrozen(stand_in, monkeypatch):
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends import backend
-    from pytest_fp8.backends.base import linears
+    from pytest_fp8.backends.accelerate_state import forget_accelerate
+    from pytest_fp8.backends.linears import linears
     from pytest_fp8.backends.unsloth import language_model_loss
-    from pytest_fp8.worker.preparation import forget_accelerate
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -233,7 +232,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
         there.add(missing)
 
 
-def test_a_thawed_head_is_seen_under_its_own_name():
+def test_an_unfrozen_head_is_seen_under_its_own_name():
     from pytest_fp8.worker.fused_params import trainable
 
     model = blocks().requires_grad_(False)
@@ -243,7 +242,7 @@ def test_a_thawed_head_is_seen_under_its_own_name():
     assert trainable(model)["embed.weight"] is False
 
 
-def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_library():
+def test_converted_adapters_fail_with_unfrozen_weights_and_advice_for_the_library():
     names = {"q": (32, 32), "q.lora_A": (32, 16)}
     evidence = layers_evidence(
         originals=names,
@@ -259,7 +258,7 @@ def test_converted_adapters_are_found_with_what_thawed_and_advice_that_fits_the_
     assert "module_filter_fn" in check_layers(Case("1b", "torchao", "tensorwise"), evidence).message
 
 
-def test_an_update_asks_nothing_of_what_is_known_to_fail():
+def test_an_update_does_not_ask_what_is_known_to_fail():
     """`-m hugging_face` with an update must not refuse 1b-accelerate.te for the known defect of its head."""
     import ast
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a training run can hide from a suite: layers passed by, steps that train nothing, code behind the code."""
+"""What a training run can hide: weights used without their layer, calls without gradients, schedules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from test_loop import CASE, batch, build, judge, loop, serve
-
+from helpers.loops import CASE, batch, build, judge, loop, serve
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.zoo import adapters
 
 
 def frozen_bypass():
-    """A net whose second layer is frozen and whose weight is used past it."""
+    """A net that uses the weight of its frozen second layer without calling the layer."""
     import torch
 
     class Net(torch.nn.Module):
@@ -35,14 +34,14 @@ def squares(model, x):
     return (model(x) - x).float().pow(2).mean()
 
 
-def test_a_frozen_layer_whose_weight_is_used_past_it_is_named():
+def test_a_frozen_layer_whose_weight_is_used_without_a_call_is_named():
     decision = judge(serve(build=frozen_bypass, loss=squares))
     assert decision.verdict is Verdict.FAIL, decision.message
     assert "never called" in decision.headline
     assert "middle" in decision.seen
 
 
-def test_a_layer_that_nothing_of_its_size_stands_in_for_may_rest():
+def test_a_layer_may_stay_unused_where_no_product_has_its_size():
     import torch
 
     def resting():
@@ -60,7 +59,7 @@ def test_a_layer_that_nothing_of_its_size_stands_in_for_may_rest():
     assert decision.verdict is Verdict.PASS, decision.message
 
 
-def test_a_pass_without_gradients_below_the_model_s_own_call_is_no_training():
+def test_a_part_called_without_gradients_is_no_training():
     import torch
 
     def step(model, x, optimizer, precision):
@@ -79,7 +78,7 @@ def test_a_pass_without_gradients_below_the_model_s_own_call_is_no_training():
 
 
 def warming(parameters):
-    """A rate that is nothing at first: a schedule that is never stepped trains nothing."""
+    """A learning rate that starts at zero: without a step of the schedule nothing is trained."""
     import torch
 
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
@@ -87,12 +86,12 @@ def warming(parameters):
     return optimizer
 
 
-def test_a_schedule_moves_on_where_the_step_is_ours():
+def test_a_schedule_is_stepped_without_an_own_step():
     losses = serve(loss=squares, batch=lambda step: batch(0), optimizer=warming).engine.curve(0, 8)["losses"]
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_an_own_step_goes_through_accelerate_s_optimizer():
+def test_an_own_step_trains_through_accelerates_optimizer():
     pytest.importorskip("accelerate")
     case = replace(CASE, backend="accelerate_torchao")
     server = serve(case, step=loop(2, clip=1.0))
@@ -101,7 +100,7 @@ def test_an_own_step_goes_through_accelerate_s_optimizer():
     assert server.engine.curve(0, 3)["losses"][2] < server.engine.curve(0, 3)["losses"][0]
 
 
-def test_what_the_workload_leaves_and_accelerate_converts_is_named():
+def test_a_layer_that_the_workload_leaves_and_accelerate_converts_is_named():
     pytest.importorskip("accelerate")
     case = replace(CASE, backend="accelerate_torchao")
     decision = judge(serve(case, step=loop(), leave=("blocks.0.up",)), case)
@@ -109,7 +108,7 @@ def test_what_the_workload_leaves_and_accelerate_converts_is_named():
     assert "blocks.0.up" in decision.message
 
 
-def test_adapters_learn_as_the_user_says_or_as_adapters_do():
+def test_the_learning_rate_of_adapters_is_the_users_or_their_default():
     pytest.importorskip("peft")
     from pytest_fp8.backends import backend
     from pytest_fp8.worker.training_setup import TrainingSetup
@@ -127,7 +126,7 @@ def test_adapters_learn_as_the_user_says_or_as_adapters_do():
     assert rate(learning_rate=1e-5) == 1e-5
 
 
-def test_what_no_hash_holds_of_adapters_is_as_it_was_measured():
+def test_the_adapters_rate_that_no_hash_holds_is_as_it_was_measured():
     from pytest_fp8.case import MEASUREMENT
 
     assert (MEASUREMENT, adapters.LEARNING_RATE) == (2, 2e-4), "raise cases.MEASUREMENT with the rate, then this line"

@@ -1,4 +1,4 @@
-"""BF16 products on a CPU that has no instructions for them: a float32 product, rounded once."""
+"""BF16 products on a CPU without BF16 instructions: a float32 product, rounded once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from pytest_fp8.worker import preparation
+from pytest_fp8.worker import cpu_products
 
-# In a process of its own: what is registered for a torch operator is there for all that follows in the same process.
+# In a process of its own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch
-from pytest_fp8.worker.preparation import multiply_bfloat16_through_float32
+from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
@@ -39,7 +39,7 @@ print("equal")
 ATTENTION = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from pytest_fp8.worker.preparation import multiply_bfloat16_through_float32
+from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
@@ -66,7 +66,7 @@ print("equal")
 """
 
 
-def test_attention_s_backward_pass_is_no_further_from_float32_than_torch_s_own():
+def test_attentions_backward_pass_is_as_close_to_float32_as_torchs_own():
     done = subprocess.run([sys.executable, "-c", ATTENTION], capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
 
@@ -79,5 +79,5 @@ def test_all_three_layouts_are_float32_products_rounded_once():
 @pytest.mark.parametrize(("device", "supported"), [("cpu", True), ("cuda", True), ("cuda", False)])
 def test_nothing_is_replaced_where_the_hardware_multiplies_bf16(monkeypatch, device, supported):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    monkeypatch.setattr(preparation, "_products_through_float32", lambda: pytest.fail("products were replaced"))
-    preparation.multiply_bfloat16_through_float32(torch.device(device))
+    monkeypatch.setattr(cpu_products, "replace_products", lambda: pytest.fail("products were replaced"))
+    cpu_products.multiply_bfloat16_through_float32(torch.device(device))

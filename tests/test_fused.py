@@ -1,4 +1,4 @@
-"""The decoder with joined projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
+"""The decoder with fused projections beside the plain one, on a CPU: te.Linear and te.RMSNorm are stand-ins."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from helpers.te_stand_in import Linear, RMSNorm
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
+from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
 from pytest_fp8.questions.records import LayersEvidence
-from pytest_fp8.worker import checkpoint_stores
+from pytest_fp8.worker import checkpoint_stores, checkpoints
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.fused_params import join, split
-from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.layers import layers
 from pytest_fp8.zoo import models
-from pytest_fp8.zoo.fused import FusedAttention, NothingToFuse
 from pytest_fp8.zoo.shapes import SHAPES
 
 SMALL = replace(SHAPES["micro"], tied=True)
@@ -66,7 +66,7 @@ def tokens():
 
 
 def under_plain_names(model, tensors):
-    return dict(split(tensors, backend("te_fused").joined(model)))
+    return dict(split(tensors, backend("te_fused").fused_params(model)))
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_a_fused_model_computes_what_the_plain_one_does(heads, dtype, apart):
     torch.testing.assert_close(seen, expected, rtol=apart, atol=apart)
 
 
-def test_each_gradient_is_a_part_of_the_joined_one_and_the_norm_is_the_same():
+def test_each_gradient_is_a_part_of_the_fused_one_and_the_norm_is_the_same():
     one, fused = both()
     for model in (one, fused):
         model(input_ids=tokens(), labels=tokens()).loss.backward()
@@ -93,20 +93,20 @@ def test_each_gradient_is_a_part_of_the_joined_one_and_the_norm_is_the_same():
     torch.testing.assert_close(norms[1], norms[0], rtol=1e-5, atol=0)
 
 
-def test_the_state_dict_under_plain_names_is_the_plain_models_to_the_bit_and_joins_again():
+def test_the_state_dict_under_plain_names_is_the_plain_models_and_joins_again():
     one, fused = both()
-    keeps = backend("te_fused").scaling_state
+    keeps = backend("te_fused").is_scaling_state
     live = {name: value for name, value in fused.state_dict().items() if not keeps(name)}
     assert len(fused.state_dict()) - len(live) == 2 * 4 + 2 * 2 + 1, "scaling state of every Linear and norm"
     named = under_plain_names(fused, live.items())
     assert set(named) == set(one.state_dict())
     assert all(named[name].equal(value) for name, value in one.state_dict().items())
-    again = join(named, backend("te_fused").joined(fused))
+    again = join(named, backend("te_fused").fused_params(fused))
     assert set(again) == set(live)
     assert all(again[name].equal(value) for name, value in live.items())
 
 
-def test_every_linear_is_accounted_for_by_its_joined_name_and_size():
+def test_every_linear_is_accounted_for_by_its_fused_name_and_size():
     done = prepared(plain())
     block = {"self_attn.qkv_proj": (64, 128), "self_attn.o_proj": (64, 64)}
     block |= {"mlp.gate_up_proj": (64, 384), "mlp.down_proj": (192, 64)}
@@ -128,19 +128,19 @@ def traced(module, size):
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
-def test_compiling_steps_around_each_norm_and_around_linears_that_keep_state(recipe):
+def test_norms_and_linears_that_keep_state_are_not_compiled(recipe):
     block = prepared(plain(), recipe).model.model.layers[0]
     assert not traced(block.input_layernorm, 64)
     assert traced(block.self_attn.qkv_proj, 64) == (recipe == "current")
 
 
-def test_heads_of_odd_sizes_are_converted_where_their_sum_is_even_enough():
+def test_heads_of_odd_sizes_are_converted_where_their_sum_is_a_multiple():
     done = prepared(plain(head_dim=24))
     assert done.layers["model.layers.0.self_attn.qkv_proj"] == (64, 96), "48 + 24 + 24"
     assert "model.layers.0.self_attn.qkv_proj" in done.conversion.converted
 
 
-def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
+def test_a_fused_size_that_no_fp8_product_takes_is_skipped_with_the_reason():
     done = prepared(plain(head_dim=10))
     name = "model.layers.1.self_attn.qkv_proj"
     assert done.conversion.skipped[name] == "size: out_features=40 is not a multiple of 16"
@@ -148,7 +148,7 @@ def test_a_joined_size_that_no_fp8_product_takes_is_left_with_the_reason():
     assert not isinstance(done.model.get_submodule(name), Linear)
 
 
-def test_adapters_and_other_models_are_refused_and_left_as_they_were():
+def test_adapters_and_other_models_are_refused_and_not_changed():
     class Adapted(nn.Linear):
         """As an adapter library leaves a Linear."""
 
@@ -162,7 +162,7 @@ def test_adapters_and_other_models_are_refused_and_left_as_they_were():
         prepared(nn.Sequential(nn.Linear(64, 64)))
 
 
-def test_a_frozen_part_cannot_be_joined_to_trained_ones():
+def test_a_frozen_part_cannot_be_fused_with_trained_ones():
     model = plain()
     model.model.layers[0].self_attn.k_proj.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="some are frozen"):
@@ -187,7 +187,7 @@ def reference(library):
 
 
 def weights(arm):
-    return checkpoint_stores.weights_of(arm)[0]
+    return checkpoints.weights_of(arm)[0]
 
 
 @pytest.mark.parametrize("jitter", [False, True])
@@ -213,11 +213,11 @@ def test_both_arms_train_alike(fused, reference):
 def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimizer, tmp_path):
     source, target = (fused, reference) if forth else (reference, fused)
     source.curve(seed=2, steps=3)
-    saved = checkpoint_stores.save(source, str(tmp_path), store, optimizer)
+    saved = checkpoints.save(source, str(tmp_path), store, optimizer)
     assert HEAD in saved["aliases"], "stored once, under the embedding's name"
     assert not any("qkv" in key or "gate_up" in key for key in saved["keys"])
     target.restart(seed=4)
-    loaded = checkpoint_stores.load(target, str(tmp_path), store, optimizer)
+    loaded = checkpoints.load(target, str(tmp_path), store, optimizer)
     assert loaded["loaded"], loaded
     assert loaded["digests"] == saved["digests"] == checkpoint_stores.digests(weights(source))
     assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
@@ -229,32 +229,28 @@ def test_checkpoints_are_interchangeable(fused, reference, forth, store, optimiz
 
 
 @pytest.mark.parametrize("store", ["safetensors", "dcp"])
-def test_a_part_of_a_joined_weight_is_not_stored_with_all_of_it(fused, reference, store, tmp_path):
+def test_a_part_of_a_fused_weight_is_stored_without_the_rest_of_it(fused, reference, store, tmp_path):
     for arm in (fused, reference):
         # The optimizer's state counts: an earlier test may have restarted one of the two, which forgets it.
         arm.curve(seed=0, steps=1)
-    sizes = [
-        checkpoint_stores.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)
-    ]
+    sizes = [checkpoints.save(arm, str(tmp_path / arm.case.id), store, True)["bytes"] for arm in (fused, reference)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 
 def test_a_missing_part_is_named_and_nothing_is_loaded(fused, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    checkpoint_stores.save(fused, str(tmp_path), "safetensors", optimizer=False)
+    checkpoints.save(fused, str(tmp_path), "safetensors", optimizer=False)
     lost = "model.layers.1.self_attn.k_proj.weight"
     kept = {name: value for name, value in load_file(tmp_path / checkpoint_stores.WEIGHTS).items() if name != lost}
     save_file(kept, tmp_path / checkpoint_stores.WEIGHTS)
     before = checkpoint_stores.digests(weights(fused))
-    assert checkpoint_stores.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
+    assert checkpoints.load(fused, str(tmp_path), "safetensors", optimizer=False)["missing"] == [lost]
     assert checkpoint_stores.digests(weights(fused)) == before
 
 
 def test_every_product_of_a_step_belongs_to_a_layer(fused):
-    server = ArmServer.__new__(ArmServer)
-    server.engine = fused
-    evidence = LayersEvidence.from_json(server.layers())
+    evidence = LayersEvidence.from_json(layers(fused))
     assert evidence.recipes["model.layers.0.self_attn.qkv_proj"] == {"recipe": "current", "fp8_format": "HYBRID"}
     assert sorted(evidence.live_fp8) == sorted(evidence.converted)
     assert all(gain == pytest.approx(1, abs=1e-2) for gain, _ in evidence.agreement.values())

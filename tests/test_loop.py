@@ -10,87 +10,10 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from pytest_fp8 import Case, Verdict, Workload
-from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
-from pytest_fp8.worker.server import ArmServer, TokenCountError
+from helpers.loops import ALL, CASE, batch, build, judge, loop, serve
+from pytest_fp8 import Verdict
 from pytest_fp8.worker.step import StepError
-
-CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
-
-
-ALL = 26 / 27
-"""The share where all products are FP8: torchao computes the gradient of the first layer's input, which nobody owes."""
-
-
-def build(checkpointed=False, reentrant=False):
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    class Block(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
-
-        def forward(self, x):
-            return x + self.down(torch.nn.functional.gelu(self.up(x)))
-
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter = torch.nn.Linear(32, 32)
-            self.blocks = torch.nn.ModuleList([Block(), Block()])
-
-        def forward(self, x):
-            x = self.enter(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=reentrant) if checkpointed and self.training else block(x)
-            return x
-
-    return Net()
-
-
-def batch(step):
-    import torch
-
-    return torch.randn(96, 32)
-
-
-def loop(parts=1, clip=None, evaluate=False, set_to_none=True, own_precision=None):
-    """A loop as people write it; ``own_precision`` counts how often it was opened."""
-
-    def step(model, batch, optimizer, precision):
-        import torch
-
-        total = torch.zeros(())
-        optimizer.zero_grad(set_to_none=set_to_none)
-        for rows in batch.chunk(parts):
-            with precision():
-                loss = (model(rows) - rows).float().pow(2).mean() / parts
-            loss.backward()
-            total += loss.detach()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        if evaluate:
-            model.eval()
-            with torch.no_grad():
-                model(batch[:13])
-            model.train()
-        return total
-
-    return step
-
-
-def serve(case=CASE, **parts):
-    return ArmServer(
-        ArmSpec(case, "cpu", Workload(**{"build": build, "batch": batch, **parts}).ship("a test"), threads=1)
-    )
-
-
-def judge(server, case=CASE):
-    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
+from pytest_fp8.worker.token_count import TokenCountError
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -129,7 +52,7 @@ def test_one_backward_for_a_sum_of_losses_is_accounted_for():
     assert decision.numbers["fp8_share"] == pytest.approx(ALL)
 
 
-def test_evaluation_in_between_is_no_training_and_no_reason_to_fail():
+def test_an_evaluation_between_steps_is_no_training_and_no_failure():
     decision = judge(serve(step=loop(2, evaluate=True)))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["roles"]["fprop"] == {"expected": 10, "fp8": 10}
@@ -137,7 +60,7 @@ def test_evaluation_in_between_is_no_training_and_no_reason_to_fail():
 
 
 class Clock:
-    """Stands in for a CUDA event on a machine without a GPU: what was recorded is what the test's clock said."""
+    """In place of a CUDA event on a machine without a GPU: it records the time of the test's clock."""
 
     now = 0.0
 
@@ -155,8 +78,8 @@ class Clock:
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(None, 0.0), (1, 40.0), (3, 40.0), (10, 1000.0)])
-def test_an_evaluation_every_so_many_steps_is_in_no_block_s_time(monkeypatch, every, evaluated):
-    """Step 10 ms, evaluation as said. Before, blocks with one in them took longer, in whichever arm they fell."""
+def test_an_evaluation_every_so_many_steps_is_not_timed(monkeypatch, every, evaluated):
+    """A step takes 10 ms, an evaluation ``evaluated`` ms; once, the blocks with an evaluation in them took longer."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "Event", Clock)
@@ -185,7 +108,7 @@ def test_an_evaluation_every_so_many_steps_is_in_no_block_s_time(monkeypatch, ev
 
     # Without a conversion, which would make FP8's forward of the model another class's.
     server = serve(replace(CASE, backend="bf16", recipe="none"), build=Takes, step=step)
-    assert server.engine.blocks(count=4, steps=3, dropped=1) == [10.0] * 4
+    assert server.blocks(count=4, steps=3, dropped=1) == [10.0] * 4
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -199,7 +122,7 @@ def test_checkpointing_inside_the_model_is_seen_without_being_declared(reentrant
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_the_model_is_seen_without_a_step_of_ones_own(reentrant):
+def test_checkpointing_inside_the_model_is_seen_without_an_own_step(reentrant):
     decision = judge(serve(build=lambda: build(True, reentrant), loss=lambda model, x: model(x).float().pow(2).mean()))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["roles"]["recompute"]["expected"] == 4
@@ -225,7 +148,7 @@ def test_a_recomputation_outside_fp8_is_found():
         import torch
 
         class HalfOff(torch.nn.Module):
-            """Backs out of FP8 where it is called a second time, as a context that is not restored does."""
+            """Multiplies in high precision in the backward pass, as with a context that is not restored there."""
 
             def __init__(self):
                 super().__init__()
@@ -308,7 +231,7 @@ def scheduled_step(model, batch, optimizer, precision):
     return loss
 
 
-def test_a_schedule_starts_again_with_each_curve_and_goes_on_with_a_checkpoint(tmp_path):
+def test_a_schedule_restarts_with_each_curve_and_resumes_from_a_checkpoint(tmp_path):
     one, two = (serve(step=scheduled_step, optimizer=scheduled) for _ in range(2))
     first = one.engine.curve(seed=1, steps=4)
     assert one.engine.curve(seed=1, steps=4) == first
@@ -319,7 +242,7 @@ def test_a_schedule_starts_again_with_each_curve_and_goes_on_with_a_checkpoint(t
     assert two.resume(seed=1, first_step=4, steps=4)["losses"] == goes_on["losses"]
 
 
-def test_a_step_that_skips_what_is_not_finite_is_left_to_the_loss_question():
+def test_a_step_may_skip_losses_that_are_not_finite():
     healthy = loop()
 
     def step(model, batch, optimizer, precision):
@@ -337,7 +260,7 @@ def test_clipping_is_seen_in_the_gradient_norms():
     assert all(norm < 0.0102 for norm in norms)
 
 
-def test_outputs_are_compared_without_training_and_whatever_the_batch_is():
+def test_outputs_are_compared_without_training_and_for_any_kind_of_batch():
     inner = loop(2)
     server = serve(
         batch=lambda step: (batch(step), batch(step)),
@@ -349,7 +272,7 @@ def test_outputs_are_compared_without_training_and_whatever_the_batch_is():
     assert server.logits(seed=0) == first
 
 
-def test_calibration_passes_of_a_step_move_no_weight(monkeypatch):
+def test_calibration_passes_of_a_step_change_no_weight(monkeypatch):
     server = serve(step=scheduled_step, optimizer=scheduled)
     opened = []
     server.engine.restart(seed=0)
@@ -379,13 +302,13 @@ def convert_but(*left):
     return convert
 
 
-def test_a_conversion_of_ones_own_is_judged():
+def test_an_own_conversion_is_judged():
     decision = judge(serve(step=loop(), convert=convert_but()))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["converted"] == 5
 
 
-def test_a_conversion_that_leaves_a_layer_without_a_word_fails():
+def test_an_own_conversion_that_skips_a_layer_without_a_reason_fails():
     decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down")))
     assert decision.verdict is Verdict.FAIL
     assert "neither converted nor left with a reason" in decision.headline
@@ -393,7 +316,7 @@ def test_a_conversion_that_leaves_a_layer_without_a_word_fails():
     assert "Workload(leave=" in decision.next_step
 
 
-def test_a_layer_that_the_workload_leaves_is_left_with_that_reason():
+def test_a_layer_that_the_workload_leaves_is_skipped_with_that_reason():
     decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down"), leave=("blocks.1.*",)))
     assert decision.verdict is Verdict.FAIL, "blocks.1.up is left by name and was converted"
     decision = judge(serve(step=loop(), convert=convert_but("blocks.1.down"), leave=("*.1.down",)))
@@ -404,7 +327,7 @@ def test_a_layer_that_the_workload_leaves_is_left_with_that_reason():
     assert decision.numbers["skipped"] == {"filter: the workload leaves '*.down'": 2}
 
 
-def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
+def test_an_own_conversion_that_renames_layers_is_an_error():
     def convert(model):
         import torch
 
@@ -415,7 +338,7 @@ def test_a_conversion_that_renames_layers_is_an_error_that_says_so():
         serve(step=loop(), convert=convert)
 
 
-def test_reentrant_checkpointing_of_the_whole_model_is_its_forward_pass_and_no_evaluation():
+def test_reentrant_checkpointing_of_the_whole_model_is_not_an_evaluation():
     def step(model, batch, optimizer, precision):
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -436,7 +359,7 @@ def test_reentrant_checkpointing_of_the_whole_model_is_its_forward_pass_and_no_e
     assert decision.numbers["roles"]["recompute"]["fp8"] == decision.numbers["roles"]["recompute"]["expected"] > 0
 
 
-def test_a_model_that_is_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
+def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 
     from pytest_fp8.worker.observe import Part

@@ -1,4 +1,4 @@
-"""Adapters beside FP8: which products run in which precision, what a frozen base saves, and the order of things."""
+"""Adapters beside FP8: which products run in which precision, and the order of adapters and conversion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASE = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
 BLOCKS, PROJECTIONS = SHAPES["micro"].layers, 7
 BASE = BLOCKS * PROJECTIONS
 FIRST = [f"base_model.model.model.layers.0.self_attn.{name}_proj.base_layer" for name in "qkv"]
-"""What sees the embedding's output, which needs no gradient where the embedding is frozen."""
+"""The Linears that take the embedding's output, which needs no gradient where the embedding is frozen."""
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_adapters_multiply_in_bfloat16_in_every_role(evidence):
         assert Counter(a.kind for a in ran(evidence, role, adapters=True)) == {"bfloat16": expected}
 
 
-def test_a_frozen_base_owes_no_weight_gradient(evidence):
+def test_a_frozen_base_needs_no_weight_gradient(evidence):
     base = [call for call in evidence.calls if not adapter(call.name)]
     assert not any(call.needs_wgrad for call in base)
     assert not ran(evidence, "wgrad", adapters=False)
     assert "wgrad" not in role_table(evidence.step(), evidence.calls)
 
 
-def test_the_first_blocks_projections_owe_no_input_gradient(evidence):
+def test_the_first_blocks_projections_need_no_input_gradient(evidence):
     without = [call.name for call in evidence.calls if call.fp8 and not call.needs_dgrad]
     assert without == FIRST
     fp8 = [a for a in ran(evidence, "dgrad", adapters=False) if a.kind == FP8]
@@ -77,7 +77,7 @@ def test_the_first_blocks_projections_owe_no_input_gradient(evidence):
     assert not {a.layer for a in fp8} & set(without)
 
 
-def test_torchao_run_eagerly_multiplies_the_weight_gradients_that_nobody_asked_for(evidence):
+def test_torchao_uncompiled_multiplies_weight_gradients_that_are_not_needed(evidence):
     """Seen with torchao 0.18: its matmul's backward does not ask which gradients are needed. Compiled, a product whose
     result nobody uses is left out."""
     others = evidence.step().others
@@ -111,7 +111,7 @@ def converted(model, wanted=lambda name: not name.endswith("lm_head")):
 
 
 def planned(model):
-    from pytest_fp8.backends.base import plan
+    from pytest_fp8.backends.linears import plan
 
     return set(plan(model).converted).__contains__
 
@@ -129,14 +129,14 @@ def loss(model):
     return training.language_model_loss(compiled=False)(model, data.text_batch(shape.batch, shape.seq, 0, 0))
 
 
-def test_adapters_begin_as_nothing_and_are_all_that_is_trained():
+def test_adapters_start_at_zero_and_only_they_are_trained():
     plain, model = build(), adapted(build())
     assert loss(model).item() == loss(plain).item()
     assert {adapter(name) for name, p in model.named_parameters() if p.requires_grad} == {True}
     assert {str(p.dtype) for p in model.parameters()} == {"torch.bfloat16"}
 
 
-def test_no_gradient_lands_on_the_base():
+def test_the_base_gets_no_gradient():
     model = adapted(build())
     model = converted(model, planned(model))
     loss(model).backward()
@@ -144,7 +144,7 @@ def test_no_gradient_lands_on_the_base():
     assert with_gradient == {name for name, p in model.named_parameters() if adapter(name)}
 
 
-def test_converting_first_gives_the_same_model_since_peft_takes_a_float8linear_for_a_linear():
+def test_converting_first_gives_the_same_model_because_a_float8linear_is_a_linear():
     late = adapted(build())
     late = converted(late, planned(late))
     early = adapted(converted(build()))
@@ -154,19 +154,19 @@ def test_converting_first_gives_the_same_model_since_peft_takes_a_float8linear_f
 
 
 @pytest.mark.parametrize("first", ["adapters", "conversion"])
-def test_a_conversion_after_the_adapters_takes_them_along_without_a_filter(first):
+def test_a_conversion_after_the_adapters_without_a_filter_converts_them(first):
     model = converted(adapted(build() if first == "adapters" else converted(build())))
     assert len([name for name in fp8_names(model) if adapter(name)]) == 2 * BASE
 
 
-def test_the_layers_question_tells_converted_adapters(evidence):
+def test_the_layers_question_fails_on_converted_adapters(evidence):
     live = [*evidence.live_fp8, *(name for name in evidence.skipped if adapter(name))]
     decision = check_layers(CASE, replace(evidence, live_fp8=live))
     assert decision.verdict is Verdict.FAIL
     assert "was an adapter" in decision.cause
 
 
-def test_a_target_that_no_linear_is_named_is_refused():
+def test_a_target_without_a_linear_of_that_name_is_refused():
     from pytest_fp8.zoo.adapters import add_adapters
 
     with pytest.raises(ValueError, match="no Linear is named 'gate'"):

@@ -8,12 +8,11 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from test_loop import ALL, batch, build, judge, loop, serve
-
+from helpers.loops import ALL, batch, build, judge, loop, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.torchao import ComputedWeightError
-from pytest_fp8.worker.server import TokenCountError
 from pytest_fp8.worker.step import StepError, WorkloadError
+from pytest_fp8.worker.token_count import TokenCountError
 
 
 def loss(model, rows):

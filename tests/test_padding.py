@@ -1,9 +1,6 @@
-"""Sizes that are not multiples of 16: padded without a change of the loss, or an error that names what to do."""
+"""Sizes that are not multiples of 16: padding keeps the loss, and without it an error names what to do."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,16 +11,15 @@ from pytest_fp8 import Case, Verdict, Workload, pad_to_multiple
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.questions.layers import check_layers
 from pytest_fp8.questions.records import LayersEvidence
-from pytest_fp8.worker.server import ArmServer, TokenCountError
+from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.zoo import data, models, training
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
 
 @pytest.mark.parametrize(("rows", "seq", "wanted"), [(3, 21, 32), (4, 21, 24), (16, 21, 21), (2, 16, 16), (1, 1, 16)])
-def test_the_sequence_grows_as_little_as_makes_the_tokens_a_multiple(rows, seq, wanted):
+def test_the_sequence_is_padded_to_the_next_multiple(rows, seq, wanted):
     batch = {
         "input_ids": torch.ones(rows, seq, dtype=torch.long),
         "labels": torch.ones(rows, seq, dtype=torch.long),
@@ -42,7 +38,7 @@ def test_the_sequence_grows_as_little_as_makes_the_tokens_a_multiple(rows, seq, 
     assert batch["input_ids"].shape == (rows, seq), "the batch itself stays as it was"
 
 
-def test_a_language_model_s_loss_and_gradients_do_not_change():
+def test_loss_and_gradients_of_a_language_model_do_not_change():
     model = models.build("micro", seed=0, device="cpu").float()
     batch = data.text_batch(3, 21, 0, 0)
 
@@ -58,14 +54,14 @@ def test_a_language_model_s_loss_and_gradients_do_not_change():
     torch.testing.assert_close(padded_gradients, gradients, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_of_a_tensor_are_padded_with_zeros_and_an_empty_one_is_never_empty():
+def test_rows_of_a_tensor_are_padded_with_zeros_also_where_there_are_none():
     assert pad_to_multiple(torch.ones(13, 4)).shape == (16, 4)
     assert pad_to_multiple(torch.ones(13, 4)).sum() == 52
     assert pad_to_multiple(torch.ones(0, 4)).shape == (16, 4)
     assert pad_to_multiple(torch.ones(32, 4), 32).shape == (32, 4)
 
 
-def test_what_has_no_sequence_is_an_error_that_lists_it():
+def test_a_batch_without_a_sequence_is_an_error_that_lists_its_entries():
     with pytest.raises(ValueError, match=r"pixel_values \(4, 3, 8, 8\)"):
         pad_to_multiple({"pixel_values": torch.ones(4, 3, 8, 8)})
     with pytest.raises(TypeError, match="not a list: pad its parts"):
@@ -80,15 +76,30 @@ def square(model, x):
     return (model(x) - x).float().pow(2).mean()
 
 
-def test_an_expert_with_an_odd_number_of_rows_is_named_with_the_helper():
-    from test_own_models import mixture
+class Routed(torch.nn.Module):
+    """Sends each row to one of three experts."""
 
-    with pytest.raises(TokenCountError, match=r"'blocks.0.experts.\d.up' was given \d+ rows") as error:
-        serve(lambda: mixture(padded=False), lambda step: torch.randn(64, 64), square)
+    def __init__(self):
+        super().__init__()
+        self.router = torch.nn.Linear(32, 3)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero().flatten()
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+def test_an_expert_with_an_odd_number_of_rows_is_named_with_the_helper():
+    with pytest.raises(TokenCountError, match=r"'experts.\d' was given \d+ rows") as error:
+        serve(Routed, lambda step: torch.randn(64, 32), square)
     assert "pytest_fp8.pad_to_multiple(rows)" in error.value.fp8_next
 
 
-def test_a_batch_that_becomes_odd_in_a_later_step_is_found_there():
+def test_an_odd_batch_in_a_later_step_is_found_there():
     server = serve(
         lambda: torch.nn.Sequential(torch.nn.Linear(32, 32)),
         lambda step: torch.randn(32 if step < 5 else 33, 32),
@@ -99,7 +110,7 @@ def test_a_batch_that_becomes_odd_in_a_later_step_is_found_there():
         server.engine.curve(seed=0, steps=6)
 
 
-def test_experts_in_one_parameter_are_named_and_counted_as_not_fp8():
+def test_experts_in_one_parameter_are_named_and_do_not_count_as_fp8():
     from transformers import MixtralConfig, MixtralForCausalLM
 
     def build():

@@ -1,4 +1,4 @@
-"""Activation checkpointing under Transformer Engine, on a CPU: the library is a stand-in, torch's part is real."""
+"""Activation checkpointing with Transformer Engine, on a CPU: the library is a stand-in, torch's part is real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers import te_stand_in
 from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.transformer_engine import RecomputedOutsideError
+from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, TransformerEngine
 from pytest_fp8.questions.layers import check_layers
 from pytest_fp8.questions.records import LayersEvidence
 from pytest_fp8.worker import recompute
@@ -59,7 +59,7 @@ def calls(monkeypatch):
     return seen
 
 
-def test_what_is_recomputed_runs_in_the_context_of_the_forward_pass(calls):
+def test_recomputation_runs_in_the_context_of_the_forward_pass(calls):
     Engine(spec())
     assert calls["forward"]
     assert len(calls["backward"]) == len(calls["forward"])
@@ -121,7 +121,7 @@ def test_a_forward_pass_without_a_backward_pass_leaves_nothing_queued(step, ques
     assert not queue, "later recomputations would take the scales of the pass before"
 
 
-def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls):
+def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
     def reentrant():
         import transformer_engine.pytorch as te
 
@@ -147,9 +147,9 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_own_contexts(calls)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in forward, as from 5.23", "around the block, as before"])
-def test_what_is_recomputed_is_compiled_where_its_block_is(monkeypatch, inside):
+def test_recomputed_code_is_compiled_where_its_block_is(monkeypatch, inside):
     graphs = torch._dynamo.testing.CompileCounter()
-    monkeypatch.setattr(recompute, "_compiled", functools.cache(lambda f: torch.compile(f, backend=graphs)))
+    monkeypatch.setattr(recompute, "compiled_once", functools.cache(lambda f: torch.compile(f, backend=graphs)))
 
     class Block(torch.nn.Module):
         gradient_checkpointing = True
@@ -190,7 +190,7 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
         "forward",
         lambda self, inp: plain(self, inp.sin() if manager().is_fp8_enabled() else inp),
     )
-    monkeypatch.setattr("pytest_fp8.backends.transformer_engine.TransformerEngine.recompute", lambda self: None)
+    monkeypatch.setattr(TransformerEngine, "recompute_function", lambda self: None)
     with pytest.raises(RecomputedOutsideError, match="different number of tensors") as error:
         Engine(spec())
     assert "outside te.autocast" in error.value.fp8_cause
@@ -198,16 +198,16 @@ def test_torchs_own_checkpointing_is_explained(monkeypatch):
     assert manager().get_fp8_recipe() is None
 
 
-def test_another_error_of_the_first_steps_stays_as_it_is():
-    backend("transformer_engine").explain(ValueError("no business of ours"))
+def test_another_error_of_the_first_steps_is_not_replaced():
+    assert backend("transformer_engine").raise_explained(ValueError("another error")) is None
 
 
 def test_accelerate_leaves_recomputation_to_torch():
     for name in ("accelerate_te", "trainer_te"):
-        assert backend(name).recompute() is None
+        assert backend(name).recompute_function() is None
     for name in ("transformer_engine", "te_fused"):
-        assert backend(name).recompute().keywords == {"use_reentrant": False}
-    assert backend("torchao").recompute() is None
+        assert backend(name).recompute_function().keywords == {"use_reentrant": False}
+    assert backend("torchao").recompute_function() is None
 
 
 def test_a_model_that_recomputes_nothing_is_refused():
@@ -229,7 +229,7 @@ def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
     assert "recomputation under activation checkpointing runs outside" in decision.message
 
 
-def test_a_model_that_cannot_be_told_to_recompute_says_what_to_do():
+def test_a_model_without_a_switch_for_recomputation_says_what_to_do():
     workload = Workload(build=lambda: torch.nn.Linear(32, 32), batch=lambda step: torch.randn(32, 32))
     with pytest.raises(NothingRecomputes, match="Linear has no gradient_checkpointing_enable") as error:
         Engine(

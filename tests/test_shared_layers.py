@@ -1,4 +1,4 @@
-"""A Linear that hangs in two places of a model is converted in both, and stays one."""
+"""A Linear that hangs in two places of a model is converted in both, and stays one module."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe
     with library():
         model, chosen = Model(), backend(name)
         weight = model.one.shared.weight
-        made = chosen.convert(model, recipe, {}, emulated=True)
+        made = chosen.convert(model, recipe, emulated=True)
         assert chosen.is_fp8_layer(model.one.shared)
         assert model.other.shared is model.one.shared
         assert model.alias is model.one.own
@@ -53,7 +53,7 @@ def test_a_shared_linear_is_one_fp8_layer_under_both_names(name, library, recipe
 
 
 @each
-def test_a_model_that_is_itself_a_linear_comes_back_as_another(name, library, recipe):
+def test_a_model_that_is_itself_a_linear_is_returned_as_a_new_object(name, library, recipe):
     with library():
         chosen, case = backend(name), Case("own", name, recipe, emulated=name == "torchao")
         made = chosen.prepare(

@@ -1,4 +1,4 @@
-"""Unsloth's road on a CPU: a module in its place loads the same folder; what only a GPU can settle is asked there."""
+"""The Unsloth backend on a CPU, with a stand-in for the library that loads the same folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
-from pytest_fp8.worker import checkpoint_stores, observe
+from pytest_fp8.worker import checkpoint_stores, checkpoints
 from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.observe import observe_forward
+from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
 
@@ -82,7 +84,7 @@ def test_a_large_vocabulary_is_filled_up():
     assert tokenizer.decode(tokenizer("def f():\n").input_ids) == "def f():\n"
 
 
-def test_the_folder_and_the_librarys_copy_of_it_are_gone_afterwards(tmp_path, monkeypatch):
+def test_the_folder_and_the_librarys_copy_of_it_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     import hashlib
     import os
@@ -96,7 +98,7 @@ def test_the_folder_and_the_librarys_copy_of_it_are_gone_afterwards(tmp_path, mo
     assert [path.name for path in kept.iterdir()] == [f"{made.name}-fp8-row-another"]
 
 
-def test_the_loss_is_the_suites_but_for_each_rows_last_token():
+def test_the_loss_is_that_of_the_suite_without_the_last_token_of_each_row():
     batch = data.text_batch(2, 16, seed=0, step=0)
     logits = torch.randn(2, 16, 256)
 
@@ -114,22 +116,22 @@ def test_the_loss_is_the_suites_but_for_each_rows_last_token():
     assert torch.equal(batch["labels"], before)
 
 
-def test_a_restart_draws_the_same_adapters_in_both_arms_and_loads_nothing(library, engine):
+def test_a_restart_gives_both_arms_the_same_adapters_and_loads_nothing(library, engine):
     other = Engine(ArmSpec(CASE, "cpu"))
     loads, base = FastLanguageModel.loads, engine.model.state_dict()["base_model.model.model.embed_tokens.weight"]
     before = base.clone()
     for arm in (engine, other):
         arm.restart(seed=5)
-    mine, theirs = (checkpoint_stores.digests(checkpoint_stores.weights_of(arm)[0]) for arm in (engine, other))
+    mine, theirs = (checkpoint_stores.digests(checkpoints.weights_of(arm)[0]) for arm in (engine, other))
     assert mine == theirs
     assert FastLanguageModel.loads == loads
     assert torch.equal(base, before)
-    assert unsloth.UnslothBf16().drawn(engine.model, 5).keys() == checkpoint_stores.weights_of(engine)[0].keys()
+    assert unsloth.UnslothBf16().seeded_values(engine.model, 5).keys() == checkpoints.weights_of(engine)[0].keys()
     other.restart(seed=6)
-    assert checkpoint_stores.digests(checkpoint_stores.weights_of(other)[0]) != mine
+    assert checkpoint_stores.digests(checkpoints.weights_of(other)[0]) != mine
 
 
-def test_a_jittered_restart_moves_adapters_alone(engine):
+def test_a_jittered_restart_changes_only_adapters(engine):
     engine.restart(seed=1)
     plain = {name: value.clone() for name, value in engine.model.named_parameters()}
     engine.restart(seed=1, jitter=True)
@@ -142,13 +144,13 @@ def test_a_curve_repeats_from_its_seed(engine):
     assert first["losses"] == second["losses"]
 
 
-def test_adapters_alone_are_stored_and_loaded(engine, tmp_path):
-    saved = checkpoint_stores.save(engine, str(tmp_path), "safetensors", optimizer=True)
+def test_only_adapters_are_stored_and_loaded(engine, tmp_path):
+    saved = checkpoints.save(engine, str(tmp_path), "safetensors", optimizer=True)
     assert all(".lora_" in key for key in saved["keys"])
     assert len(saved["keys"]) == 8
     assert saved["frozen"] == len(engine.model.state_dict()) - 8
     assert saved["on_disk"] == {"F32": len(saved["keys"]) * 4}
-    loaded = checkpoint_stores.load(engine, str(tmp_path), "safetensors", optimizer=True)
+    loaded = checkpoints.load(engine, str(tmp_path), "safetensors", optimizer=True)
     assert loaded["loaded"]
     assert loaded["digests"] == saved["digests"]
     assert loaded["optimizer_digests"] == saved["optimizer_digests"]
@@ -161,7 +163,7 @@ def test_layers_and_logits_are_answered(library):
     assert server.logits(seed=0) == server.logits(seed=0)
 
 
-def test_products_past_the_modules_are_seen(library):
+def test_products_without_a_call_of_their_module_are_seen(library):
     """What a fused function computes: two layers' products and their adapters', with no module called."""
     linear = partial(torch.nn.Linear, bias=False)
     model = torch.nn.ModuleDict({"q": linear(32, 16), "a": linear(32, 4), "b": linear(4, 16)})
@@ -173,10 +175,7 @@ def test_products_past_the_modules_are_seen(library):
         library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
         library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
 
-    road = unsloth.UnslothBf16()
-    calls, _, _ = observe.observe_forward(
-        model, sizes, road.is_fp8_layer, road.recipe_in_force, forward, watching=road.watching
-    )
+    calls, _, _ = observe_forward(model, sizes, unsloth.UnslothBf16(), forward)
     assert [(c.name, c.rows, c.needs_dgrad, c.needs_wgrad) for c in calls] == [
         ("q", 24, True, False),
         ("a", 24, True, True),
@@ -201,31 +200,31 @@ def quantized(granularity):
 
 
 def test_the_recipe_is_read_from_torchaos_own_tensor():
-    road = unsloth.Unsloth()
+    backend = unsloth.Unsloth()
     layer = quantized("row")
-    assert road.is_fp8_layer(layer)
-    assert road.recipe_in_force(layer) == {"recipe": "rowwise"}
-    assert road.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
-    assert not road.is_fp8_layer(torch.nn.Linear(4, 4))
+    assert backend.is_fp8_layer(layer)
+    assert backend.recipe_in_force(layer) == {"recipe": "rowwise"}
+    assert backend.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
+    assert not backend.is_fp8_layer(torch.nn.Linear(4, 4))
 
 
-def test_an_fp8_weights_product_is_compared_with_its_own_values():
+def test_the_product_of_an_fp8_weight_is_compared_with_the_values_it_holds():
     layer = quantized("row")
     given = torch.randn(32, 64).bfloat16()
     output = given @ layer.weight.dequantize().t()
-    gain, sqnr = observe.output_agreement(layer, given, output)
+    gain, sqnr = output_accuracy(layer, given, output)
     assert gain == pytest.approx(1, abs=0.01)
     assert sqnr > 40
-    assert observe.output_agreement(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
+    assert output_accuracy(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
 
 
-def test_full_fine_tuning_is_refused_in_the_librarys_words():
+def test_full_fine_tuning_is_refused_with_the_librarys_message():
     with pytest.raises(SettingsError, match="not compatible with full finetuning"):
         Case("1b", "unsloth", "rowwise")
 
 
 @pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
-def test_nothing_goes_on_top_of_its_kernels(more):
+def test_neither_compiling_nor_checkpointing_can_be_asked_for(more):
     with pytest.raises(SettingsError, match="compiles its model itself"):
         Case("1b", "unsloth", "rowwise", lora=16, **more)
 
@@ -245,16 +244,16 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 
 
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
-def test_only_its_own_arm_imports_it_and_before_transformers(tmp_path, name, seen):
+def test_only_its_own_arm_imports_the_library_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import _import_ahead; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_libraries; "
     out = subprocess.run(
-        [sys.executable, "-c", code + f"_import_ahead({name!r})"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code + f"import_libraries({name!r})"], capture_output=True, text=True, check=True
     )
     assert out.stdout == seen
 
 
-def test_nothing_of_it_enters_pytests_process(pytester, tmp_path):
+def test_pytests_process_does_not_import_the_library(pytester, tmp_path):
     (tmp_path / "unsloth.py").write_text(FAKE)
     pytester.syspathinsert(tmp_path)
     pytester.makepyfile(

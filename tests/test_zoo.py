@@ -1,4 +1,4 @@
-"""The zoo's models: attention that looks back only, waits for nothing, and leaves other architectures their masks."""
+"""The suite's models: causal attention that does not wait for the device; other architectures keep their masks."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_forward_pass_never_waits_for_the_device():
     with Operators() as theirs:
         # transformers makes position ids of its own and looks for packed sequences in them.
         model(input_ids=tokens, position_ids=torch.arange(24).expand(2, 24))
-    assert "aten::_local_scalar_dense" in theirs.seen, "the reason for an attention of our own is gone: use sdpa"
+    assert "aten::_local_scalar_dense" in theirs.seen, "the reason for an own attention function is gone: use sdpa"
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral"])

@@ -1,4 +1,4 @@
-"""The ways of switching FP8 on, by name."""
+"""The ways to switch FP8 on, by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pytest_fp8.backends.base import Backend
 
 
 def backend(name: str) -> Backend:
-    """The backend of that name; its library is imported only when one of its methods needs it."""
+    """The backend of that name; its library is imported only when one of its methods needs it. Raises ``KeyError``."""
     if name == "torchao":
         from pytest_fp8.backends.torchao import TorchAO
 

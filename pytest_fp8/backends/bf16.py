@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, linears
+from pytest_fp8.backends.base import Backend, Conversion
+from pytest_fp8.backends.linears import linears
 
 if TYPE_CHECKING:
     import torch
 
 
 class Bf16(Backend):
-    """Leaves every Linear as it is."""
+    """Keeps every Linear as it is."""
 
     name = "bf16"
     token_multiple = 1
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:

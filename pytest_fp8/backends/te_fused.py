@@ -1,16 +1,16 @@
-"""A decoder in Transformer Engine's own layers: joined projections as te.Linear, and te.RMSNorm.
+"""A decoder in Transformer Engine's own layers: fused projections as te.Linear, and te.RMSNorm.
 
-The norms stay layers of their own. te.LayerNormLinear would take them into the next product, and has its price:
-``torch.compile`` always steps around it, where te.Linear is traced, and its input is no longer the product's operand,
-by which each FP8 layer is checked against high precision.
+The norms stay layers of their own. te.LayerNormLinear would fuse them with the next product, at a price:
+``torch.compile`` never traces it, as it traces te.Linear, and its input is no longer the product's operand, with which
+each FP8 layer is checked against high precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Conversion, Prepared, put_in_place
+from pytest_fp8.backends.base import Conversion, FusedParams, MakeOptimizer, Prepared
+from pytest_fp8.backends.linears import put_in_place
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 
 if TYPE_CHECKING:
@@ -20,38 +20,32 @@ if TYPE_CHECKING:
 
 
 class FusedTransformerEngine(TransformerEngine):
-    """Three of seven Linears fewer in each block: q, k and v are one, gate and up another."""
+    """Four Linears in each block in place of seven: q, k and v are one, gate and up another."""
 
     name = "te_fused"
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        from pytest_fp8.zoo.fused import fuse
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+        from pytest_fp8.backends.fused_llama import fuse
 
         fuse(model)
         replace_norms(model)
-        return super().convert(model, recipe, options, emulated)
+        return super().convert(model, recipe, emulated)
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        case: Case,
-        compiled: bool,
-    ) -> Prepared:
-        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
+        conversion = self.convert(model, case.recipe, case.emulated)
         modules: dict[str, Any] = dict(model.named_modules())
         names = [name for name in modules if name in {*conversion.converted, *conversion.skipped}]
         layers = {name: (modules[name].in_features, modules[name].out_features) for name in names}
         return Prepared(model, conversion, layers=layers)
 
-    def joined(self, model: torch.nn.Module) -> Mapping[str, Sequence[tuple[str, slice]]]:
-        from pytest_fp8.zoo.fused import parts_of
+    def fused_params(self, model: torch.nn.Module) -> FusedParams:
+        from pytest_fp8.backends.fused_llama import parts_of
 
         return dict(parts_of(model))
 
 
 def replace_norms(model: torch.nn.Module) -> None:
-    """te.RMSNorm in place of each LlamaRMSNorm: its weight and its epsilon move over."""
+    """Put a te.RMSNorm with the same weight and epsilon in place of each LlamaRMSNorm."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     layer = norm_type()
@@ -64,15 +58,15 @@ def replace_norms(model: torch.nn.Module) -> None:
 
 
 def norm_type() -> Any:
-    """te.RMSNorm that ``torch.compile`` steps around, whatever the recipe.
+    """te.RMSNorm that ``torch.compile`` runs uncompiled, with every recipe.
 
-    It is one of Transformer Engine's fusible operations: each call builds a fuser, an autograd function takes that for
-    an argument, and the kernel behind it is no torch operator, so that there is nothing to trace.
+    It is one of Transformer Engine's fusible operations. Each call builds a fuser and passes it to an autograd
+    function, and the kernel behind it is no torch operator, so there is nothing to trace.
     """
     import torch
     import transformer_engine.pytorch as te
 
-    class SteppedAroundRMSNorm(te.RMSNorm):  # type: ignore[misc]
+    class UncompiledRMSNorm(te.RMSNorm):  # type: ignore[misc]
         forward = torch.compiler.disable(te.RMSNorm.forward)
 
-    return SteppedAroundRMSNorm
+    return UncompiledRMSNorm

@@ -1,28 +1,40 @@
-"""torchao's Float8Linear: dynamic scaling, meant to be compiled; its numerics also run emulated on a CPU."""
+"""torchao's Float8Linear: dynamic scaling, meant to be compiled. Its numerics also run emulated on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, linears, plan, put_in_place
+from pytest_fp8.backends.base import Backend, Conversion
+from pytest_fp8.backends.linears import linears, plan, put_in_place
 
 if TYPE_CHECKING:
     import torch
 
+_RECIPE_FIELDS = (
+    "cast_config_input",
+    "cast_config_input_for_grad_weight",
+    "cast_config_weight",
+    "cast_config_weight_for_grad_input",
+    "cast_config_grad_output",
+    "cast_config_grad_output_for_grad_weight",
+    "round_scales_to_power_of_2",
+)
+"""The fields of torchao's configuration that make up a recipe."""
+
 
 class ComputedWeightError(TypeError):
-    """A Linear whose weight is computed from other parameters: torchao's layer takes over a parameter alone."""
+    """A Linear's weight is computed from other parameters, and torchao's layer can only take over a parameter."""
 
     fp8_cause = (
         "weight_norm, spectral_norm and other parametrizations compute the weight in each forward pass, and torchao's "
         "Float8Linear takes over a weight that is a parameter"
     )
-    fp8_next = "leave the layer in high precision by its name, Workload(leave=(...,)), or take the parametrization off"
+    fp8_next = "keep the layer in high precision by its name, Workload(leave=(...,)), or remove the parametrization"
 
 
 class TorchAO(Backend):
-    """``convert_to_float8_training`` with a filter that says why it leaves a Linear alone."""
+    """``convert_to_float8_training`` with a filter that gives a reason for each Linear it skips."""
 
     name = "torchao"
     distribution = "torchao"
@@ -46,19 +58,16 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        from dataclasses import replace
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+        from torchao.float8 import convert_to_float8_training
 
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-        # replace() runs the config's own __post_init__ again, which the recipe's fields pass unchanged.
-        config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
+        config = torchao_config(recipe, emulated)
         result = plan(model)
         before = linears(model)
         wanted = {name: before[name] for name in result.converted}
         _require_parameters(wanted)
         model = convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in wanted)
-        # What two blocks share, torchao replaces under the name it is asked about first; the filter knows no other.
+        # A Linear that two blocks share: the filter knows its first name only, so torchao replaces it in that place.
         after = linears(model)
         put_in_place(model, {linear: after[name] for name, linear in wanted.items()})
         result.model = model
@@ -82,6 +91,16 @@ class TorchAO(Backend):
         return {"recipe": "custom"}
 
 
+def torchao_config(recipe: str, emulated: bool) -> Any:
+    """The library's configuration of a recipe, with its FP8 products computed in high precision where ``emulated``."""
+    from dataclasses import replace
+
+    from torchao.float8 import Float8LinearConfig
+
+    # replace() runs the configuration's __post_init__ again, which leaves the recipe's fields as they are.
+    return replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
+
+
 def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:
     """Raise :class:`ComputedWeightError` for a Linear whose weight torchao could not take over."""
     import torch
@@ -91,16 +110,5 @@ def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:
             value = getattr(linear, part)
             if value is not None and not isinstance(value, torch.nn.Parameter):
                 raise ComputedWeightError(
-                    f"the {part} of layer {name!r} is no parameter, and torchao cannot convert the layer"
+                    f"the {part} of layer {name!r} is no parameter, so torchao cannot convert the layer"
                 )
-
-
-_RECIPE_FIELDS = (
-    "cast_config_input",
-    "cast_config_input_for_grad_weight",
-    "cast_config_weight",
-    "cast_config_weight_for_grad_input",
-    "cast_config_grad_output",
-    "cast_config_grad_output_for_grad_weight",
-    "round_scales_to_power_of_2",
-)

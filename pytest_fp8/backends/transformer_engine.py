@@ -7,27 +7,36 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_fp8.backends.base import Backend, Conversion, linears, put_in_place, why_skipped
+from pytest_fp8.backends.base import Backend, Conversion
+from pytest_fp8.backends.linears import linears, plan, put_in_place
 
 if TYPE_CHECKING:
     import torch
 
+RECIPE_CLASSES = {
+    "delayed": "DelayedScaling",
+    "current": "Float8CurrentScaling",
+    "block": "Float8BlockScaling",
+    "mxfp8": "MXFP8BlockScaling",
+}
+"""Recipe -> its class in ``transformer_engine.common.recipe``."""
+
 
 class RecomputedOutsideError(RuntimeError):
-    """The second forward pass of activation checkpointing was another one than the first."""
+    """Activation checkpointing ran another forward pass the second time than the first."""
 
     fp8_cause = (
-        "most likely torch's activation checkpointing, which calls the layers again in the backward pass, outside "
-        "te.autocast, where they save other tensors than in FP8; or else a layer that differs between its two calls"
+        "most likely torch's activation checkpointing: it calls the layers again in the backward pass, outside "
+        "te.autocast, where they save other tensors than in FP8; or a layer that does something else on its second call"
     )
     fp8_next = (
-        "recompute with transformer_engine.pytorch.checkpoint, which takes the context along: for a model of "
+        "recompute with transformer_engine.pytorch.checkpoint, which opens te.autocast again: for a model of "
         "transformers, pytest_fp8.recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))"
     )
 
 
 class TransformerEngine(Backend):
-    """Same names, same weights: each module's parameters move over into a te.Linear as they are."""
+    """Each converted Linear becomes a te.Linear of the same name that holds the same parameters."""
 
     name = "transformer_engine"
     distribution = "transformer-engine"
@@ -46,15 +55,12 @@ class TransformerEngine(Backend):
         usable, reason = ask(return_reason=True)
         return bool(usable), f"Transformer Engine: {reason}" if reason else ""
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
         layer = linear_type(recipe)
-        result = Conversion()
+        result, before = plan(model), linears(model)
         replaced: dict[torch.nn.Module, torch.nn.Module] = {}
-        for name, linear in linears(model).items():
-            reason = why_skipped(name, linear)
-            if reason:
-                result.skipped[name] = reason
-                continue
+        for name in result.converted:
+            linear = before[name]
             # Built on "meta", so that no second copy of the weights is ever allocated.
             replacement = layer(
                 linear.in_features,
@@ -67,7 +73,6 @@ class TransformerEngine(Backend):
             if linear.bias is not None:
                 replacement.bias = linear.bias
             replaced[linear] = replacement
-            result.converted.append(name)
         result.model = put_in_place(model, replaced)
         return result
 
@@ -77,16 +82,16 @@ class TransformerEngine(Backend):
         made = te_recipe(recipe, options)
         return lambda: te.autocast(enabled=True, recipe=made)
 
-    def recompute(self) -> Callable[..., Any] | None:
-        """torch's checkpointing calls the layers again in the backward pass, where ``te.autocast`` has been left;
-        Transformer Engine's takes the context along, and the scales of the first call."""
+    def recompute_function(self) -> Callable[..., Any] | None:
+        """``te.checkpoint``, which opens ``te.autocast`` again in the backward pass, with the scales of the first call.
+        torch's checkpointing calls the layers outside of it."""
         import transformer_engine.pytorch as te
 
         return partial(te.checkpoint, use_reentrant=False)
 
-    def abandon(self) -> None:
-        """te.checkpoint queues each forward pass's scales for its recomputation; one that never comes would leave every
-        later recomputation with the scales of the pass before."""
+    def drop_pending_recomputation(self) -> None:
+        """te.checkpoint queues the scales of each forward pass for its recomputation. Where that recomputation never
+        comes, every later one would take the scales of the pass before."""
         from transformer_engine.pytorch.distributed import activation_recompute_forward
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
@@ -95,7 +100,7 @@ class TransformerEngine(Backend):
             queue.clear()
         getattr(activation_recompute_forward, "_is_first_fp8_module", []).clear()
 
-    def explain(self, error: Exception) -> None:
+    def raise_explained(self, error: Exception) -> None:
         from torch.utils.checkpoint import CheckpointError
 
         if isinstance(error, CheckpointError):
@@ -113,7 +118,7 @@ class TransformerEngine(Backend):
             return {"recipe": "off"}
         return describe_recipe(FP8GlobalStateManager.get_fp8_recipe())
 
-    def reset(self, model: torch.nn.Module) -> None:
+    def reset_scaling(self, model: torch.nn.Module) -> None:
         for module in model.modules():
             # Only delayed scaling keeps state between steps.
             state = getattr(module, "fp8_meta", {}).get("scaling_fwd")
@@ -121,27 +126,26 @@ class TransformerEngine(Backend):
                 cast(Any, module).reset_fp8_meta_tensors()
 
     def amax_history(self, module: torch.nn.Module) -> list[float] | None:
-        """The rows of earlier steps; row 0 collects the running one. ``None`` where a history has no other row."""
+        """The history's rows of earlier steps; row 0 collects the running step. ``None`` without another row."""
         history = getattr(getattr(module, "fp8_meta", {}).get("scaling_fwd"), "amax_history", None)
         if history is None or history.shape[0] < 2:
             return None
         return [float(value) for value in history[1:].reshape(-1).tolist()]
 
     def calibration_passes(self, recipe: str) -> int:
-        """Delayed scaling starts with scales of 1: the first gradients underflow in E5M2 and train nothing. Seen on an
-        H200: 0.14 nats behind BF16 after 20 steps of a 1B model. Two passes fill both histories."""
+        """Delayed scaling starts with scales of 1, so the first gradients underflow in E5M2 and train nothing. Seen on
+        an H200: 0.14 nats behind BF16 after 20 steps of a 1B model. Two passes fill both histories."""
         return 2 if recipe == "delayed" else 0
 
-    def scaling_state(self, key: str) -> bool:
+    def is_scaling_state(self, key: str) -> bool:
         return key.endswith("._extra_state")
 
 
 def linear_type(recipe: str) -> Any:
-    """The class to convert to: te.Linear, or for delayed scaling te.Linear that ``torch.compile`` steps around.
+    """The class to convert to: te.Linear, or for delayed scaling a te.Linear that ``torch.compile`` runs uncompiled.
 
-    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry; left to itself, tracing tries
-    each layer anew and ends at dynamo's recompilation limit. Named once for the class, the step-around is compiled
-    once for all layers.
+    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry: tracing would try each layer
+    anew and end at dynamo's recompilation limit. One class for all layers means that the break is compiled once.
     """
     import torch
     import transformer_engine.pytorch as te
@@ -149,22 +153,17 @@ def linear_type(recipe: str) -> Any:
     if recipe != "delayed":
         return te.Linear
 
-    class SteppedAroundLinear(te.Linear):  # type: ignore[misc]
+    class UncompiledLinear(te.Linear):  # type: ignore[misc]
         forward = torch.compiler.disable(te.Linear.forward)
 
-    return SteppedAroundLinear
+    return UncompiledLinear
 
 
 def te_recipe(name: str, options: Mapping[str, Any]) -> Any:
     """The library's own recipe object, every option passed through."""
     from transformer_engine.common import recipe as te_recipes
 
-    made = {
-        "delayed": te_recipes.DelayedScaling,
-        "current": te_recipes.Float8CurrentScaling,
-        "block": te_recipes.Float8BlockScaling,
-        "mxfp8": te_recipes.MXFP8BlockScaling,
-    }[name]
+    made = getattr(te_recipes, RECIPE_CLASSES[name])
     arguments = dict(options)
     arguments["fp8_format"] = getattr(te_recipes.Format, arguments["fp8_format"])
     return made(**arguments)
@@ -172,13 +171,9 @@ def te_recipe(name: str, options: Mapping[str, Any]) -> Any:
 
 def describe_recipe(recipe: Any) -> dict[str, Any]:
     """A live recipe object as plain data, in the words of :mod:`pytest_fp8.recipes`."""
-    names = {
-        "DelayedScaling": "delayed",
-        "Float8CurrentScaling": "current",
-        "Float8BlockScaling": "block",
-        "MXFP8BlockScaling": "mxfp8",
-    }
-    seen: dict[str, Any] = {"recipe": names.get(type(recipe).__name__, type(recipe).__name__)}
+    kind = type(recipe).__name__
+    names = {made: name for name, made in RECIPE_CLASSES.items()}
+    seen: dict[str, Any] = {"recipe": names.get(kind, kind)}
     seen["fp8_format"] = recipe.fp8_format.name
     if seen["recipe"] == "delayed":
         algorithm = recipe.amax_compute_algo

@@ -1,9 +1,9 @@
-"""Unsloth: LoRA on a frozen base, which ``load_in_fp8`` keeps in FP8 alone; and the same library's 16-bit LoRA.
+"""Unsloth: LoRA on a frozen base that ``load_in_fp8`` keeps in FP8 only; and the same library's 16-bit LoRA.
 
-What its source says (2026.10): the base's Linears are quantized by torchao, one scale per row of the weight; a forward
-product casts its input row by row and multiplies with ``torch._scaled_mm``; a backward product brings the weight back
-to BF16 first. Three fused functions, for q/k/v, for o and for an MLP whose projections all have adapters, take the
-weights past their modules; other projections go through peft. Adapters are float32 parameters, cast at each use.
+From its source (2026.10): torchao quantizes the base's Linears, one scale per row of the weight. A forward product
+casts its input row by row and multiplies with ``torch._scaled_mm``; a backward product dequantizes the weight to BF16
+first. Three fused functions (q/k/v, o, and an MLP whose projections all have adapters) use the weights without calling
+their modules; other projections go through peft. Adapters are float32 parameters, cast at each use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion, Prepared, Seen, linears, observed_conversion
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
+from pytest_fp8.backends.bf16 import Bf16
+from pytest_fp8.backends.linears import linears, observed_conversion
 
 if TYPE_CHECKING:
     import torch
@@ -26,23 +28,23 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
 
 BASE_SEED = 0
-"""The base is frozen and takes long to load, so it stays; a seed draws the adapters and the data."""
+"""The base is frozen and takes long to load, so every seed uses the same; a seed draws the adapters and the data."""
 SAMPLE_ROWS = 256
+"""Input rows on which a fused function's product is compared with high precision."""
 
 
-class UnslothBf16(Backend):
-    """16-bit LoRA: the reference that an FP8 base of the same library is measured against."""
+class UnslothBf16(Bf16):
+    """16-bit LoRA: the reference for an FP8 base of the same library."""
 
     name = "unsloth_bf16"
     distribution = "unsloth"
     minimum_version = "2026.10"
-    token_multiple = 1
     patches_others = True
     compiles_itself = True
     fp8 = False
 
     def import_library(self) -> None:
-        # Both would ask the network, which an arm does not need and may not have.
+        # Without these it uses the network, which an arm may not have.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
         import unsloth  # noqa: F401
@@ -55,7 +57,7 @@ class UnslothBf16(Backend):
         return True, ""
 
     def build(self, case: Case, seed: int, device: str) -> torch.nn.Module:
-        """The library's model with adapters; base weights of :data:`BASE_SEED` or of the case's folder."""
+        """The model with adapters; the base's weights are those of :data:`BASE_SEED` or of the case's folder."""
         self.import_library()
         import torch
         from unsloth import FastLanguageModel
@@ -63,7 +65,7 @@ class UnslothBf16(Backend):
         from pytest_fp8.zoo.adapters import ALPHA, PROJECTIONS
 
         tokens = case.tokens
-        assert tokens is not None, "such a case has a model of the suite"
+        assert tokens is not None, "only models of the suite run through Unsloth"
         with model_folder(case, device) as folder:
             model, _ = FastLanguageModel.from_pretrained(
                 str(folder),
@@ -74,7 +76,7 @@ class UnslothBf16(Backend):
                 fast_inference=False,
                 local_files_only=True,
                 use_gradient_checkpointing=False,
-                # Left to itself it moves embeddings to the host where memory is short: in one arm and not the other.
+                # By default it moves embeddings to the host where memory is short: in one arm and not in the other.
                 offload_embedding=False,
             )
         model = FastLanguageModel.get_peft_model(
@@ -88,39 +90,27 @@ class UnslothBf16(Backend):
         )
         parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, value in self.drawn(model, seed).items():
+            for name, value in self.seeded_values(model, seed).items():
                 parameters[name].copy_(value)
         return model.train()  # type: ignore[no-any-return]
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        case: Case,
-        compiled: bool,
-    ) -> Prepared:
-        conversion = self.convert(model, case.recipe, case.full_options, case.emulated)
-        return Prepared(model, conversion, loss_of=language_model_loss)
-
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
+        prepared = super().prepare(model, make_optimizer, case, compiled)
+        prepared.loss_of = language_model_loss
+        return prepared
 
     def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
-        """The autocast of ``TrainingArguments(bf16=True)``; adapters outside the fused functions need it, or their
-        products would run in float32."""
+        """The autocast of ``TrainingArguments(bf16=True)``. Without it adapters outside the fused functions would
+        multiply in float32."""
         import torch
 
         return lambda: torch.autocast("cuda", dtype=torch.bfloat16)
 
-    def is_fp8_layer(self, module: torch.nn.Module) -> bool:
-        return False
+    def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
+        """Adapters as peft initialises them: A uniform within 1/sqrt(in_features), B zero.
 
-    def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
-        return {"recipe": "off"}
-
-    def drawn(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
-        """Adapters as peft initialises them: A uniform within 1/sqrt(in_features), B zero. Drawn on the CPU, parameter
-        by parameter, so that both arms get the same bits."""
+        They are drawn on the CPU, one parameter after the other, so that both arms get the same bits.
+        """
         import torch
 
         generator = torch.Generator().manual_seed(seed)
@@ -134,17 +124,18 @@ class UnslothBf16(Backend):
             else:
                 continue
             values[name] = value.to(parameter.device, parameter.dtype)
-        # What follows may draw too: the noise of a jittered restart.
+        # The noise of a jittered restart is drawn after this.
         torch.manual_seed(seed)
         return values
 
-    def saved(self, key: str) -> bool:
+    def is_checkpointed(self, key: str) -> bool:
         return ".lora_A." in key or ".lora_B." in key
 
     @contextmanager
-    def watching(self, model: torch.nn.Module, seen: Seen) -> Iterator[None]:
-        """Stand in for ``matmul_lora``, through which each fused function computes ``x . W^T`` and the adapter's two
-        products. In the backward pass it is given transposed weights, which belong to no module."""
+    def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> Iterator[None]:
+        """Replace ``matmul_lora``, through which each fused function computes ``x . W^T`` and the adapter's two
+        products. Its calls in the backward pass get transposed weights, which belong to no module, and are not noted.
+        """
         from unsloth.kernels import fast_lora
 
         owners = {id(linear.weight): linear for linear in linears(model).values()}
@@ -158,7 +149,7 @@ class UnslothBf16(Backend):
                 if self.is_fp8_layer(layer):
                     some = x.detach().reshape(-1, x.shape[-1])[:SAMPLE_ROWS]
                     sample = some, original(some, weight, state, None, None, None)
-                seen(layer, x.numel() // x.shape[-1], sample)
+                note(layer, x.numel() // x.shape[-1], sample)
             return result
 
         fast_lora.matmul_lora = watched
@@ -169,7 +160,7 @@ class UnslothBf16(Backend):
 
 
 class Unsloth(UnslothBf16):
-    """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, forward alone."""
+    """``load_in_fp8=True``: FP8 weights with a scale per row, activations cast row by row, in forward products only."""
 
     name = "unsloth"
     token_multiple = Backend.token_multiple
@@ -183,8 +174,8 @@ class Unsloth(UnslothBf16):
             return False, f"load_in_fp8 asks for an H100 or newer; this GPU has {capability[0]}.{capability[1]}"
         return super().usable(recipe, emulated)
 
-    def convert(self, model: torch.nn.Module, recipe: str, options: Mapping[str, Any], emulated: bool) -> Conversion:
-        """The model comes converted; what is said here is read off it."""
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+        """The library loads the model converted; what it did is read from the model."""
         sizes = {name: (linear.in_features, linear.out_features) for name, linear in linears(model).items()}
         found = observed_conversion(model, sizes, self.is_fp8_layer)
         kept = {name: str(linear.weight.dtype).removeprefix("torch.") for name, linear in linears(model).items()}
@@ -201,7 +192,7 @@ class Unsloth(UnslothBf16):
 
 
 def fp8_weight(module: torch.nn.Module) -> Any:
-    """The layer's weight where it is one of torchao's tensors that keep FP8 values (``qdata``) beside their scale."""
+    """The layer's weight if it is one of torchao's tensors that keep FP8 values (``qdata``) with a scale, or None."""
     import torch
 
     weight = module._parameters.get("weight")
@@ -210,8 +201,8 @@ def fp8_weight(module: torch.nn.Module) -> Any:
 
 
 def describe(weight: Any) -> dict[str, Any]:
-    """The recipe that such a weight is multiplied in, from its scale's shape; weights whose input stays in high
-    precision are multiplied in high precision."""
+    """The recipe of the products with such a weight, from its scale's shape. ``weight_only``: the input is not cast, so
+    the product is computed in high precision."""
     if weight is None:
         return {"recipe": "off"}
     if getattr(weight, "act_quant_kwargs", None) is None:
@@ -224,8 +215,8 @@ def describe(weight: Any) -> dict[str, Any]:
 
 
 def language_model_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """The library's fused loss, by the labels that its users pass: the input's own tokens, shifted inside. The suite's
-    labels are one ahead already, so they go back by one, and each row's last is lost."""
+    """The library's fused loss, in nats. It takes the input's own tokens as labels and shifts them itself; the suite's
+    labels are shifted already, so they are shifted back by one and each row's last label is dropped."""
     labels = batch["labels"]
     unshifted = labels.roll(1, dims=1)
     unshifted[:, 0] = -100
@@ -234,8 +225,11 @@ def language_model_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 @contextmanager
 def model_folder(case: Case, device: str) -> Iterator[Path]:
-    """A folder to load the case's base from: its own, or one written for now. Nothing that it leaves on the disk stays:
-    beside it the library keeps the quantized model, under the folder's name, and would take it for the same again."""
+    """A folder to load the case's base from: the case's own, or a temporary one with random weights.
+
+    The library caches the quantized model on disk under the folder's name, and would use it for another model of the
+    same name. The copy is removed before and after.
+    """
     from pytest_fp8.zoo.folder import write_model
 
     with tempfile.TemporaryDirectory(prefix="fp8-unsloth-") as made:
@@ -251,7 +245,7 @@ def model_folder(case: Case, device: str) -> Iterator[Path]:
 
 
 def forget_quantized(folder: Path) -> None:
-    """Remove the FP8 copy that the library keeps of exactly this folder."""
+    """Remove the FP8 copy that the library caches of this folder, and no other."""
     from shutil import rmtree
 
     path = os.path.abspath(folder)
@@ -262,7 +256,7 @@ def forget_quantized(folder: Path) -> None:
 
 
 def _free(device: str) -> None:
-    """Give back what writing the model took, before it is loaded."""
+    """Free the memory of the model that was written, before it is loaded."""
     import gc
 
     import torch

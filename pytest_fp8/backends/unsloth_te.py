@@ -1,12 +1,11 @@
-"""Accelerate over Transformer Engine on a model of Unsloth's: 16-bit LoRA, given to ``Accelerator.prepare``."""
+"""Unsloth's 16-bit LoRA model, given to ``Accelerator.prepare`` over Transformer Engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
-from pytest_fp8.backends.base import Backend, Prepared
+from pytest_fp8.backends.base import Backend, MakeOptimizer, Prepared
 from pytest_fp8.backends.unsloth import UnslothBf16, language_model_loss
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
     """Unsloth's model, adapters and loss; the layers and the precision are Accelerate's and Transformer Engine's.
 
-    Unsloth compiles its own blocks and is left to meet te.Linear there, as it does for users who combine the two.
+    Unsloth compiles its own blocks, te.Linear inside them included, as it does for users who combine the two.
     """
 
     name = "unsloth_te"
@@ -26,25 +25,21 @@ class UnslothTransformerEngine(AccelerateTransformerEngine, UnslothBf16):
 
     def available(self) -> tuple[bool, str]:
         there, what = UnslothBf16().available()
-        road, said = super().available()
-        return there and road, f"{what} and {said}" if there and road else what if not there else said
+        if not there:
+            return False, what
+        accelerate, said = super().available()
+        return accelerate, f"{what} and {said}" if accelerate else said
 
     def usable(self, recipe: str, emulated: bool) -> tuple[bool, str]:
         usable, why = UnslothBf16.usable(self, recipe, emulated)
         return super().usable(recipe, emulated) if usable else (usable, why)
 
     def import_library(self) -> None:
-        # It patches others, and has to find them as they were.
+        # First, because it patches other libraries and must find them unchanged.
         UnslothBf16.import_library(self)
         super().import_library()
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        case: Case,
-        compiled: bool,
-    ) -> Prepared:
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
         prepared = super().prepare(model, make_optimizer, case, compiled=False)
         prepared.loss_of = language_model_loss
         return prepared

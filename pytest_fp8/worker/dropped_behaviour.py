@@ -1,4 +1,4 @@
-"""What a Linear does besides its product, a forward of its class's own or a hook, and whether a conversion kept it."""
+"""What a Linear does besides its product (a forward of its own, a hook), and whether a conversion kept it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from pytest_fp8.backends.base import linears
+from pytest_fp8.backends.linears import linears
 
 _HOOKS = {
     "_forward_hooks": "a forward hook",
@@ -16,21 +16,23 @@ _HOOKS = {
 }
 
 
-def besides(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+def with_behaviour(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
     """The Linears of an unconverted model that do more than multiply, by name."""
-    return {name: linear for name, linear in linears(model).items() if _lost_by(linear, None)}
+    return {name: linear for name, linear in linears(model).items() if _dropped(linear, None)}
 
 
-def lost(before: Mapping[str, torch.nn.Linear], model: torch.nn.Module, converted: Iterable[str]) -> dict[str, str]:
-    """Converted layer -> what it no longer does. A layer that was converted in place, or into a class derived from its
-    own, still does it."""
+def dropped_behaviour(
+    before: Mapping[str, torch.nn.Linear], model: torch.nn.Module, converted: Iterable[str]
+) -> dict[str, str]:
+    """Converted layer -> what it did before the conversion and no longer does. A layer that was converted in place, or
+    into a class derived from its own, still does it."""
     modules = dict(model.named_modules())
-    gone = {name: _lost_by(before[name], modules.get(name)) for name in converted if name in before}
+    gone = {name: _dropped(before[name], modules.get(name)) for name in converted if name in before}
     return {name: " and ".join(what) for name, what in gone.items() if what}
 
 
-def _lost_by(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
-    """What ``was`` does besides its product and ``now`` does not; without ``now``, all that it does."""
+def _dropped(was: torch.nn.Linear, now: torch.nn.Module | None) -> list[str]:
+    """What ``was`` does besides its product and ``now`` does not; with ``None``, all of it."""
     if was is now:
         return []
     kind = type(was)

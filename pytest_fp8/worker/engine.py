@@ -1,7 +1,6 @@
-"""An arm's inside: one model, built, converted, compiled, trained. Runs in the arm's own process, never in pytest's.
+"""One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
 
-The order is the one that works: build, convert, activation checkpointing, compile. Compiling goes block by block,
-in place, so that parameter names stay as they are.
+The order of construction is the one that works: build, convert, activation checkpointing, compile, warm up.
 """
 
 from __future__ import annotations
@@ -17,24 +16,21 @@ import torch
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.backends.base import Conversion, Prepared, linears, mark_skipped, observed_conversion
+from pytest_fp8.backends.accelerate_state import accelerate_precision
+from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
+from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
+from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship
-from pytest_fp8.worker import memory
-from pytest_fp8.worker.dropped_behaviour import besides, lost
+from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
-from pytest_fp8.worker.fused_params import Joined, split, trainable, trained
-from pytest_fp8.worker.phases import Seen
-from pytest_fp8.worker.preparation import (
-    accelerate_precision,
-    checkpoint_activations,
-    compile_blocks,
-    multiply_bfloat16_through_float32,
-    prefer_fast_attention,
-)
+from pytest_fp8.worker.fused_params import trainable, trained
+from pytest_fp8.worker.phases import StepCounts
+from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
+from pytest_fp8.worker.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
-from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.training_setup import TrainingSetup
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import data, training
@@ -44,73 +40,110 @@ class Engine:
     """One trainable variant of a case, live on its device."""
 
     def __init__(self, spec: ArmSpec, explain_failure: Callable[[Engine], None] | None = None) -> None:
-        """``explain_failure`` is asked when the first steps fail, and may raise a better error than theirs.
+        """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs.
 
-        Where FP8 is emulated it is asked beforehand: a CPU multiplies sizes that no FP8 kernel takes.
+        With emulated FP8 it is called before the first step: a CPU multiplies sizes that no FP8 kernel takes.
         """
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)
-        self._require_device()
+        _require_device(self.device)
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
         self.first_step = first_step(spec)
         own: Workload | None = unship(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
-        self._require_recipe()
+        _require_recipe(self.backend, self.case)
         self.attention = prefer_fast_attention(self.device)
         self.fault_points = fault_points_of(spec.control)
         self.fault_points.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
         self.seconds: dict[str, float] = {}
         with self._timed("build"):
-            self.model = self.fresh_model(seed=0)
-            self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
-            mark_skipped(self.model, own.leave if own is not None else ())
-            self.compiled = self.case.compile and self.fault_points.compiles
-            self._prepared: Prepared | None = None
-            self.conversion = self._converted()
-            self.switches["accelerate"] = accelerate_precision()
-            self.precision = self.fault_points.precision(self, self._precision())
-            if self.case.activation_checkpointing:
-                checkpoint_activations(self.model, *self.fault_points.checkpointing(self, self.backend.recompute()))
-            if self.compiled and not self.backend.compiles_itself:
-                compile_blocks(self.model)
-            prepared = self._prepared or Prepared(self.model, self.conversion)
-            self.loss_of = prepared.loss_of or self.setup.loss()
-            self.backward = prepared.backward
-            self.optimizer = self.fault_points.optimizer(
-                self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
-            )
-            self._renews_optimizer = own is not None and prepared.optimizer is None
-        self._timing_batches = [self.timing_batch(step) for step in range(4)]
+            self._build()
+        self.timing_batches = [self.timing_batch(step) for step in range(4)]
         with self._timed("warm-up"):
-            if self.case.emulated and explain_failure is not None:
-                explain_failure(self)
-            try:
-                for batch in self._timing_batches[:3]:
-                    self._warm_up(batch)
-                self.synchronize()
-            except Exception as error:
-                if explain_failure is not None:
-                    explain_failure(self)
-                self.backend.explain(error)
-                raise
-        # What is alive now stays alive: collections before a turn need not walk through it, while the GPU stands idle.
+            self._warm_up(explain_failure)
+        # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
         gc.collect()
         gc.freeze()
         self.fault_points.warm(self)
 
-    def _converted(self) -> Conversion:
-        """Switch the model to the case's precision; what else that did to weights and layers is seen from before and
-        after."""
-        before, more = trainable(self.model), besides(self.model)
+    # -- construction: build, convert, activation checkpointing, compile, warm up -------------------------------------
+
+    def _build(self) -> None:
+        own = self.setup.own
+        self.model = self.fresh_model(seed=0)
+        self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
+        mark_skipped(self.model, own.leave if own is not None else ())
+        self.compiled = self.case.compile and self.fault_points.compiles
+        self.prepared: Prepared | None = None
+        """What the backend's own conversion gave; ``None`` where the workload converts."""
+        self.conversion = self._observed_conversion()
+        self.switches["accelerate"] = accelerate_precision()
+        self.precision = self.fault_points.precision(self, self._precision())
+        if self.case.activation_checkpointing:
+            recompute = self.backend.recompute_function()
+            checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
+        if self.compiled and not self.backend.compiles_itself:
+            compile_blocks(self.model)
+        prepared = self.prepared or Prepared(self.model, self.conversion)
+        self.loss_of = prepared.loss_of or self.setup.loss()
+        self.backward = prepared.backward
+        self.optimizer = self.fault_points.optimizer(
+            self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
+        )
+        self._renews_optimizer = own is not None and prepared.optimizer is None
+
+    def _observed_conversion(self) -> Conversion:
+        """Convert the model. What that did besides, to frozen weights and to layers, is told from before and after."""
+        before, behaviour = trainable(self.model), with_behaviour(self.model)
         conversion: Conversion = self.fault_points.convert(self, self._convert)
         after = trainable(self.model)
         conversion.unfrozen = [name for name in after if after[name] and not before.get(name, True)]
-        conversion.lost = lost(more, self.model, conversion.converted)
+        conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 
-    # -- what to train --------------------------------------------------------------------------------------------
+    def _convert(self) -> Conversion:
+        own = self._own_fp8()
+        if own is not None and own.convert is not None:
+            self.model = own.converted(self.model)
+            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
+        self.prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
+        self.model = self.prepared.model
+        if self.prepared.layers is not None:
+            self.originals = dict(self.prepared.layers)
+        return self.prepared.conversion
+
+    def _precision(self) -> Callable[[], Any]:
+        own = self._own_fp8()
+        if own is not None and own.precision is not None:
+            return own.precision
+        return self.backend.precision(self.case.recipe, self.case.full_options)
+
+    def _own_fp8(self) -> Workload | None:
+        """The workload in the FP8 arm, whose own conversion and precision count there; ``None`` in the reference."""
+        return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
+
+    def _warm_up(self, explain_failure: Callable[[Engine], None] | None) -> None:
+        """Run three training steps; the first of them compile."""
+        if self.case.emulated and explain_failure is not None:
+            explain_failure(self)
+        try:
+            for batch in self.timing_batches[:3]:
+                if self.own_step is None:
+                    self.step(batch)
+                else:
+                    require_whole(self.own_step, *self._run_own(self.own_step, batch))
+            self.synchronize()
+        except Exception as error:
+            if explain_failure is not None:
+                explain_failure(self)
+            self.backend.raise_explained(error)
+            raise
+
+    # -- model and data -----------------------------------------------------------------------------------------------
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
@@ -121,43 +154,35 @@ class Engine:
         return self.setup.training_batch(*self.fault_points.batch(seed, step))
 
     def timing_batch(self, step: int) -> Any:
+        """The batch of one timed step."""
         return self.setup.timing_batch(step)
 
-    def restart(self, seed: int, jitter: bool = False) -> None:
-        """Back to step 0 with the weights of ``seed``: optimizer and scaling state forgotten, compiled code kept.
+    @property
+    def fused_params(self) -> FusedParams:
+        """The live model's parameters that hold several of the plain one's."""
+        return self.backend.fused_params(self.model)
 
-        ``jitter`` moves each weight by at most about one unit in its last BF16 place: the same training to a person,
-        another one to rounding. It shows how far two honest BF16 runs drift apart.
+    def restart(self, seed: int, jitter: bool = False) -> None:
+        """Go back to step 0 with the weights of ``seed``. Optimizer and scaling state are reset; compiled code stays.
+
+        ``jitter`` moves each weight by at most about one unit in its last BF16 place. A person would call it the same
+        training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
-        drawn = self.backend.drawn(self.model, seed)
-        fresh = self.fresh_model(seed) if drawn is None else None
-        with torch.no_grad():
-            live = dict(split(self.model.named_parameters(remove_duplicate=False), self.joined))
-            if drawn is not None:
-                live = {name: live[name] for name in drawn}
-            # Never by a model's truth value: one with a length may be empty, and a compiled one fails when asked.
-            new = fresh.named_parameters(remove_duplicate=False) if fresh is not None else (drawn or {}).items()
-            for name, value in new:
-                target = live.pop(name)
-                target.copy_(value)
-                if jitter:
-                    noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
-                    target.copy_(value * noise)
-            if live:
-                raise RuntimeError(f"converted parameters that the fresh model does not have: {sorted(live)[:3]}")
-            buffers = dict(self.model.named_buffers())
-            for name, content in fresh.named_buffers() if fresh is not None else ():
-                if name in buffers:
-                    buffers[name].copy_(content)
+        values = self.backend.seeded_values(self.model, seed)
+        if values is None:
+            fresh = self.fresh_model(seed)
+            copy_model(self.model, fresh, self.fused_params, jitter)
+        else:
+            copy_values(self.model, values, self.fused_params, jitter)
         self.optimizer.state.clear()
         if self._renews_optimizer:
-            # A schedule moves learning rates, and hangs on the optimizer that it was made for.
+            # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
             self.optimizer = self.setup.optimizer(self.model)
         self.renew_scales()
 
     def renew_scales(self) -> None:
-        """Scaling state as a fresh model has it once calibrated: after a restart, and after weights were loaded."""
-        self.backend.reset(self.model)
+        """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
+        self.backend.reset_scaling(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
             batch = self.training_batch(seed=0, step=2_000_000 + index)
             if self.own_step is not None:
@@ -170,17 +195,12 @@ class Engine:
             # Before the next forward pass, as in training: at 8B gradients are 15 GiB beside the activations.
             self.optimizer.zero_grad(set_to_none=True)
 
-    # -- running --------------------------------------------------------------------------------------------------
+    # -- training -----------------------------------------------------------------------------------------------------
 
     @property
     def own_step(self) -> Step | None:
-        """The training step, where it is the user's own function."""
+        """The user's own training step, where the workload has one."""
         return self.setup.own.step if self.setup.own is not None else None
-
-    @property
-    def joined(self) -> Joined:
-        """Parameters of the live model that hold several of the plain one's."""
-        return self.backend.joined(self.model)
 
     def step(
         self,
@@ -188,6 +208,8 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> torch.Tensor:
+        """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
+        before the optimizer steps."""
         if self.own_step is not None:
             own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
             self.fault_points.stepped(self)
@@ -208,24 +230,18 @@ class Engine:
         self.fault_points.stepped(self)
         return loss
 
-    def _warm_up(self, batch: Any) -> None:
-        """One of the first steps; a hand-written one must be whole."""
-        if self.own_step is None:
-            self.step(batch)
-            return
-        require_whole(self.own_step, *self._run_own(self.own_step, batch))
-
     def _run_own(
         self,
         step: Step,
         batch: Any,
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
-    ) -> tuple[torch.Tensor, Seen]:
+    ) -> tuple[torch.Tensor, StepCounts]:
         return run_step(step, self.model, batch, self.optimizer, self.precision, phase, on_gradients)
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
-        """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``."""
+        """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``; with
+        ``first_step`` from where the arm is."""
         if first_step == 0:
             self.restart(seed, jitter)
         losses: list[torch.Tensor] = []
@@ -249,81 +265,37 @@ class Engine:
             "losses": [float(x) for x in torch.stack(losses).cpu()],
             "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
             "data": fingerprint,
-            "trained": trained(self.model, self.optimizer, self.joined),
+            "trained": trained(self.model, self.optimizer, self.fused_params),
         }
 
-    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
-        """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
-
-        ``dropped`` steps before the first block do not count: they fill the queue and grow memory again. Python's
-        garbage collector is held meanwhile: its full passes come every few steps and would count as one arm's time.
-        """
-        batches = self._timing_batches
-        gc.collect()
-        gc.disable()
-        try:
-            for index in range(dropped):
-                self.step(batches[-1 - index])
-            return timed_blocks(lambda i, phase: self.step(batches[i % len(batches)], phase=phase), count, steps)
-        finally:
-            gc.enable()
-
-    def memory(self) -> dict[str, Any]:
-        """Bytes at their peak in each phase of one step, and resident between steps. A GPU's alone."""
-        self.park()
-        self.step(self._timing_batches[0])
-        return memory.of_step(self.synchronize, lambda phase: self.step(self._timing_batches[1], phase=phase))
-
     def park(self) -> None:
-        """Give memory that is only cached back to the device, so that the pair's other arm can use it."""
-        # The model's and not the optimizer's alone, which may not know every parameter that gets a gradient.
+        """Give cached memory back to the device, so that the pair's other arm can use it."""
+        # On the model, not the optimizer, which may not hold every parameter that gets a gradient.
         self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
+        """Wait for the GPU; nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-    # -- set-up ---------------------------------------------------------------------------------------------------
-
-    def _require_device(self) -> None:
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(
-                f"this arm must run on a GPU and torch {torch.__version__} sees none "
-                f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
-            )
-        if self.spec.threads:
-            torch.set_num_threads(self.spec.threads)
-
-    def _require_recipe(self) -> None:
-        usable, reason = self.backend.usable(self.case.recipe, self.case.emulated)
-        if not usable:
-            raise RuntimeError(f"recipe {self.case.recipe!r} cannot run here: {reason}")
-
-    def _convert(self) -> Conversion:
-        own = self._own_fp8()
-        if own is not None and own.convert is not None:
-            self.model = own.converted(self.model)
-            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
-        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
-        self.model = self._prepared.model
-        if self._prepared.layers is not None:
-            self.originals = dict(self._prepared.layers)
-        return self._prepared.conversion
-
-    def _precision(self) -> Callable[[], Any]:
-        own = self._own_fp8()
-        if own is not None and own.precision is not None:
-            return own.precision
-        return self.backend.precision(self.case.recipe, self.case.full_options)
-
-    def _own_fp8(self) -> Workload | None:
-        """The workload, whose own way of switching FP8 on counts in the FP8 arm alone."""
-        return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+
+
+def _require_device(device: torch.device) -> None:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"this arm must run on a GPU and torch {torch.__version__} sees none "
+            f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
+        )
+
+
+def _require_recipe(chosen: Backend, case: Case) -> None:
+    usable, reason = chosen.usable(case.recipe, case.emulated)
+    if not usable:
+        raise RuntimeError(f"recipe {case.recipe!r} cannot run here: {reason}")

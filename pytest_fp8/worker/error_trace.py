@@ -1,4 +1,4 @@
-"""Which lines of a traceback an arm's error shows: the last ones, and the user's own that led there."""
+"""Which lines of a traceback an arm's error shows: the last ones, and the user's own lines that led there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 LAST = 3
-"""Innermost frames that are always shown, whoever's they are."""
+"""Innermost frames that are always shown."""
 USERS = 2
-"""Innermost frames of the user's own code that are shown besides."""
+"""Innermost frames of the user's own code that are shown as well."""
 SHOWN = 2500
 """Characters of a trace."""
 
@@ -20,14 +20,14 @@ _UNLIKE = re.compile(
     re.IGNORECASE,
 )
 MIXED_CAUSE = (
-    "arms run the model and its floating batches in bfloat16, and a tensor of another type met them: tensors made "
-    "inside forward, such as a positional encoding or a mask, must take the input's dtype"
+    "arms run the model and its floating-point batches in bfloat16, and an operation also got a tensor of another "
+    "type: tensors made inside forward, such as a positional encoding or a mask, must take the input's dtype"
 )
-MIXED_NEXT = "make it of the input's kind, torch.arange(n, device=x.device).to(x.dtype), or register it as a buffer"
+MIXED_NEXT = "make it in the input's dtype, torch.arange(n, device=x.device).to(x.dtype), or register it as a buffer"
 
 
 def trace_of(error: BaseException) -> str:
-    """The last frames, before them the user's innermost, and the exception."""
+    """The last frames of the error, before them the user's innermost frames, and the exception."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
     chosen = sorted({*range(max(0, len(frames) - LAST), len(frames)), *users[-USERS:]})
@@ -42,13 +42,14 @@ def trace_of(error: BaseException) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """The innermost line of the user's own code, as ``File "...", line 9, in forward`` with its text; or nothing."""
+    """The innermost line of the user's own code, as ``File "...", line 9, in forward`` with its text; or an empty
+    string."""
     users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return traceback.format_list(users[-1:])[0].strip() if users else ""
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's: no library's, not Python's own, and not this package's."""
+    """Whether a file is the user's: not a library's, not Python's own, and not this package's."""
     if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
         return False
     return not filename.startswith(_others())
@@ -56,7 +57,7 @@ def is_users(filename: str) -> bool:
 
 @cache
 def _others() -> tuple[str, ...]:
-    """Folders of what is not the user's, wherever it is installed from."""
+    """Folders of code that is not the user's, also where it is not installed in site-packages."""
     import torch
 
     ours, torch_s = Path(__file__).parents[1], Path(torch.__file__).parent

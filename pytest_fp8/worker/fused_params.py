@@ -1,7 +1,7 @@
-"""The plain model's names for a live model's tensors, where one parameter holds several of the plain model's.
+"""The plain model's names for a live model's tensors: wrappers' prefixes removed, fused parameters split.
 
-A fused layer keeps q, k and v as rows of one weight. Under plain names it is three views of it: saved, loaded and
-compared like any other weights, split and joined without a copy.
+A fused layer keeps q, k and v as rows of one weight. Under the plain names it is three views of that weight, which are
+saved, loaded and compared like any other weights without a copy.
 """
 
 from __future__ import annotations
@@ -11,43 +11,55 @@ from typing import Any
 
 import torch
 
-Joined = Mapping[str, Sequence[tuple[str, slice]]]
-"""Live parameter's name -> the plain names of its parts, with the rows each takes, in order."""
+from pytest_fp8.backends.base import FusedParams
 
 
-def split(tensors: Iterable[tuple[str, Any]], joined: Joined) -> Iterator[tuple[str, Any]]:
-    """(plain name, tensor) for each (live name, tensor): parts of a joined one are views of it."""
+def plain_name(name: str) -> str:
+    """A name without the prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``).
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    parts = name.split(".")
+    if parts[0] == "module" and len(parts) > 1:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part != "_orig_mod")
+
+
+def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tuple[str, Any]]:
+    """(plain name, tensor) for each (live name, tensor); the parts of a fused parameter are views of it."""
     for name, tensor in tensors:
-        for part, rows in _parts(name, joined):
+        for part, rows in _parts(name, fused):
             if rows is None:
                 yield part, tensor
             else:
-                # A scalar, such as an optimizer's step count, is each part's own: safetensors stores no memory twice.
+                # A scalar, such as an optimizer's step count, is copied for each part: safetensors refuses shared
+                # memory.
                 yield part, tensor[rows] if tensor.dim() else tensor.clone()
 
 
-def _parts(name: str, joined: Joined) -> Sequence[tuple[str, slice | None]]:
-    """Plain names of a live parameter's parts, with their rows; of one that is not joined itself, whole."""
-    return joined.get(name, ((name, None),))
-
-
-def trainable(model: torch.nn.Module) -> dict[str, bool]:
-    """Whether each parameter takes gradients, under each of its names where it has several."""
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def trained(model: torch.nn.Module, optimizer: Any, joined: Joined) -> list[str]:
-    """Plain names of the parameters that the optimizer steps, second names of tied ones included."""
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    live = model.named_parameters(remove_duplicate=False)
-    return sorted(part for name, value in live if id(value) in stepped for part, _ in _parts(name, joined))
-
-
-def join(parts: Mapping[str, torch.Tensor], joined: Joined) -> dict[str, torch.Tensor]:
-    """The live names' tensors again, from plain names. Raises ``KeyError`` where a part is missing."""
+def join(parts: Mapping[str, torch.Tensor], fused: FusedParams) -> dict[str, torch.Tensor]:
+    """The tensors by live names, from those by plain names. Raises ``KeyError`` where a part is missing."""
     found = dict(parts)
     whole: dict[str, torch.Tensor] = {}
-    for name, pieces in joined.items():
+    for name, pieces in fused.items():
         taken = [found.pop(part) for part, _ in pieces]
         whole[name] = torch.cat(taken) if taken[0].dim() else taken[0]
     return {**found, **whole}
+
+
+def _parts(name: str, fused: FusedParams) -> Sequence[tuple[str, slice | None]]:
+    """(plain name, rows) of each part of a live parameter; of one that is not fused, its name and no rows."""
+    return fused.get(name, ((name, None),))
+
+
+def trainable(model: torch.nn.Module) -> dict[str, bool]:
+    """Whether each parameter takes gradients, under each of its names where it is tied."""
+    return {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def trained(model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> list[str]:
+    """Plain names of the parameters that the optimizer steps; a tied parameter counts under each of its names."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = model.named_parameters(remove_duplicate=False)
+    return sorted(part for name, value in live if id(value) in stepped for part, _ in _parts(name, fused))

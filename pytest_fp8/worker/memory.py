@@ -1,4 +1,4 @@
-"""What one training step costs in memory, phase by phase; of a GPU."""
+"""GPU memory of one training step, phase by phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_fp8.zoo.training import Phase
 
 
 def of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> dict[str, Any]:
-    """Bytes at their peak in each phase of ``step``, and resident before it; a phase may be entered several times."""
+    """Peak bytes in each phase of ``step``, and bytes resident before it. A phase may be entered several times."""
     synchronize()
     peaks: dict[str, dict[str, int]] = {}
 
@@ -30,7 +30,7 @@ def of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> di
 
     resident = torch.cuda.memory_allocated()
     step(phase)
-    # Evaluation in between is no training: both arms may hold more there, at steps that are not the same.
+    # Evaluations are left out: the arms may evaluate at different steps, and hold more memory there.
     trained = [peak for name, peak in peaks.items() if name != EVALUATION]
     return {
         "resident": resident,

@@ -1,7 +1,7 @@
-"""What an optimizer keeps that is no plain tensor: numbers, text, lists and dicts, tensors of a class of their own.
+"""What an optimizer keeps that is no plain tensor: numbers, text, lists, dicts, and tensors of a class of their own.
 
-Such entries go into one file beside the tensors and come back as what they were: a step count that is an integer stays
-one, and torchao's 8-bit states keep their class.
+These entries go into one file beside the tensors and come back unchanged: a step count that is an integer stays one,
+and torchao's 8-bit states keep their class.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.fused_params import Joined
+from pytest_fp8.backends.base import FusedParams
 
-REST = "optimizer_rest.pt"
+FILE = "optimizer_extras.pt"
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class UnstorableStateError(TypeError):
-    """An entry of the optimizer's state of which nobody can tell how it is stored, or how two are compared."""
+    """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
 
     fp8_cause = "stored, loaded and compared are tensors, numbers, text, and lists, tuples and dicts of them"
     fp8_next = (
-        "keep one of these in optimizer.state, and what else the optimizer needs as its own attribute; or ask without "
-        "the optimizer: @pytest.mark.fp8(resume=False)"
+        "keep only these in optimizer.state, and anything else as an attribute of the optimizer; or ask the question "
+        "without the optimizer: @pytest.mark.fp8(resume=False)"
     )
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether any store takes this as it is: not so a tensor of a class that holds others."""
+    """Whether every store takes the value as it is: a tensor, and not of a class that wraps other tensors."""
     return isinstance(value, torch.Tensor) and not hasattr(value, "__tensor_flatten__")
 
 
 def leaves(key: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What ``value`` consists of, by name, as tensors to take a digest of; a number or a text as its own letters.
+    """(name, tensor) of each part of ``value``, to take a digest of; numbers and text as the bytes of their ``repr``.
 
     Raises :class:`UnstorableStateError`.
     """
@@ -57,13 +57,15 @@ def leaves(key: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         raise UnstorableStateError(f"{key} is a {kind.__module__}.{kind.__qualname__}, which no checkpoint can hold")
 
 
-def each_part_s(live: str, entry: str, value: Any, joined: Joined) -> list[tuple[str, Any]]:
-    """(plain name, value) for each part of a live weight: a number or a text is each part's own. Raises
-    :class:`UnstorableStateError` for tensors of a weight of several layers, whose rows nobody knows."""
-    if live in joined and _holds_tensors(value):
+def for_each_part(live: str, entry: str, value: Any, fused: FusedParams) -> list[tuple[str, Any]]:
+    """[(plain name, value)] for the parts of the live parameter: each part of a fused one gets the same value.
+
+    Raises :class:`UnstorableStateError` where a fused parameter's value holds tensors: their rows are not known.
+    """
+    if live in fused and _holds_tensors(value):
         kind = type(value).__name__
         raise UnstorableStateError(f"{live}/{entry} is a {kind} of tensors, and the weight is that of several layers")
-    return [(name, value) for name, _ in joined.get(live, ((live, None),))]
+    return [(name, value) for name, _ in fused.get(live, ((live, None),))]
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -71,15 +73,16 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or any(_holds_tensors(part) for part in parts)
 
 
-def write(rest: dict[str, Any], folder: Path) -> None:
-    if rest:
-        torch.save(rest, folder / REST)
+def write(extras: dict[str, Any], folder: Path) -> None:
+    """Write the entries to ``folder``; no file where there are none."""
+    if extras:
+        torch.save(extras, folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What :func:`write` wrote. A tensor's class is made only where its library has declared it safe to load, as
-    torchao does; raises :class:`UnstorableStateError` for another."""
-    path = folder / REST
+    """What :func:`write` wrote. A tensor's class is loaded only where its library has declared it safe, as torchao
+    does; raises :class:`UnstorableStateError` for another."""
+    path = folder / FILE
     try:
         return torch.load(path, weights_only=True) if path.is_file() else {}
     except pickle.UnpicklingError as error:

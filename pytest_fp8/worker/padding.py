@@ -1,29 +1,31 @@
-"""Sizes that are not multiples of 16: padding a batch, or the rows of a tensor, so that FP8 kernels take it."""
+"""Pads a batch, or the rows of a tensor, to a multiple of 16, so that FP8 kernels take it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 IGNORED = -100
-"""The label that cross entropy leaves out, in torch and in transformers."""
+"""The label that cross entropy ignores, in torch and in transformers."""
 FILL = {"labels": IGNORED, "attention_mask": 0}
-"""What a padded place of an entry holds; the batch's pad id everywhere else."""
+"""Value of padded places, by the entry's name."""
 
 
 def pad_to_multiple(batch: Any, multiple: int = 16, *, pad_id: int = 0, ignore_index: int = IGNORED) -> Any:
-    """The batch with as little added at its end as makes its number of rows a multiple; a new object.
+    """A copy of the batch, padded at its end until its number of rows is a multiple of ``multiple``.
 
-    A dict, as language models take it, holds tensors of shape [batch, seq] or [batch, seq, ...]: the sequence grows on
-    the right until batch x seq is a multiple. ``labels`` are padded with ``ignore_index``, ``attention_mask`` with 0,
-    ``input_ids`` with ``pad_id`` and all else with 0; entries without a sequence of that length stay as they are.
-    The loss does not change: nothing is asked of a padded place, and a causal model sees none from a real one. A model
-    that looks both ways needs an ``attention_mask`` in the batch.
+    A dict, as language models take it, holds tensors of shape [batch, seq] or [batch, seq, ...]: the sequence is padded
+    on the right until batch x seq is a multiple. ``labels`` are padded with ``ignore_index``, ``attention_mask`` with
+    0, ``input_ids`` with ``pad_id`` and all else with 0; entries without a sequence of that length stay as they are.
+    The loss does not change: padded places have no label, and in a causal model no real place attends to them. A
+    bidirectional model needs an ``attention_mask`` in the batch.
 
-    A tensor of shape [rows, ...] gets rows of zeros, and at least ``multiple`` rows in all: an expert that no token was
-    sent to then multiplies zeros in place of nothing, which some kernels refuse. Zero rows give zero gradients::
+    A tensor of shape [rows, ...] gets rows of zeros, and has at least ``multiple`` rows in the end: some kernels refuse
+    the empty input of an expert that no token was sent to. Zero rows give zero gradients::
 
         rows = pad_to_multiple(x[chosen])
         y = expert(rows)[: chosen.numel()]
+
+    Raises ``TypeError`` for other kinds of batch, ``ValueError`` for a dict without a sequence.
     """
     import torch
 
@@ -54,5 +56,5 @@ def pad_to_multiple(batch: Any, multiple: int = 16, *, pad_id: int = 0, ignore_i
 
 
 def _up(size: int, multiple: int) -> int:
-    """The next multiple from ``size`` on."""
+    """The smallest multiple that is not below ``size``."""
     return -(-size // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Follows a hand-written training step: which of it is forward, backward, optimizer, evaluation."""
+"""Follows a hand-written training step: what of it is forward, backward, optimizer or evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fp8.zoo.training import Phase
 
 
 @dataclass
-class Seen:
+class StepCounts:
     """How often one step went backward, and how often its optimizer stepped."""
 
     backward: int = 0
@@ -29,28 +29,64 @@ def follow(
     optimizer: torch.optim.Optimizer,
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
-) -> Iterator[Seen]:
-    """Open ``phase`` for each part of the step that runs inside, however often the parts alternate.
+) -> Iterator[StepCounts]:
+    """Open ``phase`` around each part of the step that runs inside, however often the parts alternate.
 
     What runs inside ``backward()`` is backward, what runs inside ``optimizer.step()`` is optimizer, a call of the model
-    without gradients is evaluation, and all else is forward: also the closure that an optimizer is given, which it
-    calls inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
+    without gradients is evaluation, and all else is forward, also the closure that an optimizer is given and calls
+    inside its step. ``on_gradients`` runs before each optimizer step, or after each call of its closure.
     """
-    parts, seen = _Parts(phase), Seen()
+    parts, counts = _Parts(phase), StepCounts()
+
+    @contextmanager
+    def call(_: list[Any]) -> Iterator[None]:
+        # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
+        if is_training_call() or parts.name != "forward":
+            yield
+        else:
+            with parts.inside(EVALUATION):
+                yield
+
+    try:
+        with (
+            _following_optimizer(innermost(optimizer), parts, counts, on_gradients),
+            _following_backward(parts, counts),
+            called(model, call),
+        ):
+            parts.enter("forward")
+            yield counts
+    finally:
+        parts.leave()
+
+
+@contextmanager
+def _following_backward(parts: _Parts, counts: StepCounts) -> Iterator[None]:
     real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
 
     def backward(*args: Any, **kwargs: Any) -> None:
-        seen.backward += 1
+        counts.backward += 1
         with parts.inside("backward"):
             real_backward(*args, **kwargs)
 
     def grad(*args: Any, **kwargs: Any) -> Any:
-        seen.backward += 1
+        counts.backward += 1
         with parts.inside("backward"):
             return real_grad(*args, **kwargs)
 
+    # Tensor.backward looks the function up in this module at each call.
+    torch.autograd.backward, torch.autograd.grad = backward, grad
+    try:
+        yield
+    finally:
+        torch.autograd.backward, torch.autograd.grad = real_backward, real_grad
+
+
+@contextmanager
+def _following_optimizer(
+    optimizer: torch.optim.Optimizer, parts: _Parts, counts: StepCounts, on_gradients: Callable[[], None] | None
+) -> Iterator[None]:
     def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen.stepped += 1
+        counts.stepped += 1
         closure = closure_of(args[1:], kwargs)
         if closure is None:
             if on_gradients is not None:
@@ -68,36 +104,20 @@ def follow(
         parts.enter("optimizer")
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
-    @contextmanager
-    def call(_: list[Any]) -> Iterator[None]:
-        # Only from the forward part: a whole model under reentrant checkpointing is called again going backward.
-        if is_training_call() or parts.name != "forward":
-            yield
-        else:
-            with parts.inside(EVALUATION):
-                yield
-
-    optimizer = innermost(optimizer)
     hooks: list[Any] = [
         optimizer.register_step_pre_hook(before_step),
         optimizer.register_step_post_hook(lambda *_: parts.enter("forward")),
     ]
-    # Tensor.backward looks the function up here at each call.
-    torch.autograd.backward, torch.autograd.grad = backward, grad
     try:
-        with called(model, call):
-            parts.enter("forward")
-            yield seen
+        yield
     finally:
-        torch.autograd.backward, torch.autograd.grad = real_backward, real_grad
         for hook in hooks:
             hook.remove()
-        parts.leave()
 
 
 def is_training_call() -> bool:
-    """Whether a call of the model that begins now trains: with gradients, or as reentrant checkpointing's first pass
-    over the whole model, which is computed again with them."""
+    """Whether a call of the model that begins now trains: it has gradients, or it is reentrant checkpointing's first
+    pass over the whole model, which is computed again with gradients."""
     if torch.is_grad_enabled():
         return True
     first_pass = inspect.unwrap(torch.utils.checkpoint.CheckpointFunction.forward)
@@ -110,14 +130,14 @@ def is_training_call() -> bool:
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """The closure among the arguments of ``optimizer.step(closure)``: the step's own forward and backward passes, which
-    an optimizer such as LBFGS runs as often as it needs them."""
+    """The closure among the arguments of ``optimizer.step(closure)``: forward and backward pass of the step, which an
+    optimizer such as LBFGS runs as often as it needs them."""
     closure = args[0] if args else kwargs.get("closure")
     return closure if callable(closure) else None
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer itself, under what a library wraps around it (Accelerate's AcceleratedOptimizer)."""
+    """The optimizer itself, without what a library wraps around it (Accelerate's AcceleratedOptimizer)."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     return optimizer  # type: ignore[no-any-return]
@@ -125,10 +145,10 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 @contextmanager
 def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Open ``around`` for each call of the model; the list it is given holds the call's result at its end.
+    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end.
 
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
-    step has it compiled anew.
+    step would have it compiled again.
     """
     held = vars(model).get("_compiled_call_impl")
     inner = cast(Callable[..., Any], held or model._call_impl)

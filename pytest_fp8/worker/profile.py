@@ -1,7 +1,7 @@
 """Reads one profiled training step on a GPU: its matrix products, the kernels that ran them, the attention kernels.
 
-The profiler sees operators with shapes and types, and the kernels each one launched. Transformer Engine's products pass
-through no torch operator: ``te_products.py``.
+The profiler records operators with shapes and dtypes, and the kernels that each one launched. Transformer Engine's
+products go through no torch operator: ``te_products.py`` marks them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ import torch
 from pytest_fp8.questions.kernels import kernel_family
 from pytest_fp8.questions.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.observe import OPERANDS, product_of
+from pytest_fp8.worker.operators import OPERANDS, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.te_products import TE_RANGE, te_product, watch_transformer_engine
 
 PHASE = "fp8 phase: "
+ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
 def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
-    """One profiled step: its products, the GEMM kernels without an operator, the attention operators and kernels."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    """Profile one call of ``step``, which is given a function that opens a phase; what :func:`read_profile` gives."""
     with (
         watch_transformer_engine(),
         watch_recomputation(lambda: torch.profiler.record_function(PHASE + RECOMPUTE)),
-        torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
+        torch.profiler.profile(activities=ACTIVITIES, record_shapes=True) as profiler,
     ):
         step(lambda name: torch.profiler.record_function(PHASE + name))
         torch.cuda.synchronize()
-    assert profiler.profiler is not None
-    return read_profile(plain_events(profiler.profiler.kineto_results.events()))
+    return read_profile(plain_events(profiler))
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One event of the profiler, as plain data: what :func:`read_profile` needs and a test can write by hand."""
+    """What :func:`read_profile` needs of one of the profiler's events, as plain data. Times in nanoseconds."""
 
     name: str
     gpu: bool
@@ -51,11 +50,11 @@ class TraceEvent:
     dtypes: tuple[str, ...] = ()
 
 
-def plain_events(events: list[Any]) -> list[TraceEvent]:
-    """The profiler's raw events without those that copy or annotate on the GPU's own timeline."""
+def plain_events(profiler: Any) -> list[TraceEvent]:
+    """The raw events of a ``torch.profiler.profile``, without copies, fills and annotations on the GPU."""
     on_gpu = torch.autograd.DeviceType.CUDA
     plain = []
-    for event in events:
+    for event in profiler.profiler.kineto_results.events():
         gpu = event.device_type() == on_gpu
         if gpu and (event.name().startswith(("Memcpy", "Memset")) or event.is_user_annotation()):
             continue
@@ -76,11 +75,12 @@ def plain_events(events: list[Any]) -> list[TraceEvent]:
 
 
 def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
-    """Products, attention and kernel times of the profiled step; of an evaluation in it the products alone, which say
-    where they belong: no block of timed steps has its time.
+    """Products, attention kernels and kernel times (ms) of the profiled step.
 
-    A kernel belongs to the host range in which it was launched: the CUDA launch call with the kernel's correlation
-    number lies inside it, on the same thread. That holds for operators and for Transformer Engine's ranges alike.
+    Products of an evaluation inside the step are listed with that phase; its kernel times are left out, as they are
+    from the timed blocks. A kernel belongs to the host range in which it was launched: the CUDA launch call with the
+    kernel's correlation number lies inside that range, on the same thread. This holds for operators and for Transformer
+    Engine's ranges.
     """
     kernels_of = kernel_finder(events)
     host = sorted((e for e in events if not e.gpu), key=lambda e: (e.start, -e.end))
@@ -100,7 +100,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         if event.start < inside.get(event.thread, 0):
             continue
         operator = event.name.removeprefix("aten::")
-        # The innermost: what is recomputed lies inside the backward phase.
+        # The innermost phase: recomputation lies inside the backward phase.
         phase = next((name for name, start, end in reversed(phases) if start <= event.start < end), "")
         if event.name.startswith("aten::") and "attention" in operator:
             families = {kernel_family(k.name) for k in kernels_of(event)}
@@ -129,10 +129,9 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
 
 
 def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
-    """A function that says whether another operator's product is computed by a scaled one inside it.
+    """A function that says whether an operator computes its product by a ``_scaled_mm`` inside it.
 
-    Uncompiled, torchao's tensors reach ``aten::mm`` as what they stand for, bfloat16, and only inside it multiply their
-    FP8 values.
+    Uncompiled, torchao's tensors reach ``aten::mm`` as bfloat16, and their FP8 values are multiplied inside it.
     """
     starts: dict[int, list[int]] = {}
     for event in host:
@@ -148,8 +147,8 @@ def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
 
 
 def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, float]:
-    """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel at all; a step that
-    takes longer than that waits for the host."""
+    """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel; a step that takes
+    longer waits for the host."""
     busy, reached = 0, 0
     for kernel in sorted(kernels, key=lambda k: k.start):
         busy += max(0, kernel.end - max(kernel.start, reached))
@@ -180,68 +179,15 @@ def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[Trace
 
 
 def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[TraceEvent, list[TraceEvent]]]:
-    """Each host range of that name with the kernels it launched."""
+    """Each host range whose name begins with ``prefix``, with the kernels it launched."""
     kernels_of = kernel_finder(events)
     return [(event, kernels_of(event)) for event in events if not event.gpu and event.name.startswith(prefix)]
 
 
 def longest(launched: list[TraceEvent]) -> str:
-    """The kernel that took the most time: a product may be accompanied by a split-K reduction or a fill."""
+    """The name of the kernel that took the most time: a product may come with a split-K reduction or a fill."""
     return max(launched, key=lambda kernel: kernel.end - kernel.start).name if launched else ""
 
 
 def _dtype_name(text: str) -> str:
     return {"c10::BFloat16": "bfloat16", "float": "float32", "c10::Half": "float16"}.get(text, text)
-
-
-# -- kernel families, learned -----------------------------------------------------------------------------------------
-
-KNOWN = "fp8 known product: "
-
-
-def learn_families(products: list[Product], most: int = 8) -> dict[str, list[str]]:
-    """Which kernel families multiply FP8 here and which BF16, learned from products known to be one or the other.
-
-    Runs ``torch.mm`` on BF16 and ``torch._scaled_mm`` on FP8 operands at up to ``most`` of the step's own extents, and
-    reads the kernels' names. Names change with cuBLAS, so none is written down anywhere. A family seen in both is
-    in neither list.
-    """
-    extents = sorted({(p.outer[0], p.inner, p.outer[1]) for p in products if min(p.inner, *p.outer) >= 64})
-    chosen = extents[:: max(1, len(extents) // most)][:most]
-    device = "cuda"
-    one = torch.ones((), device=device)
-
-    def run_known() -> None:
-        for m, k, n in chosen:
-            left, right = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16()
-            with torch.profiler.record_function(KNOWN + "bfloat16"):
-                left @ right.t()
-            if m % 16 or k % 16 or n % 16:
-                continue
-            e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-            for a_type, b_type in ((e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2)):
-                a, b = left.to(a_type), right.to(b_type).t()
-                with torch.profiler.record_function(KNOWN + FP8):
-                    torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-            rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
-            with torch.profiler.record_function(KNOWN + FP8):
-                torch._scaled_mm(
-                    left.to(e4m3),
-                    right.to(e4m3).t(),
-                    scale_a=rows,
-                    scale_b=columns,
-                    out_dtype=torch.bfloat16,
-                    use_fast_accum=True,
-                )
-        torch.cuda.synchronize()
-
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        run_known()
-    assert profiler.profiler is not None
-    events = plain_events(profiler.profiler.kineto_results.events())
-    seen: dict[str, set[str]] = {FP8: set(), "bfloat16": set()}
-    for event, kernels in ranges_with_kernels(events, KNOWN):
-        if kernels:
-            seen[event.name.removeprefix(KNOWN)].add(kernel_family(longest(kernels)))
-    return {kind: sorted(families - seen["bfloat16" if kind == FP8 else FP8]) for kind, families in seen.items()}

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 HOMES = ("torch.utils.checkpoint", "transformer_engine.pytorch.distributed")
-"""The modules whose non-reentrant checkpointing this knows; each has hooks of its own, under the same names."""
+"""The modules with a checkpointing function; both have non-reentrant hooks of the same names."""
 
 
 Bound = tuple[AbstractContextManager[Any], Callable[[], Any]]
@@ -20,7 +20,7 @@ Bound = tuple[AbstractContextManager[Any], Callable[[], Any]]
 
 
 def checkpointed() -> bool:
-    """Whether what is saved now for the backward pass is dropped and recomputed: by the hooks that are in force."""
+    """Whether what is saved now for the backward pass is dropped and recomputed; told from the hooks in force."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is None or not torch.is_grad_enabled():
         return False
@@ -28,33 +28,35 @@ def checkpointed() -> bool:
 
 
 @contextmanager
-def straightened() -> Iterator[None]:
-    """Run what reentrant checkpointing runs without gradients as plain code, in a forward pass that is only looked at:
-    the graph then shows what its backward pass will owe, and tells it from an evaluation."""
+def inlined_reentrant() -> Iterator[None]:
+    """Run reentrant checkpointing's function as plain code with gradients, in a forward pass without a backward pass.
+
+    The graph then shows which gradients its backward pass will need, and the pass is told from an evaluation.
+    """
     functions: list[tuple[str, str, Callable[..., Bound]]] = [
-        (HOMES[0], "CheckpointFunction", _torch_s),
-        (HOMES[1], "_CheckpointFunction", _transformer_engine_s),
+        (HOMES[0], "CheckpointFunction", _torch_arguments),
+        (HOMES[1], "_CheckpointFunction", _transformer_engine_arguments),
     ]
     with ExitStack() as back:
         for home, name, bound in functions:
             module = sys.modules.get(home)
             if module is not None and hasattr(module, name):
                 back.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, _Straight(bound))
+                setattr(module, name, _Inlined(bound))
         yield
 
 
-def _torch_s(function: Callable[..., Any], preserve_rng_state: bool, *inputs: Any) -> Bound:
+def _torch_arguments(function: Callable[..., Any], preserve_rng_state: bool, *inputs: Any) -> Bound:
     return nullcontext(), partial(function, *inputs)
 
 
-def _transformer_engine_s(
+def _transformer_engine_arguments(
     function: Callable[..., Any], distribute: Any, tracker: Any, group: Any, contexts: Any, named: Any, *inputs: Any
 ) -> Bound:
     return contexts()[0] if contexts is not None else nullcontext(), partial(function, *inputs, **named)
 
 
-class _Straight:
+class _Inlined:
     """In place of a reentrant checkpoint's autograd function; ``bound`` knows the order of its arguments."""
 
     def __init__(self, bound: Callable[..., Bound]) -> None:
@@ -67,15 +69,15 @@ class _Straight:
 
 
 def _drop(saved: Any) -> None:
-    """Keeps nothing for a backward pass that never comes."""
+    """Keeps nothing, for there is no backward pass."""
 
 
 @contextmanager
 def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Open ``phase`` around what activation checkpointing recomputes, in the thread that does it.
 
-    The libraries' own hook is the one place that says so wherever the layers are compiled; a version without it leaves
-    recomputed products in the backward phase, where their extents tell most of them.
+    It wraps the libraries' own hook, the one place that runs whether the layers are compiled or not. With a version
+    without this hook, recomputed products stay in the backward phase, where their sizes identify most of them.
     """
     with ExitStack() as watched:
         # A library that this process has not imported recomputes nothing here.

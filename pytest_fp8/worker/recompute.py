@@ -1,4 +1,4 @@
-"""Activation checkpointing by another library's function than torch's, in a model of transformers."""
+"""Activation checkpointing in a model of transformers by another library's function than torch's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     import torch
 
 Recompute = Callable[..., Any]
-"""Called as ``torch.utils.checkpoint.checkpoint`` is: a function and its arguments, all else bound beforehand."""
+"""Called like ``torch.utils.checkpoint.checkpoint``, with a function and its arguments; all else is bound before."""
 
 
 class NothingRecomputes(RuntimeError):
-    """A model that cannot be told from outside to recompute its activations."""
+    """The model cannot be switched to activation checkpointing from outside."""
 
     fp8_cause = (
-        "only models of transformers, with gradient checkpointing enabled, can be told from outside to recompute"
+        "only models of transformers, with gradient checkpointing enabled, can be switched from outside to another "
+        "checkpointing function"
     )
     fp8_next = (
         "model.gradient_checkpointing_enable() first; or recompute in the model's own code, under Transformer Engine "
@@ -26,9 +27,11 @@ class NothingRecomputes(RuntimeError):
 
 
 def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
-    """Have the blocks of a transformers model call ``recompute`` where they call torch's checkpoint: for a function
-    of another library there is no argument. Comes after ``gradient_checkpointing_enable()``; raises
-    :class:`NothingRecomputes` without it."""
+    """Have the blocks of a transformers model call ``recompute`` in place of torch's checkpoint function.
+
+    transformers has no argument for this. Call it after ``model.gradient_checkpointing_enable()``; raises
+    :class:`NothingRecomputes` without that.
+    """
     import torch
 
     blocks: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
@@ -38,25 +41,29 @@ def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return recompute(_compiled_like_its_block(function), *args, **kwargs)
 
-    # A library that recomputes by hooks of its own keeps them out of compiled code: so is what comes before.
+    # Uncompiled, because a library keeps its own checkpointing hooks out of compiled code too.
     untraced = torch.compiler.disable(call)
     for block in blocks:
         block._gradient_checkpointing_func = untraced
 
 
 def _compiled_like_its_block(function: Callable[..., Any]) -> Callable[..., Any]:
-    """From 5.23 on transformers recomputes within a block's ``forward``, so within what ``block.compile()`` compiles,
-    and what is recomputed would run uncompiled. Before, it does so around the compiled block: ``function`` as it is."""
+    """``function``, compiled where its block is compiled and the function is a part of it.
+
+    From 5.23 on transformers calls the checkpoint function inside a block's ``forward``, so inside what
+    ``block.compile()`` compiles; what it recomputes would run uncompiled. Before 5.23 it is called around the compiled
+    block, and ``function`` stays as it is.
+    """
     block = next(iter(getattr(function, "args", ())), None)
     if getattr(block, "_compiled_call_impl", None) is None:
         return function
-    assert isinstance(function, functools.partial), "what transformers binds the block to"
-    return functools.partial(_compiled(function.func), *function.args, **function.keywords)
+    assert isinstance(function, functools.partial), "transformers passes a partial whose first argument is the block"
+    return functools.partial(compiled_once(function.func), *function.args, **function.keywords)
 
 
 @functools.cache
-def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Once for all blocks of a class."""
+def compiled_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile(forward)``, the same object for all blocks of a class."""
     import torch
 
     return torch.compile(forward)

@@ -1,49 +1,39 @@
-"""What an arm answers, operation by operation: the torch side of every question. Gives plain data only."""
+"""What an arm answers to each operation of the protocol, as plain data."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
+from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.libraries import library_versions
-from pytest_fp8.questions.products import LayerCall, Product, products_to_json
 from pytest_fp8.shipping import ship, unship
-from pytest_fp8.worker import checkpoint_stores, observe, profile
+from pytest_fp8.worker import checkpoints, memory
 from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.preparation import forget_accelerate
-from pytest_fp8.worker.step import first_output, muted
-
-
-class TokenCountError(ValueError):
-    """The batch's token count breaks the FP8 products."""
-
-    fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
-    fp8_next = (
-        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
-        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] behind it"
-    )
+from pytest_fp8.worker.layers import layers
+from pytest_fp8.worker.step import first_output
+from pytest_fp8.worker.timing import timed_blocks
+from pytest_fp8.worker.token_count import check_token_count
 
 
 class ArmServer:
-    """An engine with the operations that the protocol knows: every public method but ``answer``."""
+    """An engine and the operations that pytest's process can ask of it."""
 
     def __init__(self, spec: ArmSpec) -> None:
-        forget_accelerate()  # this process may have been another arm, whose precision is none of this one's
-        self.engine = Engine(spec, explain_failure=self._check_token_count)
+        forget_accelerate()  # this process may have been another arm, with another precision
+        self.engine = Engine(spec, explain_failure=check_token_count)
         self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
         operations: dict[str, Callable[..., Any]] = {
             "layers": self.layers,
             "curve": self.engine.curve,
-            "blocks": self.engine.blocks,
-            "memory": self.engine.memory,
+            "blocks": self.blocks,
+            "memory": self.memory,
             "park": self.engine.park,
             "save": self.save,
             "load": self.load,
@@ -55,15 +45,15 @@ class ArmServer:
         if operation not in operations:
             raise ValueError(f"unknown operation {operation!r}")
         result = operations[operation](**arguments)
-        self.engine.backend.abandon()
-        # What is only cached goes back after every question: the pair's other arm may need it. Not between blocks,
-        # where the pair knows whether it must.
+        self.engine.backend.drop_pending_recomputation()
+        # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
+        # the pair asks for it if it must.
         if operation != "blocks":
             self.engine.park()
         return result
 
     def describe(self) -> dict[str, Any]:
-        """Versions, sizes and how long each stage took."""
+        """Versions, sizes, and the seconds that each stage of construction took."""
         engine = self.engine
         facts: dict[str, Any] = {
             "libraries": library_versions(),
@@ -85,100 +75,33 @@ class ArmServer:
             }
         return facts
 
-    # -- presence -------------------------------------------------------------------------------------------------
-
     def layers(self) -> dict[str, Any]:
-        """Conversion, recipe in force and the products that one training step executed."""
-        engine = self.engine
-        batch = engine.timing_batch(0)
+        """Conversion, recipes in force, and the products that one training step executed."""
+        return layers(self.engine)
 
-        modules = dict(engine.model.named_modules())
-        calls, recipes, agreement = self._observed(batch)
-        # Drawn again, the batch leaves torch's generators where the observed pass found them.
-        batch = engine.timing_batch(0)
+    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
+        """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count."""
+        return timed_blocks(self.engine.step, self.engine.timing_batches, count, steps, dropped)
+
+    def memory(self) -> dict[str, Any]:
+        """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""
+        engine = self.engine
+        first, second, *_ = engine.timing_batches
         engine.park()
-        history = self._amax_histories()
-        bypassed: set[str] = set()
-
-        def note_bypassed() -> None:
-            called = {call.name for call in calls}
-            uncalled = [name for name in engine.conversion.converted if name not in called]
-            bypassed.update(n for n in uncalled if any(p.grad is not None for p in modules[n].parameters()))
-
-        if engine.device.type == "cuda":
-            seen = profile.profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
-            products: list[Product] = seen["products"]
-            families = profile.learn_families(products)
-            attention, milliseconds = seen["attention"], seen["milliseconds"]
-        else:
-            recorder = observe.ProductRecorder()
-            with recorder.watching(modules[name] for name in engine.originals):
-                engine.step(batch, recorder.in_phase, note_bypassed)
-            products, families, attention, milliseconds = recorder.products, None, {}, {}
-        live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
-        return {
-            "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
-            "converted": engine.conversion.converted,
-            "skipped": engine.conversion.skipped,
-            "live_fp8": live,
-            "kinds": {name: _kind(modules[name]) for name in engine.originals},
-            "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-            "agreement": agreement,
-            "bypassed": sorted(bypassed),
-            "unfrozen": engine.conversion.unfrozen,
-            "lost": engine.conversion.lost,
-            "stacked": stacked_weights(engine.model),
-            "frozen_history": self._unchanged(history),
-            "switches": {**engine.switches, **engine.backend.switches},
-            "calls": [asdict(call) for call in calls],
-            "recipes": recipes,
-            "products": products_to_json(products),
-            "families": families,
-            "attention": attention,
-            "milliseconds": milliseconds,
-        }
-
-    def _observed(self, batch: Any) -> tuple[list[LayerCall], dict[str, Any], dict[str, tuple[float, float]]]:
-        """One eager forward pass, or one eager step of a hand-written loop, with a hook on each Linear."""
-        engine = self.engine
-        asked = (engine.model, engine.originals, engine.backend.is_fp8_layer, engine.backend.recipe_in_force)
-        if engine.own_step is None:
-
-            def forward() -> None:
-                with engine.precision():
-                    engine.loss_of(engine.model, batch)
-
-            watching = engine.backend.watching if engine.backend.compiles_itself else None
-            seen = observe.observe_forward(*asked, forward, watching=watching)
-            engine.backend.abandon()
-            return seen
-        part = observe.Part()
-        # The weights stay as they are for the measured step, in which a router must send the rows the same way.
-        with muted(engine.optimizer):
-            return observe.observe_forward(*asked, lambda: engine.step(batch, phase=part.inside), part)
-
-    def _amax_histories(self) -> dict[str, list[float]]:
-        """The amax history of each layer that keeps one."""
-        read = {name: self.engine.backend.amax_history(m) for name, m in self.engine.model.named_modules()}
-        return {name: history for name, history in read.items() if history is not None}
-
-    def _unchanged(self, before: dict[str, list[float]]) -> list[str]:
-        now = self._amax_histories() if before else {}
-        return [name for name, history in before.items() if now.get(name) == history]
-
-    # -- checkpoints ----------------------------------------------------------------------------------------------
+        engine.step(first)
+        return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
-        return checkpoint_stores.save(self.engine, folder, store, optimizer)
+        return checkpoints.save(self.engine, folder, store, optimizer)
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
-        return checkpoint_stores.load(self.engine, folder, store, optimizer)
+        return checkpoints.load(self.engine, folder, store, optimizer)
 
     def logits(self, seed: int) -> str:
         """The model's output on the first rows of one held-out batch: float32, base64 of at most 64 x 4096 values."""
         engine = self.engine
         batch = engine.training_batch(seed, step=1_000_000)
-        # Eagerly: compiling a forward pass without gradients for one batch would take longer than all else here.
+        # Uncompiled: to compile a forward pass without gradients for one batch would take longer than all else here.
         with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
             if engine.own_step is not None:
                 with torch.enable_grad():
@@ -191,62 +114,9 @@ class ArmServer:
         return base64.b64encode(rows[:64, :4096].contiguous().cpu().numpy().tobytes()).decode()
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
-        """Go on training from where the arm is; the curve of steps ``first_step`` and on."""
+        """Go on training from where the arm is; the curve of the steps from ``first_step`` on."""
         return self.engine.curve(seed, steps, first_step=first_step)
 
-    # -- the user's own function ----------------------------------------------------------------------------------
-
     def call(self, function: str) -> str:
-        """Run a shipped function on the live model; its result travels back the same way."""
+        """Run a shipped function of the user on the live model; its result is shipped back."""
         return ship(unship(function)(self.engine.model), "the function's result")
-
-    def _check_token_count(self, engine: Engine) -> None:
-        """Raise :class:`TokenCountError` where a converted layer is given rows that no FP8 kernel takes.
-
-        Where FP8 is emulated, layers go on being watched in training: a CPU multiplies sizes that no FP8 kernel takes,
-        and a router sends other rows in each step.
-        """
-        multiple = engine.backend.token_multiple
-        if multiple == 1 or not engine.conversion.converted:
-            return
-        modules = dict(engine.model.named_modules())
-        names = {id(modules[name]): name for name in engine.conversion.converted}
-
-        def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = observe.input_of(args, kwargs)
-            rows = given.numel() // max(1, given.shape[-1])
-            if rows % multiple:
-                raise TokenCountError(
-                    f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(given.shape)}); "
-                    f"FP8 needs a multiple of {ALIGNMENT}"
-                )
-
-        def look_in_training(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            # Evaluation has no weight gradient.
-            if torch.is_grad_enabled():
-                look(module, args, kwargs)
-
-        def watch(hook: Callable[..., None]) -> list[Any]:
-            return [modules[name].register_forward_pre_hook(hook, with_kwargs=True) for name in names.values()]
-
-        handles = watch(look if engine.own_step is None else look_in_training)
-        try:
-            with torch.compiler.set_stance("force_eager"):
-                batch = engine.timing_batch(0)
-                if engine.own_step is not None:
-                    with muted(engine.optimizer):
-                        engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
-                else:
-                    with torch.no_grad(), engine.precision():
-                        engine.loss_of(engine.model, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if engine.case.emulated:
-            watch(look_in_training)
-
-
-def _kind(module: torch.nn.Module) -> str:
-    """Its class; where a class of this package stands in for a library's, the library's, which is what users see."""
-    kind = next(k for k in type(module).__mro__ if not k.__module__.startswith("pytest_fp8."))
-    return f"{kind.__module__}.{kind.__qualname__}"

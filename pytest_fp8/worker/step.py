@@ -1,4 +1,4 @@
-"""Runs a hand-written training step: what it must do and give, and the step without its effect on the weights."""
+"""Runs a hand-written training step: what it must do and return, and the step without its effect on the weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.phases import Seen, called, closure_of, follow, innermost, is_training_call
+from pytest_fp8.worker.phases import StepCounts, called, closure_of, follow, innermost, is_training_call
 from pytest_fp8.zoo.training import Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
 
 
 class WorkloadError(ValueError):
-    """A function of the workload gives something that nothing can be trained with."""
+    """A function of the workload returns something that cannot be trained with."""
 
     def __init__(self, message: str, cause: str, next_step: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class WorkloadError(ValueError):
 
 
 class StepError(WorkloadError):
-    """A hand-written step does not do what a training step does, or gives no loss."""
+    """A hand-written step does not do what a training step does, or returns no loss."""
 
 
 def run_step(
@@ -35,47 +35,48 @@ def run_step(
     precision: Callable[[], Any],
     phase: Phase,
     on_gradients: Callable[[], None] | None = None,
-) -> tuple[torch.Tensor, Seen]:
+) -> tuple[torch.Tensor, StepCounts]:
     """The step's loss, detached, and how often it went backward and stepped. Raises :class:`StepError`."""
     with follow(model, optimizer, phase, on_gradients) as seen:
         loss = step(model, batch, optimizer, precision)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise StepError(
             f"the step {name_of(step)} must give its loss as a tensor with one element, it gave {described(loss)}",
-            "a float waits for the GPU in every step, which no timing should hold; nothing leaves no loss to compare",
+            "a step without a return gives nothing, and then there is no loss to compare; making a float of it waits "
+            "for the GPU in every step, which would be timed",
             "return loss.detach(), the mean over the micro-batches",
         )
     return loss.detach().reshape(()), seen
 
 
-def require_whole(step: Step, loss: torch.Tensor, seen: Seen) -> None:
+def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
     """Raise :class:`StepError` where a step with a finite loss never went backward or never stepped.
 
-    One that is not finite is left alone: a step that then skips its optimizer is a careful one.
+    A step whose loss is not finite may well skip its optimizer, so it is not checked.
     """
     if not torch.isfinite(loss):
         return
-    if not seen.backward:
+    if not counts.backward:
         raise StepError(
             f"the step {name_of(step)} never went backward",
-            "no loss.backward(): nothing is trained, and no gradient product can run in FP8",
+            "it does not call loss.backward(), so nothing is trained and no gradient product runs",
             "call loss.backward() for each micro-batch, inside the step",
         )
-    if not seen.stepped:
+    if not counts.stepped:
         raise StepError(
             f"the step {name_of(step)} never called optimizer.step()",
-            "the optimizer it was given did not step: it was forgotten, another one stepped, or gradients are "
-            "accumulated over several calls",
-            "step the optimizer that the function is given, once all micro-batches of the batch have gone backward",
+            "the optimizer that it is given did not step: the call is missing, another optimizer stepped, or gradients "
+            "are accumulated over several calls of the step",
+            "call optimizer.step() on the optimizer that the function is given, after all micro-batches of the batch",
         )
 
 
 @contextmanager
 def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """``optimizer.step()`` moves no weight inside, and a schedule at ``optimizer.scheduler`` is put back afterwards.
+    """``optimizer.step()`` changes no weight inside, and a schedule at ``optimizer.scheduler`` is restored afterwards.
 
-    For passes that need the step's forward and backward alone, on weights that must stay as they are. An optimizer that
-    is given a closure holds both inside its step, as often as it likes: it steps, and what it moved is put back.
+    For passes that need only the step's forward and backward, on weights that must stay as they are. An optimizer that
+    is given a closure runs both inside its step: it does step, and weights and state are restored after it.
     """
     optimizer = innermost(optimizer)
     held = vars(optimizer).get("step")
@@ -88,10 +89,10 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     def standing_still(*args: Any, **kwargs: Any) -> Any:
         if closure_of(args, kwargs) is None:
             return None
-        with _put_back(optimizer):
+        with _restored(optimizer):
             return real(*args, **kwargs)
 
-    # A schedule looks for these two marks, and would warn.
+    # torch's schedules look for these two attributes and warn without them.
     standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer._opt_called = True  # type: ignore[attr-defined]
     optimizer.step = standing_still  # type: ignore[method-assign]
@@ -110,8 +111,8 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def _put_back(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Weights and optimizer state are afterwards what they were, wherever inside the optimizer's step it ends."""
+def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore weights and optimizer state afterwards, also where the optimizer's step raises."""
     weights = [(p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"]]
     state = {parameter: copy.deepcopy(entries) for parameter, entries in optimizer.state.items()}
     try:
@@ -125,20 +126,20 @@ def _put_back(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
-    """The learning-rate schedule that a workload's ``optimizer()`` hung on it, or ``None``."""
+    """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
     return getattr(innermost(optimizer), "scheduler", None)
 
 
 class _Enough(BaseException):
-    """Ends a step once its first output is there; no user's ``except Exception`` holds it up."""
+    """Ends a step once its first output is there. A user's ``except Exception`` does not catch a BaseException."""
 
 
 def first_output(
     step: Step, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, precision: Callable[[], Any]
 ) -> torch.Tensor:
-    """What the model gives in the step's first forward pass that trains; evaluation before it does not count.
+    """The model's output in the step's first forward pass that trains; evaluations before it do not count.
 
-    Raises :class:`StepError` where the step goes backward, or ends, and has not called the model.
+    Raises :class:`StepError` where the step goes backward or ends without having called the model.
     """
     outputs: list[Any] = []
 
@@ -161,16 +162,16 @@ def first_output(
         if outputs:
             return _tensor_of(outputs[0]).detach()
     raise StepError(
-        f"the step {name_of(step)} never called the model itself, so that there is no output to compare",
-        "it calls parts of the model or another method of it, as in model.encoder(...) or model.training_step(...), or "
-        "it works on another object than the model it was given",
-        "call model(...) in the step, with that work in the model's forward(); a wrapper around the model must be made "
-        "in build() or convert()",
+        f"the step {name_of(step)} never called the model itself, so there is no output to compare",
+        "it calls a part of the model or another method, as in model.encoder(...) or model.training_step(...), or it "
+        "uses another object than the model it is given",
+        "call model(...) in the step and do that work in the model's forward(); make a wrapper around the model in "
+        "build() or convert()",
     )
 
 
 def _tensor_of(output: Any) -> torch.Tensor:
-    """The tensor that an output is: itself, its logits, or the first large one of a tuple or dict."""
+    """The tensor to compare: the output itself, its logits, or the largest tensor of a tuple or dict."""
     if isinstance(output, torch.Tensor):
         return output
     logits = getattr(output, "logits", None)
@@ -179,16 +180,17 @@ def _tensor_of(output: Any) -> torch.Tensor:
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     if not tensors:
-        raise TypeError(f"the model gave {described(output)}, in which there is no tensor to compare")
+        raise TypeError(f"the model gave {described(output)}, which has no tensor to compare")
     return max(tensors, key=torch.Tensor.numel)
 
 
 def name_of(function: Any) -> str:
+    """A function's name as messages show it: ``train_step()``."""
     return f"{getattr(function, '__qualname__', type(function).__name__)}()"
 
 
 def described(value: Any) -> str:
-    """What a function gave, in the words of a message: ``nothing``, ``a float``, ``a tensor of shape (3,)``."""
+    """What a function returned, as messages show it: ``nothing``, ``a float``, ``a tensor of shape (3,)``."""
     if value is None:
         return "nothing"
     if isinstance(value, torch.Tensor):

@@ -1,6 +1,6 @@
-"""Transformer Engine's matrix products as a profile shows them: each in a range that names layout, shapes, precision.
+"""Transformer Engine's matrix products in a profile: each in a range that names layout, shapes and precision.
 
-Its ``general_gemm`` calls cuBLASLt without a torch operator, so that a profile would have kernels and no shapes.
+Its ``general_gemm`` calls cuBLASLt without a torch operator, so a profile alone would have kernels and no shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TE_RANGE = "fp8 te product: "
 
 @contextmanager
 def watch_transformer_engine() -> Iterator[None]:
-    """Wrap each of the library's names for ``general_gemm``; all are as they were afterwards."""
+    """Wrap ``general_gemm`` in each of the library's modules while the context is open."""
     patched: list[tuple[Any, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
@@ -72,7 +72,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def te_product(phase: str, label: str, kernel: str) -> Product:
-    """The product that a range of this name stands for."""
+    """The product of a range with this name."""
     layout, left, right, kind = label.removeprefix(TE_RANGE).split("|")
     inner, outer = te_extents(layout, _shape(left), _shape(right))
     return Product(phase, inner, outer, kind, f"te.{layout}", kernel)

@@ -1,10 +1,12 @@
-"""Times blocks of training steps on the GPU, without what a hand-written step evaluates in between."""
+"""Times blocks of training steps on the GPU, without the evaluations of a hand-written step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -12,12 +14,27 @@ from pytest_fp8.questions.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 
-def timed_blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:
-    """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events; ``step`` gets its number in
-    the block.
+def timed_blocks(
+    step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
+) -> list[float]:
+    """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
 
-    Its evaluation, a call of the model without gradients, is timed by itself and left out: coming every so many steps,
-    it would fall into one arm's blocks and not into the other's.
+    ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
+    Python's garbage collector is off meanwhile: its full passes come every few steps and would count as one arm's time.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(dropped):
+            step(batches[-1 - index], nullcontext)
+        return _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+    finally:
+        gc.enable()
+
+
+def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:
+    """``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
+    by itself and subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's.
     """
     ends = [_now()]
     evaluations: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []

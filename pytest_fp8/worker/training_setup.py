@@ -1,4 +1,4 @@
-"""What an arm trains: model, batches, loss and optimizer, from the zoo or from the user's own workload."""
+"""What an arm trains: model, batches, loss and optimizer, from the suite's models or from the user's workload."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytest_fp8.zoo import adapters, data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN_LEARNING_RATE = 1e-3
-"""Of a workload that gives none."""
+"""The learning rate of a workload that gives none."""
 
 
 class TrainingSetup:
-    """The same in both arms of a pair, but for the model's own type where a backend brings it along."""
+    """Model, data, loss and optimizer, shared by both arms of a pair. A backend may bring a model class of its own."""
 
     def __init__(self, case: Case, own: Workload | None, backend: Backend, device: torch.device) -> None:
         self.case, self.own, self.device = case, own, device
@@ -48,23 +48,26 @@ class TrainingSetup:
         """The batch of one step of a loss curve; the same in every arm."""
         if self.own is None:
             tokens = self.case.tokens
-            assert tokens is not None, "a model of the zoo has its sizes"
+            assert tokens is not None, "a model of the suite has its sizes"
             return self._place(data.text_batch(*tokens, seed, step))
         torch.manual_seed(1_000_003 * (seed + 1) + step)
         return self._place(self.own.batch(step))
 
     def timing_batch(self, step: int) -> Any:
+        """The batch of one timed step: random tokens for the suite's models."""
         tokens = self.case.tokens
         if self.own is not None or tokens is None:
             return self.training_batch(seed=0, step=step)
         return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
 
     def loss(self) -> training.LossFunction:
+        """The forward pass up to the loss."""
         if self.own is None:
             return training.language_model_loss(self.case.compile)
         return _checked_loss(self.own)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
         if self.own is not None and self.own.optimizer is not None:
             return _checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
         return training.adamw(model.parameters(), self._learning_rate())
@@ -77,7 +80,7 @@ class TrainingSetup:
         return OWN_LEARNING_RATE if self.own is not None else SHAPES[self.case.model].learning_rate
 
     def _place(self, batch: Any) -> Any:
-        """Tensors to this arm's device; floating-point ones to bfloat16, as the model is."""
+        """The batch on this arm's device; floating-point tensors in bfloat16, like the model."""
         if isinstance(batch, torch.Tensor):
             dtype = torch.bfloat16 if batch.is_floating_point() else batch.dtype
             return batch.to(self.device, dtype=dtype, non_blocking=True)
@@ -85,12 +88,12 @@ class TrainingSetup:
             return {name: self._place(value) for name, value in batch.items()}
         if isinstance(batch, (list, tuple)):
             placed = [self._place(value) for value in batch]
-            # A named tuple takes its values one by one.
+            # A named tuple takes its values as separate arguments.
             return type(batch)(*placed) if hasattr(batch, "_fields") else type(batch)(placed)
         return batch
 
 
-# -- what a workload's functions gave ---------------------------------------------------------------------------------
+# -- what a workload's functions return -------------------------------------------------------------------------------
 
 
 def _require_weights(model: torch.nn.Module) -> None:
@@ -98,13 +101,13 @@ def _require_weights(model: torch.nn.Module) -> None:
     if lazy:
         raise WorkloadError(
             f"the workload's build() gave a model whose {lazy[0]!r} has no size yet",
-            "a lazy layer makes its weights in the first forward pass, which comes after the conversion",
-            "call the model once in build(), on a batch of the right size, before handing it back",
+            "a lazy layer makes its weights in the first forward pass, but the conversion comes before it",
+            "call the model once in build(), on a batch of the right size, before returning it",
         )
 
 
 def _checked_loss(own: Workload) -> training.LossFunction:
-    """The workload's loss; raises :class:`WorkloadError` where what it gives is none."""
+    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss."""
     loss_of = own.loss or training.default_loss
 
     def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -119,14 +122,14 @@ def _checked_loss(own: Workload) -> training.LossFunction:
             raise WorkloadError(
                 f"the model must give its loss, as a tensor with one element or as its result's .loss; "
                 f"{type(model).__name__} gave {seen}",
-                "the workload has no loss function, so that the model's result is taken for the loss",
-                "say what the loss is: Workload(loss=lambda model, batch: ...), e.g. model(batch)[1] or "
+                "the workload has no loss function, so the model's result is used as the loss",
+                "give a loss function: Workload(loss=lambda model, batch: ...), e.g. model(batch)[1] or "
                 "model(batch)['loss']",
             )
         raise WorkloadError(
             f"the loss {name_of(own.loss)} must give a tensor with one element, it gave {seen}",
-            "training goes backward from it; a float (.item()) knows nothing of the model, and nothing is what a "
-            "function without a return gives",
+            "training goes backward from the loss: a float (.item()) has no gradient, and a function without a return "
+            "gives nothing",
             "return the tensor itself, as the mean over the batch: loss.mean(), without .item() and .detach()",
         )
 
@@ -138,8 +141,8 @@ def _checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
         return given  # type: ignore[no-any-return]
     raise WorkloadError(
         f"the workload's optimizer {name_of(function)} must give one torch.optim.Optimizer, it gave {described(given)}",
-        "its steps are watched, and its state is saved and loaded, as those of torch's own class",
-        "one optimizer with several parameter groups; or, for two algorithms, one class derived from "
-        "torch.optim.Optimizer that has the groups of both, steps both, and whose state is theirs: "
+        "its steps are watched and its state is saved and loaded through the interface of that class",
+        "use one optimizer with several parameter groups; or, for two algorithms, one class derived from "
+        "torch.optim.Optimizer that has the groups of both, steps both, and shares its state with both: "
         "one.state = two.state = self.state",
     )

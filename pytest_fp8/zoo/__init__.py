@@ -1,0 +1,1 @@
+"""Models, batches and the training step of the suite."""

@@ -1,4 +1,4 @@
-"""LoRA adapters from peft, in BF16, on a frozen base: what FP8 training meets when only adapters learn."""
+"""LoRA adapters from peft, in BF16, on a frozen base."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ if TYPE_CHECKING:
     import torch
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The Linears of a Llama block; peft calls them "all-linear"."""
+"""The Linears of a Llama block; peft calls this choice "all-linear"."""
 ALPHA = 2
-"""alpha per rank."""
+"""LoRA's alpha, per rank."""
 LEARNING_RATE = 2e-4
-"""Adapters start at zero and learn with rates some ten times those of full training (peft's own examples). Like alpha
-and dropout below it is in no case's hash: whoever changes one raises ``cases.MEASUREMENT``, which a test asks for."""
+"""Adapters start at zero and learn with rates about ten times those of full training (peft's own examples). The rate,
+alpha and dropout are in no case's hash: a change of one must raise ``case.MEASUREMENT``, which a test checks."""
 
 
 class NoSuchLinear(ValueError):
-    """An adapter's target that the model does not have."""
+    """The model has no Linear of an adapter target's name."""
 
-    fp8_cause = "lora_targets are the last parts of Linears' names, and without them a Llama's projections are meant"
+    fp8_cause = "lora_targets are the last parts of Linears' names; the default is the projections of a Llama"
     fp8_next = "name the model's own Linears: lora_targets=('fc1', 'fc2')"
 
 
 def add_adapters(model: torch.nn.Module, rank: int, targets: Sequence[str] = ()) -> torch.nn.Module:
     """``model`` with LoRA matrices of ``rank`` beside each Linear named in ``targets``, all else frozen.
 
-    alpha goes with the rank (:data:`ALPHA`) and there is no dropout, so that ranks differ in nothing but their size.
-    Adapters get the base's dtype: peft's own default, float32, would compute them in float32 and cast around each. To
-    be called before any conversion: peft knows no FP8 layer, and the base keeps its names under ``base_layer``. Raises
+    alpha is proportional to the rank (:data:`ALPHA`) and there is no dropout, so that ranks differ only in size.
+    Adapters get the base's dtype; peft's default, float32, would compute them in float32 and cast around each. Call it
+    before a conversion, so that the base's Linears are converted under their names with ``base_layer``. Raises
     :class:`NoSuchLinear` where a target names no Linear.
     """
     import torch

@@ -1,7 +1,7 @@
-"""Text that every machine has, as batches: the bytes of Python's own standard library.
+"""Batches of text that every machine has: the bytes of Python's own standard library.
 
-A byte is a token, so a vocabulary of 256 is enough and a larger one works too. The same seed and step give
-the same batch in every process. Random tokens are for timing only: no loss is ever read from them.
+A byte is a token, so a vocabulary of 256 is enough; a larger one works too. The same seed and step give the same batch
+in every process. Random tokens are for timing only: no loss is read from them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import torch
 
 CORPUS_BYTES = 4_000_000
-"""Enough that no seed sees a window twice within a horizon; small enough to read in milliseconds."""
+"""Large enough that no seed sees a window of text twice in its steps; small enough to read in milliseconds."""
 
 
 @lru_cache(maxsize=1)
 def corpus() -> NDArray[np.uint8]:
     """The first :data:`CORPUS_BYTES` bytes of the standard library's top-level modules, in name order.
 
-    Raises ``FileNotFoundError`` where Python was installed without the sources of its library.
+    Raises ``FileNotFoundError`` where Python was installed without its library's sources.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     parts: list[bytes] = []
@@ -37,12 +37,14 @@ def corpus() -> NDArray[np.uint8]:
         if size >= CORPUS_BYTES:
             break
     if size < 100_000:
-        raise FileNotFoundError(f"{library} holds no library sources to learn from ({size} bytes of *.py)")
+        raise FileNotFoundError(
+            f"{library} has {size} bytes of *.py; the training text needs the standard library's sources"
+        )
     return np.frombuffer(b"".join(parts)[:CORPUS_BYTES], dtype=np.uint8)
 
 
 def text_batch(batch: int, seq: int, seed: int, step: int) -> dict[str, torch.Tensor]:
-    """``input_ids`` and ``labels``, each int64 of shape [batch, seq], labels one byte ahead of the inputs."""
+    """``input_ids`` and ``labels``, each int64 of shape [batch, seq]; ``labels`` are one byte ahead of the inputs."""
     import torch
 
     text = corpus()
@@ -53,7 +55,7 @@ def text_batch(batch: int, seq: int, seed: int, step: int) -> dict[str, torch.Te
 
 
 def random_batch(batch: int, seq: int, vocab: int, step: int) -> dict[str, torch.Tensor]:
-    """Uniform random tokens of the shapes of :func:`text_batch`, for timing."""
+    """Uniform random tokens in the shapes of :func:`text_batch`, for timing."""
     import torch
 
     draws = np.random.default_rng([vocab, step]).integers(0, vocab, size=(batch, seq + 1), dtype=np.int64)
@@ -62,7 +64,7 @@ def random_batch(batch: int, seq: int, vocab: int, step: int) -> dict[str, torch
 
 
 def fingerprint(batch: Any, start: int = 0) -> int:
-    """CRC-32 of a batch's tensors, carried on from ``start``: equal data gives equal numbers in every process."""
+    """CRC-32 of a batch's tensors, continued from ``start``: equal data gives equal numbers in every process."""
     import torch
 
     if isinstance(batch, torch.Tensor):

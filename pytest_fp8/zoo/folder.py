@@ -1,4 +1,4 @@
-"""Writes a model of the suite to a folder, for libraries that load nothing else: weights, configuration, tokenizer."""
+"""Writes a model of the suite to a folder, for libraries that load from folders only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from pytest_fp8.zoo import models
 
 SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
-"""In the order of their ids; begin and end are where a Llama configuration has them."""
+"""Special tokens in the order of their ids; begin and end have the ids of a Llama configuration."""
 
 
 def write_model(name: str, folder: Path, *, seed: int, device: str) -> None:
     """The model ``name`` with the weights of ``seed``, as ``config.json``, safetensors and a tokenizer.
 
-    The configuration names no attention: the one that the suite registers is known to this process alone.
+    The configuration names no attention function: the suite's own is registered in this process only.
     """
     model = models.build(name, seed=seed, device=device)
     model.save_pretrained(folder)  # type: ignore[operator]
@@ -24,8 +24,8 @@ def write_model(name: str, folder: Path, *, seed: int, device: str) -> None:
 def tokenizer(vocab: int) -> Any:
     """A byte-level tokenizer of ``vocab`` entries: the special ones, the bytes as far as they fit, then fillers.
 
-    Nothing is ever tokenized with it. Loaders look into it all the same, and grow a model whose tokenizer has no
-    padding or has more entries than the model.
+    Nothing is tokenized with it. Loaders read it all the same, and enlarge the embedding of a model whose tokenizer has
+    no padding token or more entries than the model.
     """
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE

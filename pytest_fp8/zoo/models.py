@@ -1,4 +1,4 @@
-"""Builds the suite's models: Llama architecture from transformers, random weights from a seed, or from a folder."""
+"""Builds the suite's models: transformers' Llama architecture, with random weights of a seed or those of a folder."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def llama_config(shape: Shape) -> Any:
 def causal_attention() -> str:
     """The name of ``scaled_dot_product_attention`` with plain causal masking, registered with transformers.
 
-    Under the name "sdpa" transformers looks for packed sequences in every forward pass and waits for the GPU to answer.
-    The host then never runs ahead, and a step with many launches waits for it: seen on an H200, Transformer Engine's 1B
-    arm idles 25 ms of each 120 ms step. A name without a mask function of its own takes no mask, and no look.
+    Under the name "sdpa" transformers looks for packed sequences in every forward pass, and waits for the GPU to do so.
+    The host then never runs ahead, and the GPU idles in a step with many launches: seen on an H200, Transformer
+    Engine's 1B arm idles 25 ms of each 120 ms step. A name without a registered mask function gets no mask and no wait.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -50,8 +50,8 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
     """The model ``name`` of the zoo in bfloat16 on ``device``, in training mode.
 
     ``weights`` is a local folder in transformers' own layout (``config.json`` and safetensors); without it the
-    weights are random and depend on ``seed`` and on the kind of device alone. Raises ``KeyError`` for an unknown
-    name and ``FileNotFoundError`` for a folder that is not there.
+    weights are random and depend only on ``seed`` and the kind of device. Raises ``KeyError`` for an unknown name and
+    ``FileNotFoundError`` for a folder without ``config.json``.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -61,7 +61,7 @@ def build(name: str, *, seed: int, device: str, weights: str | None = None) -> t
         config = Path(weights) / "config.json"
         if not config.is_file():
             raise FileNotFoundError(f"no config.json in the weights folder {weights!r}")
-        # Plain causal attention is the whole truth for Llama; others have windows and sinks that live in the mask.
+        # Plain causal attention is right for Llama; other architectures have windows and sinks in their masks.
         plain = json.loads(config.read_text()).get("model_type") == "llama"
         model = AutoModelForCausalLM.from_pretrained(
             weights,

@@ -1,7 +1,7 @@
-"""The models of the suite as plain numbers: sizes, token counts, horizons. No torch here.
+"""The suite's models as plain numbers: sizes, token counts, steps and learning rates. No torch here.
 
-Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B have the published shapes of those models (their
-``config.json``); the others are the sizes that people who wrote about FP8 training used.
+"1b", "3b" and "8b" have the shapes of Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B (their ``config.json``); the others
+have sizes that published work on FP8 training used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-architecture decoder and the step it is measured with.
+    """A decoder of the Llama architecture and the training step it is measured with.
 
-    ``batch`` x ``seq`` tokens are one training step, in every question. ``loss_steps`` is the horizon of the loss
-    question and ``loss_seeds`` the seeds it starts with. The learning rates of
-    1B and 8B are small because their horizons start from random weights without a warm-up: ten times larger ones make
-    the loss jump between 8 and 20 nats, where a difference of hundredths says nothing.
+    One training step has ``batch`` x ``seq`` tokens, in every question. The loss question compares ``loss_steps`` steps
+    and starts with ``loss_seeds`` seeds. The learning rates of 1B and 8B are small because training starts from random
+    weights without a warm-up: with ten times larger ones the loss jumps between 8 and 20 nats, where a difference of
+    hundredths says nothing.
     """
 
     hidden: int
@@ -50,14 +50,14 @@ class Shape:
         return self.layers * block + embeddings + self.hidden
 
     def describe(self) -> dict[str, Any]:
-        """What can change a number, for the case's hash."""
+        """All fields, for the case's hash: each can change a measured number."""
         return asdict(self)
 
 
-# The vocabulary of "tiny" is the 256 byte values, which is what every model here learns from.
+# The vocabulary of "micro" and "tiny" is the 256 byte values; every model here trains on bytes.
 SHAPES: dict[str, Shape] = {
-    # The model of the emulated controls: a step takes 50 ms on one core. 96 tokens, since a token count equal to one of
-    # the sizes would leave open which product belongs to which role.
+    # The model of the emulated controls: a step takes 50 ms on one core. 96 tokens, because a token count equal to one
+    # of the sizes would leave open which product belongs to which role.
     "micro": Shape(
         hidden=64,
         layers=2,
@@ -84,8 +84,8 @@ SHAPES: dict[str, Shape] = {
         loss_seeds=3,
         learning_rate=1e-3,
     ),
-    # As many sequences as keep the GPU busy longer than a host takes to launch the step. With 8, 43 ms of work at 182m,
-    # Transformer Engine's arm took 92 ms on one H200's host and less on others: a speed that says nothing of FP8.
+    # Enough sequences that the GPU is busy for longer than a host takes to launch the step. With 8 sequences, 43 ms of
+    # work at 182m, Transformer Engine's arm took 92 ms on one H200's host and less on others: that measures the host.
     "182m": Shape(
         hidden=768,
         layers=16,

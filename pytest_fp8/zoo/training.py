@@ -1,4 +1,4 @@
-"""One training step, as a user writes it. Every arm runs this one function; only the model differs."""
+"""One training step as a user writes it. Every arm runs this function; only the model differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 LossFunction = Callable[["torch.nn.Module", Any], "torch.Tensor"]
 Phase = Callable[[str], AbstractContextManager[Any]]
-"""Marks the part of the step that runs inside it: ``forward``, ``backward`` or ``optimizer``."""
+"""Opens a context around a part of the step: ``forward``, ``backward`` or ``optimizer``."""
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -21,26 +21,31 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def language_model_loss(compiled: bool) -> LossFunction:
-    """The zoo's loss. Compiled, the float32 copy of the logits is never written to memory."""
+def loss_of_logits(compiled: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """:func:`cross_entropy`. Compiled, the float32 copy of the logits is never written to memory."""
     import torch
 
-    loss_of_logits = torch.compile(cross_entropy) if compiled else cross_entropy
+    return torch.compile(cross_entropy) if compiled else cross_entropy
+
+
+def language_model_loss(compiled: bool) -> LossFunction:
+    """The loss of the suite's models on batches of :mod:`pytest_fp8.zoo.data`, in nats."""
+    next_token_loss = loss_of_logits(compiled)
 
     def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return loss_of_logits(model(input_ids=batch["input_ids"]).logits, batch["labels"])
+        return next_token_loss(model(input_ids=batch["input_ids"]).logits, batch["labels"])
 
     return loss
 
 
 def default_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """For a user's own model: ``model(**batch)`` or ``model(batch)``, which gives a loss or has one as ``.loss``."""
+    """The loss of a user's own model: what ``model(**batch)`` or ``model(batch)`` gives, or its ``.loss``."""
     output = model(**batch) if isinstance(batch, dict) else model(batch)
     return getattr(output, "loss", output)  # type: ignore[no-any-return]
 
 
 def adamw(parameters: Iterable[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW with the usual decoder settings; the fused kernel on a GPU."""
+    """AdamW with the usual settings for decoders; the fused kernel on a GPU."""
     import torch
 
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -58,10 +63,10 @@ def training_step(
     on_gradients: Callable[[], None] | None = None,
     backward: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """Forward, backward, optimizer step; gives the loss, detached, still on its device.
+    """Forward, backward, optimizer step. Gives the loss, detached, still on its device.
 
-    ``precision`` opens the context that the backend wants around the forward pass (Transformer Engine's autocast).
-    ``backward`` stands in place of ``loss.backward()``, where a library wants to be asked.
+    ``precision`` opens the backend's context around the forward pass (Transformer Engine's autocast). ``backward`` is
+    called with the loss in place of ``loss.backward()`` (Accelerate). ``on_gradients`` runs before the optimizer steps.
     """
     with phase("forward"), precision():
         loss = loss_of(model, batch)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro, tiny
 from controls.models import ADAPTERS, HOOKED, ROUTER
-from pytest_fp8.backends.base import ALIGNMENT, plan
+from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.backends.linears import plan
 from pytest_fp8.worker.fault_points import BreakableEngine, Precision
 
 if TYPE_CHECKING:

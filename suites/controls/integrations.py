@@ -58,7 +58,7 @@ class ModelNotPrepared(Control):
         from accelerate import Accelerator
         from accelerate.utils import AORecipeKwargs
 
-        from pytest_fp8.backends.base import plan
+        from pytest_fp8.backends.linears import plan
 
         meant = plan(engine.model)
         accelerator = Accelerator(
@@ -79,13 +79,12 @@ class TieBroken(Control):
     workload = TIED
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        from pytest_fp8.backends.accelerate import broken
-        from pytest_fp8.backends.base import ties
+        from pytest_fp8.backends.linears import broken_ties, ties
 
         tied = ties(engine.model)
         meant = convert()
         renew_weights(engine, ["lm_head"])
-        meant.untied = broken(tied, engine.model)
+        meant.untied = broken_ties(tied, engine.model)
         return meant
 
 

@@ -1,6 +1,6 @@
-"""A Llama decoder with joined projections: q, k and v are one Linear, gate and up another; the numbers stay the same.
+"""A Llama decoder with fused projections: q, k and v are one Linear, gate and up another; the numbers stay the same.
 
-Only the products are joined. Rotary embedding and attention are transformers' own, called as its LlamaAttention calls
+Only the products are fused. Rotary embedding and attention are transformers' own, called as its LlamaAttention calls
 them, so that a fused model's attention runs on the kernels of the plain one.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_fp8.backends.base import SKIPPED, put_in_place
+from pytest_fp8.backends.linears import SKIPPED, put_in_place
 
 
 class FusedAttention(nn.Module):
@@ -32,7 +32,7 @@ class FusedAttention(nn.Module):
         self.layer_idx: int = plain.layer_idx
         pieces = [getattr(plain, part) for part in self.parts]
         self.rows = [piece.out_features for piece in pieces]
-        self.qkv_proj = joined_linear(pieces)
+        self.qkv_proj = fused_linear(pieces)
         self.o_proj = plain.o_proj
 
     def forward(
@@ -48,7 +48,7 @@ class FusedAttention(nn.Module):
 
         shape = hidden_states.shape[:-1]
         heads = [rows // self.head_dim for rows in self.rows]
-        # Split while tokens come first, so that the three gradients are put together in the order the product wants.
+        # Split before the transpose, so that the three gradients are concatenated in the layout of the product.
         parts = self.qkv_proj(hidden_states).view(*shape, sum(heads), self.head_dim).split(heads, dim=-2)
         query, key, value = [part.transpose(1, 2) for part in parts]
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
@@ -78,7 +78,7 @@ class FusedMlp(nn.Module):
         super().__init__()
         pieces = [getattr(plain, part) for part in self.parts]
         self.rows = [piece.out_features for piece in pieces]
-        self.gate_up_proj = joined_linear(pieces)
+        self.gate_up_proj = fused_linear(pieces)
         self.down_proj, self.act_fn = plain.down_proj, plain.act_fn
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -87,16 +87,21 @@ class FusedMlp(nn.Module):
 
 
 class NothingToFuse(TypeError):
-    """The model is not the decoder that this module knows how to fuse."""
+    """The model is not a decoder that this module can fuse."""
 
-    fp8_cause = "only transformers' Llama is fused here, with plain Linears: other decoders, and layers that carry "
-    fp8_cause += "adapters, have other parts"
+    fp8_cause = (
+        "only transformers' Llama with plain Linears can be fused: other decoders, and layers with adapters, have "
+        "other parts"
+    )
     fp8_next = "take a Llama without adapters, or backend transformer_engine, which converts any model layer by layer"
 
 
 def fuse(model: nn.Module) -> None:
-    """Join the projections of each decoder layer, in place. Raises :class:`NothingToFuse` and leaves the model alone
-    where it has no layer of transformers' Llama, or one whose projections are not plain Linears."""
+    """Fuse the projections of each decoder layer, in place.
+
+    Raises :class:`NothingToFuse`, and leaves the model unchanged, where it has no layer of transformers' Llama or one
+    whose projections are not plain Linears.
+    """
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
     fused: dict[type, type[FusedAttention | FusedMlp]] = {LlamaAttention: FusedAttention, LlamaMLP: FusedMlp}
@@ -109,7 +114,7 @@ def fuse(model: nn.Module) -> None:
             if type(piece) is not nn.Linear:
                 raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
             if getattr(piece, SKIPPED, ""):
-                raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be joined with others")
+                raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be fused with others")
     put_in_place(model, {module: fused[type(module)](module) for _, module in found})
 
 
@@ -118,7 +123,7 @@ def _kind(module: object) -> str:
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
-    """Each joined parameter's name, with the plain model's names of its parts and the rows each takes, in order."""
+    """Each fused parameter's name, with [(the plain model's name of a part, its rows)] in order."""
     for name, module in model.named_modules():
         if not isinstance(module, FusedAttention | FusedMlp):
             continue
@@ -132,10 +137,13 @@ def parts_of(model: nn.Module) -> Iterator[tuple[str, list[tuple[str, slice]]]]:
                 yield f"{prefix}{module.whole}.{kind}", list(zip(parts, rows, strict=True))
 
 
-def joined_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
-    """One Linear whose rows are those of ``pieces``, one after the other; they share an input."""
+def fused_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
+    """One Linear whose rows are those of ``pieces`` in order; the pieces take the same input.
+
+    Raises ``ValueError`` where some pieces are frozen and others are trained.
+    """
     first = pieces[0]
-    joined = nn.Linear(
+    fused = nn.Linear(
         first.in_features,
         sum(piece.out_features for piece in pieces),
         bias=first.bias is not None,
@@ -143,13 +151,13 @@ def joined_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
         # No memory for weights that are replaced at once.
         device="meta",
     )
-    joined.weight = _joined([piece.weight for piece in pieces])
+    fused.weight = _fused([piece.weight for piece in pieces])
     if first.bias is not None:
-        joined.bias = _joined([piece.bias for piece in pieces])
-    return joined
+        fused.bias = _fused([piece.bias for piece in pieces])
+    return fused
 
 
-def _joined(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
+def _fused(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
     trained = {parameter.requires_grad for parameter in parameters}
     if len(trained) > 1:
         raise ValueError("projections of which some are frozen and some are trained cannot be one parameter")

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torchao")
 
 import torch
-from test_closures import closing, lbfgs
-from test_loop import loop, serve
 
+from helpers.closures import closing, lbfgs
+from helpers.loops import loop, serve
 from pytest_fp8.worker import optimizer_extras
 
 
@@ -57,7 +57,7 @@ def eight_bit(parameters):
     [(keeping(), loop()), (lbfgs, closing()), (eight_bit, loop())],
     ids=["nested", "lbfgs", "8 bit"],
 )
-def test_training_goes_on_from_what_is_no_plain_tensor(optimizer, step, store, tmp_path):
+def test_training_resumes_from_state_that_is_no_plain_tensor(optimizer, step, store, tmp_path):
     def build_wide():
         # torchao keeps states of at least 4096 values in 8 bit.
         return torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
@@ -73,7 +73,7 @@ def test_training_goes_on_from_what_is_no_plain_tensor(optimizer, step, store, t
     assert one.engine.optimizer.state, "the comparison is of an optimizer that keeps something"
 
 
-def test_a_state_of_unknown_kind_is_named_with_its_key_before_anything_is_written(tmp_path):
+def test_state_of_an_unknown_kind_is_named_before_anything_is_written(tmp_path):
     server = serve(optimizer=keeping(what=object()), step=loop())
     with pytest.raises(
         optimizer_extras.UnstorableStateError, match=r"optimizer/enter\.weight/what is a builtins\.object"
@@ -83,15 +83,15 @@ def test_a_state_of_unknown_kind_is_named_with_its_key_before_anything_is_writte
     assert not (tmp_path / "store").exists()
 
 
-def test_numbers_of_a_fused_weight_are_each_part_s_and_tensors_of_it_are_refused():
-    joined = {"qkv": [("q", slice(0, 4)), ("k", slice(4, 8))]}
-    assert optimizer_extras.each_part_s("qkv", "step", 3, joined) == [("q", 3), ("k", 3)]
-    assert optimizer_extras.each_part_s("other", "step", {"t": torch.zeros(1)}, joined)[0][0] == "other"
+def test_each_part_of_a_fused_weight_gets_its_numbers_and_tensors_are_refused():
+    fused = {"qkv": [("q", slice(0, 4)), ("k", slice(4, 8))]}
+    assert optimizer_extras.for_each_part("qkv", "step", 3, fused) == [("q", 3), ("k", 3)]
+    assert optimizer_extras.for_each_part("other", "step", {"t": torch.zeros(1)}, fused)[0][0] == "other"
     with pytest.raises(optimizer_extras.UnstorableStateError, match="qkv/old is a list of tensors"):
-        optimizer_extras.each_part_s("qkv", "old", [torch.zeros(8)], joined)
+        optimizer_extras.for_each_part("qkv", "old", [torch.zeros(8)], fused)
 
 
-def test_contents_that_differ_have_other_leaves():
+def test_different_contents_have_different_leaves():
     def of(value):
         return {name: leaf.tolist() for name, leaf in optimizer_extras.leaves("x", value)}
 
@@ -104,7 +104,7 @@ class Foreign(torch.Tensor):
     """A tensor class that no library has declared safe to load."""
 
 
-def test_nothing_that_a_pickle_could_run_is_read(tmp_path):
+def test_a_pickled_class_that_is_not_declared_safe_is_not_loaded(tmp_path):
     optimizer_extras.write({"optimizer/w/q": torch.zeros(2).as_subclass(Foreign)}, tmp_path)
-    with pytest.raises(optimizer_extras.UnstorableStateError, match=r"test_optimizer_rest\.Foreign"):
+    with pytest.raises(optimizer_extras.UnstorableStateError, match=r"test_optimizer_extras\.Foreign"):
         optimizer_extras.read(tmp_path)

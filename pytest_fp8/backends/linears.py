@@ -1,0 +1,156 @@
+"""A model's Linears: which are converted and which are skipped with what reason, how one is replaced, what is tied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from pytest_fp8.backends.base import ALIGNMENT, Conversion
+
+if TYPE_CHECKING:
+    import torch
+
+SKIPPED = "_fp8_skipped"
+"""The attribute of a Linear that is to stay in high precision; it holds the reason."""
+
+HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
+"""Names of output projections. They stay in high precision, but for one way: through Accelerate a head is converted as
+any other Linear, unless torchao is below and the head is the model's first or last Linear."""
+
+
+def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    """Every ``nn.Linear`` by name, in registration order; one that hangs in several places has its first name."""
+    import torch
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+
+
+def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+    """Replace each module among the keys of ``new`` in all places where it hangs: blocks may share one.
+
+    Gives the model; it is another object where the model itself is among the keys.
+    """
+    for parent in list(model.modules()):
+        for child, held in parent._modules.items():
+            if held is not None and held in new:
+                setattr(parent, child, new[held])
+    return new.get(model, model)
+
+
+# -- what a conversion takes and what it skips ------------------------------------------------------------------------
+
+
+def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], str] | None = None) -> Conversion:
+    """What a conversion of this model is meant to do. ``why`` gives the reason to skip a Linear, or an empty string;
+    without it :func:`why_skipped` does."""
+    result = Conversion()
+    for name, module in linears(model).items():
+        reason = (why or why_skipped)(name, module)
+        if reason:
+            result.skipped[name] = reason
+        else:
+            result.converted.append(name)
+    return result
+
+
+def observed_conversion(
+    model: torch.nn.Module,
+    originals: Mapping[str, tuple[int, int]],
+    is_fp8: Callable[[torch.nn.Module], bool],
+    leave: Sequence[str] = (),
+) -> Conversion:
+    """What a conversion by the user or the library did, read from the live model.
+
+    ``originals``: name -> (in_features, out_features) of the Linears before. A Linear that is no FP8 layer and has no
+    reason to be skipped is in neither list: only the user can say whether it was left out on purpose. Raises
+    ``LookupError`` where a Linear's name is gone.
+    """
+    result = Conversion()
+    modules = dict(model.named_modules())
+    gone = [name for name in originals if name not in modules]
+    if gone:
+        raise LookupError(
+            f"convert() must keep the names of the model's Linears, so that each is accounted for; gone: {gone[:4]}"
+        )
+    for name, sizes in originals.items():
+        reason = reason_to_skip(name, *sizes) or skipped_by_name(name, leave)
+        fp8 = is_fp8(modules[name])
+        if fp8:
+            result.converted.append(name)
+        if reason and (not fp8 or skipped_by_name(name, leave)):
+            # A Linear that the workload leaves and that was converted is in both lists: the layers question reports it.
+            result.skipped[name] = reason
+    return result
+
+
+def skipped_by_name(name: str, patterns: Sequence[str]) -> str:
+    """The reason where one of the workload's ``leave`` patterns matches the Linear's name; else an empty string."""
+    pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
+    return f"filter: the workload leaves {pattern!r}" if pattern else ""
+
+
+def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Mark the Linears that a pattern matches, so that every conversion skips them with that reason."""
+    for name, linear in linears(model).items():
+        reason = skipped_by_name(name, patterns)
+        if reason:
+            setattr(linear, SKIPPED, reason)
+
+
+def why_skipped(name: str, module: torch.nn.Linear) -> str:
+    """The reason to keep a Linear in high precision: its mark, its name or its sizes; an empty string to convert it."""
+    return getattr(module, SKIPPED, "") or reason_to_skip(name, module.in_features, module.out_features)
+
+
+def reason_to_skip(name: str, in_features: int, out_features: int) -> str:
+    """The reason that name and sizes give, or an empty string."""
+    last = name.rsplit(".", 1)[-1]
+    if last in HEADS:
+        return "head: output projections stay in high precision"
+    if any(part.startswith("lora_") for part in name.split(".")):
+        return "adapter: LoRA matrices stay in high precision"
+    return odd_size(in_features, out_features)
+
+
+def odd_size(in_features: int, out_features: int) -> str:
+    """The reason that the sizes alone give, or an empty string."""
+    for side, size in (("in_features", in_features), ("out_features", out_features)):
+        if size % ALIGNMENT:
+            return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
+    return ""
+
+
+# -- parameters that are not one Linear's alone -----------------------------------------------------------------------
+
+
+def ties(model: torch.nn.Module) -> dict[str, str]:
+    """Parameters that have two names: the second name -> the first."""
+    first: dict[int, str] = {}
+    names = [(name, id(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False)]
+    return {name: first[key] for name, key in names if first.setdefault(key, name) != name}
+
+
+def broken_ties(tied: Mapping[str, str], model: torch.nn.Module) -> dict[str, str]:
+    """Those of the ties ``tied`` that the converted model no longer has.
+
+    A conversion that copies weights into new layers breaks them: a tied head becomes a parameter of its own, which an
+    optimizer that was made before does not hold.
+    """
+    live = dict(model.named_parameters(remove_duplicate=False))
+    return {name: first for name, first in tied.items() if live.get(name) is not live.get(first)}
+
+
+def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:
+    """Parameters that hold the weights of several products (experts in transformers): name -> shape.
+
+    They are no Linears, so no conversion of Linears reaches them. torch's own modules (Conv1d) are left out.
+    """
+    return {
+        f"{owner}.{name}" if owner else name: list(parameter.shape)
+        for owner, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.nn.")
+        for name, parameter in module.named_parameters(recurse=False)
+        # A position embedding is [1, positions, width].
+        if parameter.dim() == 3 and min(parameter.shape) > 1
+    }

@@ -1,0 +1,109 @@
+"""What the layers question asks of an arm: conversion, recipes in force, the products that one step executed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.backends.linears import stacked_weights
+from pytest_fp8.questions.products import LayerCall, Product, products_to_json
+from pytest_fp8.worker.cpu_profile import ProductRecorder
+from pytest_fp8.worker.kernel_families import learn_families
+from pytest_fp8.worker.observe import Part, observe_forward
+from pytest_fp8.worker.profile import profile_step
+from pytest_fp8.worker.step import muted
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.engine import Engine
+
+
+def layers(engine: Engine) -> dict[str, Any]:
+    """One observed forward pass and one measured training step, as plain data."""
+    batch = engine.timing_batch(0)
+
+    modules = dict(engine.model.named_modules())
+    calls, recipes, accuracy = observed(engine, batch)
+    # The batch is made again, so that torch's generators are where the observed pass found them.
+    batch = engine.timing_batch(0)
+    engine.park()
+    history = _amax_histories(engine)
+    bypassed: set[str] = set()
+
+    def note_bypassed() -> None:
+        called = {call.name for call in calls}
+        uncalled = [name for name in engine.conversion.converted if name not in called]
+        bypassed.update(n for n in uncalled if any(p.grad is not None for p in modules[n].parameters()))
+
+    if engine.device.type == "cuda":
+        seen = profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
+        products: list[Product] = seen["products"]
+        families = learn_families(products)
+        attention, milliseconds = seen["attention"], seen["milliseconds"]
+    else:
+        recorder = ProductRecorder()
+        with recorder.watching(modules[name] for name in engine.originals):
+            engine.step(batch, recorder.in_phase, note_bypassed)
+        products, families, attention, milliseconds = recorder.products, None, {}, {}
+    live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
+    return {
+        "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
+        "converted": engine.conversion.converted,
+        "skipped": engine.conversion.skipped,
+        "live_fp8": live,
+        "kinds": {name: class_path(modules[name]) for name in engine.originals},
+        "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
+        "agreement": accuracy,
+        "bypassed": sorted(bypassed),
+        "unfrozen": engine.conversion.unfrozen,
+        "lost": engine.conversion.dropped_behaviour,
+        "stacked": stacked_weights(engine.model),
+        "frozen_history": _unchanged(history, _amax_histories(engine) if history else {}),
+        "switches": {**engine.switches, **engine.backend.switches},
+        "calls": [asdict(call) for call in calls],
+        "recipes": recipes,
+        "products": products_to_json(products),
+        "families": families,
+        "attention": attention,
+        "milliseconds": milliseconds,
+    }
+
+
+def observed(
+    engine: Engine, batch: Any
+) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
+    """:func:`observe_forward` of one eager forward pass, or of one eager hand-written step that changes no weight."""
+    if engine.own_step is None:
+
+        def forward() -> None:
+            with engine.precision():
+                engine.loss_of(engine.model, batch)
+
+        seen = observe_forward(engine.model, engine.originals, engine.backend, forward)
+        engine.backend.drop_pending_recomputation()
+        return seen
+    part = Part()
+
+    def step() -> None:
+        engine.step(batch, phase=part.inside)
+
+    # The weights stay as they are for the measured step, in which a router must send the rows the same way.
+    with muted(engine.optimizer):
+        return observe_forward(engine.model, engine.originals, engine.backend, step, part)
+
+
+def _amax_histories(engine: Engine) -> dict[str, list[float]]:
+    """The amax history of each layer that keeps one."""
+    read = {name: engine.backend.amax_history(m) for name, m in engine.model.named_modules()}
+    return {name: history for name, history in read.items() if history is not None}
+
+
+def _unchanged(before: dict[str, list[float]], after: dict[str, list[float]]) -> list[str]:
+    return [name for name, history in before.items() if after.get(name) == history]
+
+
+def class_path(module: torch.nn.Module) -> str:
+    """Module and name of the layer's class; of the library's class where one of this package is derived from it."""
+    kind = next(k for k in type(module).__mro__ if not k.__module__.startswith("pytest_fp8."))
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,88 @@
+"""Hand-written steps in live arms: a small model, its batch, its loop, and what the layers question makes of them."""
+
+from __future__ import annotations
+
+from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.worker.server import ArmServer
+
+CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
+
+ALL = 26 / 27
+"""The FP8 share where all products are FP8. torchao also computes the gradient of the first layer's input in high
+precision, which no parameter needs."""
+
+
+def build(checkpointed=False, reentrant=False):
+    """Five Linears: one, then two residual blocks of two, which may recompute their activations."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+        def forward(self, x):
+            return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = torch.nn.Linear(32, 32)
+            self.blocks = torch.nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            x = self.enter(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant) if checkpointed and self.training else block(x)
+            return x
+
+    return Net()
+
+
+def batch(step):
+    """96 rows."""
+    import torch
+
+    return torch.randn(96, 32)
+
+
+def loop(parts=1, clip=None, evaluate=False, set_to_none=True):
+    """A step as people write it: ``parts`` micro-batches, gradient clipping, an evaluation of 13 rows."""
+
+    def step(model, batch, optimizer, precision):
+        import torch
+
+        total = torch.zeros(())
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for rows in batch.chunk(parts):
+            with precision():
+                loss = (model(rows) - rows).float().pow(2).mean() / parts
+            loss.backward()
+            total += loss.detach()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        if evaluate:
+            model.eval()
+            with torch.no_grad():
+                model(batch[:13])
+            model.train()
+        return total
+
+    return step
+
+
+def serve(case=CASE, **parts):
+    """A live arm on the CPU; ``parts`` are those of its :class:`Workload`."""
+    return ArmServer(
+        ArmSpec(case, "cpu", Workload(**{"build": build, "batch": batch, **parts}).ship("a test"), threads=1)
+    )
+
+
+def judge(server, case=CASE):
+    """The layers question's decision on a live arm."""
+    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
