@@ -67,7 +67,7 @@ class Session:
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair."""
-        from pytest_fp8.arms.evidence import PairArms, make_arm
+        from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.workload import identity
@@ -193,7 +193,7 @@ class Session:
 
     def _note_launch_bound(self, entry: Entry) -> None:
         """Say so where a speedup was stored that is the host's as much as the GPU's."""
-        from pytest_fp8.questions.speed import launch_bound
+        from pytest_fp8.questions.speed.causes import launch_bound
 
         numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
         waits = launch_bound(numbers["fp8_gpu_ms"], numbers["fp8_ms"]) if numbers else ""

@@ -16,14 +16,14 @@ class Slower(AssertionError):
 def assert_faster(request, fp8_pair):
     because = fp8_pair.case.slower_because
     if not because:
-        fp8_pair.assert_speedup(against_baseline=False)
+        fp8_pair.assert_faster()
         return
     # Strict: the day FP8 becomes faster here, this test says so. A disturbed measurement says neither.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
     known = pytest.mark.xfail(reason=because, strict=here, raises=Slower)
     try:
-        decision = fp8_pair.assert_speedup(against_baseline=False)
+        decision = fp8_pair.assert_faster()
     except CheckFailed as failed:
         if failed.verdict is not Verdict.FAIL:
             raise

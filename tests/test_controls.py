@@ -15,7 +15,7 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
-from pytest_fp8.arms.evidence import PairArms
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.baselines.store import read_baseline
@@ -120,7 +120,7 @@ class BrokenProcess(FakeProcess):
         if control == "slow-attention":
             found["attention"] = {"sdpa": ["fmha_cutlassF"]}
         if control == "amax-frozen":
-            found["frozen_history"] = found["converted"]
+            found["stale_amax"] = found["converted"]
         if control == "recompute-outside":
             for product in found["products"]:
                 if product["phase"] != "forward":
@@ -142,7 +142,7 @@ def laboratory(monkeypatch):
     install(monkeypatch, H200)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
     # The fake model has two FP8 layers, the baselines' models 28 and 112.
-    monkeypatch.setattr("pytest_fp8.questions.layers._counts", lambda now, baseline: None)
+    monkeypatch.setattr("pytest_fp8.questions.layers.check._counts", lambda now, baseline: None)
     pool = ArmPool(H200)
     yield Laboratory(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
     pool.close()

@@ -12,8 +12,9 @@ pytest.importorskip("torchao")
 
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.server import ArmServer, TokenCountError
 from pytest_fp8.worker.step import StepError
 
@@ -90,7 +91,7 @@ def serve(case=CASE, **parts):
 
 
 def judge(server, case=CASE):
-    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
+    return check_layers(case, from_plain(LayersEvidence, server.layers()))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

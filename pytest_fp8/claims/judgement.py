@@ -157,7 +157,7 @@ def _between_hosts(values: list[float]) -> Reading:
 
 def _mean(values: list[float]) -> Reading:
     """The mean over seeds with the confidence that the loss question uses, on both sides."""
-    from pytest_fp8.rules.decide import LOSS_CONFIDENCE
+    from pytest_fp8.rules.loss import LOSS_CONFIDENCE
     from pytest_fp8.rules.statistics import sample_sd, student_quantile
 
     count, middle = len(values), fmean(values)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
@@ -24,7 +24,6 @@ from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
-from pytest_fp8.verdicts import Decision
 from pytest_fp8.workload import Workload
 
 
@@ -170,17 +169,18 @@ class Laboratory:
         return self._bench
 
 
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "no-compile": {"against_baseline": False},
-    "fp8-slower": {"floor": None},
-    "both-slower": {"floor": None},
-    "slow-attention": {"against_baseline": False},
-}
-"""The form of the speed question that a control is about: against the floor, or against the baseline."""
+_AGAINST_BASELINE = ("fp8-slower", "both-slower")
+_AGAINST_FLOOR = ("no-compile", "slow-attention")
+"""The form of the speed question that a control is about."""
 
 
 def _ask(control: Control, pair: Fp8Pair) -> Outcome:
-    decision: Decision = getattr(pair, control.question)(**_ARGUMENTS.get(control.id, {}))
+    if control.id in _AGAINST_FLOOR:
+        decision = pair.faster()
+    elif control.id in _AGAINST_BASELINE:
+        decision = pair.speedup(baseline_alone=True)
+    else:
+        decision = getattr(pair, control.question)()
     return Outcome(control, decision.verdict.value, decision.headline, decision.message, decision.numbers)
 
 

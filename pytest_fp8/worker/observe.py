@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.backends.base import Seen
-from pytest_fp8.questions.products import FP8, LayerCall, Product
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.recomputation import checkpointed, straightened, watch_recomputation
 

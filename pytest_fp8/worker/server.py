@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.base import ALIGNMENT, stacked_weights
 from pytest_fp8.baselines.provenance import library_versions
-from pytest_fp8.questions.products import LayerCall, Product, products_to_json
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.layers.products import LayerCall, Product
 from pytest_fp8.worker import checkpoint_stores, observe, profile
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.preparation import forget_accelerate
@@ -92,7 +92,7 @@ class ArmServer:
         batch = engine.timing_batch(0)
 
         modules = dict(engine.model.named_modules())
-        calls, recipes, agreement = self._observed(batch)
+        calls, recipes, accuracy = self._observed(batch)
         # Drawn again, the batch leaves torch's generators where the observed pass found them.
         batch = engine.timing_batch(0)
         engine.park()
@@ -115,6 +115,7 @@ class ArmServer:
                 engine.step(batch, recorder.in_phase, note_bypassed)
             products, families, attention, milliseconds = recorder.products, None, {}, {}
         live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
+        # The keys are the fields of questions.layers.evidence.LayersEvidence.
         return {
             "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
             "converted": engine.conversion.converted,
@@ -122,19 +123,20 @@ class ArmServer:
             "live_fp8": live,
             "kinds": {name: _kind(modules[name]) for name in engine.originals},
             "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-            "agreement": agreement,
+            "output_accuracy": accuracy,
             "bypassed": sorted(bypassed),
             "unfrozen": engine.conversion.unfrozen,
-            "lost": engine.conversion.lost,
-            "stacked": stacked_weights(engine.model),
-            "frozen_history": self._unchanged(history),
+            "dropped_behaviour": engine.conversion.lost,
+            "stacked_weights": stacked_weights(engine.model),
+            "stale_amax": self._unchanged(history),
             "switches": {**engine.switches, **engine.backend.switches},
-            "calls": [asdict(call) for call in calls],
+            "calls": to_plain(calls),
             "recipes": recipes,
-            "products": products_to_json(products),
+            "products": to_plain(products),
             "families": families,
             "attention": attention,
             "milliseconds": milliseconds,
+            "recompute": engine.case.activation_checkpointing,
         }
 
     def _observed(self, batch: Any) -> tuple[list[LayerCall], dict[str, Any], dict[str, tuple[float, float]]]:
