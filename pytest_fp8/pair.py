@@ -5,30 +5,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
-from pytest_fp8.arms.evidence import PairArms
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
-from pytest_fp8.questions.checkpoints import check_checkpoints
-from pytest_fp8.questions.layers import COUNTED, check_layers, counted
-from pytest_fp8.questions.loss import check_loss
-from pytest_fp8.questions.memory import check_memory
-from pytest_fp8.questions.records import LayersEvidence, LossEvidence, MemoryEvidence, TimingEvidence, Transfer
-from pytest_fp8.questions.speed import check_speedup
+from pytest_fp8.questions.checkpoints.carry import transfers_of
+from pytest_fp8.questions.checkpoints.check import check_checkpoints
+from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
+from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
+from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
+from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
+from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_looks, timing_of
+from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.report.ledger import Ledger
-from pytest_fp8.rules.decide import GATED_CASES, LOOKS, log_ratios
+from pytest_fp8.rules.loss import LossGap
+from pytest_fp8.rules.speed import GATED_CASES, ratios_by_process
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 
 class Fp8Pair:
-    """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions."""
+    """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions.
+
+    Every question raises :class:`ArmError` where an arm fails.
+    """
 
     def __init__(
         self,
@@ -48,10 +57,10 @@ class Fp8Pair:
         self.fp8: Arm = arms.fp8
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
+        self._timer = BlockTimer(arms)
         self._baseline_file = baseline_file
         self._gated_cases = gated_cases
         self._time_first = time_first and self.case.asks("speedup")
-        self._evidence: dict[str, Any] = {}
         self._row = ledger.begin(self.case, case_hash, gpu)
 
     # -- evidence -------------------------------------------------------------------------------------------------
@@ -62,24 +71,21 @@ class Fp8Pair:
         # reference, which later cases share after its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
         if self._time_first:
             self._first_timing()
-        return self._once("layers", self._arms.layers)  # type: ignore[no-any-return]
+        return fp8_layers(self._arms)
 
     def loss_evidence(self) -> LossEvidence:
-        return self._once("loss", lambda: self._arms.losses(self._stored("loss_twin_gap")))  # type: ignore[no-any-return]
+        """Curves for the case's seeds, and for further ones while these do not decide."""
+        return self._loss_looks()[0]
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
-        return self._once(f"timing {look}", lambda: self._arms.timing(look))  # type: ignore[no-any-return]
-
-    def _first_timing(self) -> TimingEvidence:
-        if self._settings.update:
-            return self._once("timing update", lambda: self._arms.add_processes(self._settings.processes))  # type: ignore[no-any-return]
-        return self.timing_evidence()
+        """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
+        return timing_of(self._arms, self._timer, look)
 
     def memory_evidence(self) -> MemoryEvidence:
-        return self._once("memory", self._arms.memory)  # type: ignore[no-any-return]
+        return memory_of(self._arms)
 
     def checkpoint_evidence(self) -> list[Transfer]:
-        return self._once("checkpoints", self._arms.checkpoints)  # type: ignore[no-any-return]
+        return transfers_of(self._arms)
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -94,50 +100,32 @@ class Fp8Pair:
 
     def loss(self) -> Decision:
         """Is the loss still right: curves of several seeds against BF16's."""
-        decision = check_loss(self.loss_evidence(), self._stored("loss_twin_gap"))
+        evidence, gap = self._loss_looks()
+        decision = check_loss(evidence, self._stored("loss_twin_gap"), gap)
         own = decision.numbers["twin_gaps"] or self._stored("loss_twin_gap")
         self._measured("loss_gap", "nats", "lower", decision.numbers["margin"], decision.numbers["gaps"])
         self._measured("loss_twin_gap", "nats", "two-sided", decision.numbers["margin"], own)
         return self._note(decision)
 
-    def speedup(self, floor: float | None = -1.0, against_baseline: bool = True) -> Decision:
-        """Is it really faster. ``floor``: the case's own by default, ``None`` for none.
+    def faster(self, floor: float | None = None) -> Decision:
+        """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
+        bound = self.case.floor if floor is None else floor
+        return self._speed(SpeedBounds("faster", bound, against_baseline=False))
 
-        Looks again, a fresh process before more blocks, while the blocks do not decide.
+    def speedup(self, *old: Any, baseline_alone: bool = False, **old_named: Any) -> Decision:
+        """Is the speedup still that of the stored baseline, and above the case's floor.
+
+        ``baseline_alone``: leave the floor to :meth:`faster`. The arguments of earlier versions, ``floor`` and
+        ``against_baseline``, still work and warn.
         """
-        if not self.case.asks("speedup"):
-            return self._note(self._cannot("speedup"))
-        if "layers" in self._evidence and not any(what.startswith("timing") for what in self._evidence):
-            # A test that was marked for another question has had the arms profiled.
-            self._arms.renew()
-        bound = self.case.floor if floor == -1.0 else floor
-        baseline = self._stored("speedup") if against_baseline else []
-        if self._settings.update:
-            evidence = self._first_timing()
-            decision = self._judge_speed(evidence, bound, [])
-            if decision.verdict is Verdict.NOT_EXERCISED:
-                decision = Decision("speedup", Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
-        else:
-            for look in range(len(LOOKS)):
-                evidence = self.timing_evidence(look)
-                decision = self._judge_speed(evidence, bound, baseline)
-                if decision.verdict is not Verdict.INCONCLUSIVE:
-                    break
-        self._ledger.timed(self._row, self._arms.recording())
-        ratios = [log_ratios(b, f) for b, f in zip(evidence.bf16, evidence.fp8, strict=True)]
-        self._measured("speedup", "log ratio, BF16 over FP8 step time", "higher", self.case.tolerance, ratios)
-        self._measured("bf16_ms", "ms per step", "lower", 0.08, [float(np.median(x)) for x in evidence.bf16])
-        self._measured("fp8_ms", "ms per step", "lower", 0.08, [float(np.median(x)) for x in evidence.fp8])
-        return self._note(decision, "faster" if floor is not None and not against_baseline else "speedup")
+        return self._speed(bounds_of(self.case.floor, baseline_alone, old, old_named))
 
     def memory(self) -> Decision:
         """What does it cost in memory: peaks of one training step."""
         if not self.case.asks("memory"):
             return self._note(self._cannot("memory"))
-        evidence = self.memory_evidence()
-        decision = check_memory(evidence, [] if self._settings.update else self._stored("memory_ratio"))
-        if self._settings.update and decision.verdict is Verdict.NOT_EXERCISED:
-            decision = Decision("memory", Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
+        stored = [] if self._settings.update else self._stored("memory_ratio")
+        decision = self._stored_now(check_memory(self.memory_evidence(), stored))
         self._measured(
             "memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]]
         )
@@ -153,37 +141,83 @@ class Fp8Pair:
     # -- assertions -----------------------------------------------------------------------------------------------
 
     def assert_layers(self) -> Decision:
+        """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, where it says anything but PASS."""
         __tracebackhide__ = True
         return self._require(self.layers)
 
     def assert_loss(self) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`loss`."""
         __tracebackhide__ = True
         return self._require(self.loss)
 
-    def assert_speedup(self, floor: float | None = -1.0, against_baseline: bool = True) -> Decision:
+    def assert_faster(self, floor: float | None = None) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`faster`."""
         __tracebackhide__ = True
-        return self._require(lambda: self.speedup(floor, against_baseline))
+        return self._require(lambda: self.faster(floor))
+
+    def assert_speedup(self, *old: Any, baseline_alone: bool = False, **old_named: Any) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`speedup`."""
+        __tracebackhide__ = True
+        bounds = bounds_of(self.case.floor, baseline_alone, old, old_named)
+        return self._require(lambda: self._speed(bounds))
 
     def assert_memory(self) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`memory`."""
         __tracebackhide__ = True
         return self._require(self.memory)
 
     def assert_checkpoints(self) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`checkpoints`."""
         __tracebackhide__ = True
         return self._require(self.checkpoints)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _judge_speed(self, evidence: TimingEvidence, floor: float | None, baseline: list[list[float]]) -> Decision:
-        return check_speedup(
-            evidence,
-            floor=floor,
-            tolerance=self.case.tolerance,
-            baseline=baseline,
-            baseline_reference_ms=self._stored("bf16_ms") if baseline else (),
-            baseline_file=self._baseline_file,
-            cases=self._gated_cases,
-        )
+    def _loss_looks(self) -> tuple[LossEvidence, LossGap]:
+        frozen = self._stored("loss_twin_gap")
+        looks = loss_looks(self._arms, twin=not frozen)
+        return self._arms.once("loss", lambda: look_again(looks, lambda evidence: judge_gap(evidence, frozen)))
+
+    def _first_timing(self) -> TimingEvidence:
+        if self._settings.update:
+            return timing_for_baseline(self._arms, self._timer, self._settings.processes)
+        return self.timing_evidence()
+
+    def _speed(self, bounds: SpeedBounds) -> Decision:
+        if not self.case.asks("speedup"):
+            return self._note(self._cannot("speedup"))
+        if self._arms.answered("layers") and not self._arms.answered("timing"):
+            # A test that was marked for another question has had the arms profiled.
+            self._arms.renew()
+        stored = self._stored("speedup") if bounds.against_baseline and not self._settings.update else []
+
+        def judge(evidence: TimingEvidence) -> Decision:
+            return check_speedup(
+                evidence,
+                floor=bounds.floor,
+                tolerance=self.case.tolerance,
+                baseline=stored,
+                baseline_reference_ms=self._stored("bf16_ms") if stored else (),
+                baseline_file=self._baseline_file,
+                cases=self._gated_cases,
+            )
+
+        update = self._settings.update
+        looks = [self._first_timing()] if update else timing_looks(self._arms, self._timer)
+        evidence, decision = look_again(looks, judge)
+        decision = self._stored_now(decision)
+        self._ledger.timed(self._row, self._timer.recording())
+        ratios = ratios_by_process(evidence.bf16, evidence.fp8)
+        self._measured("speedup", "log ratio, BF16 over FP8 step time", "higher", self.case.tolerance, ratios)
+        self._measured("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16])
+        self._measured("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8])
+        return self._note(decision, bounds.question)
+
+    def _stored_now(self, decision: Decision) -> Decision:
+        """In an update a decision for which there was no baseline passes: this run stores one."""
+        if not self._settings.update or decision.verdict is not Verdict.NOT_EXERCISED:
+            return decision
+        return Decision(decision.question, Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
 
     def _cannot(self, question: str) -> Decision:
         return Decision(
@@ -202,7 +236,7 @@ class Fp8Pair:
             decision = decide()
         except Fp8Error as error:
             self._ledger.error(self._row, error.headline)
-            # The user's line is where it happened; the frames in between are this plugin's own.
+            # The failure is reported at the user's line; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict)
@@ -223,7 +257,23 @@ class Fp8Pair:
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []
 
-    def _once(self, what: str, gather: Callable[[], Any]) -> Any:
-        if what not in self._evidence:
-            self._evidence[what] = gather()
-        return self._evidence[what]
+
+class _Judged(Protocol):
+    @property
+    def verdict(self) -> Verdict: ...
+
+
+E = TypeVar("E")
+J = TypeVar("J", bound=_Judged)
+
+
+def look_again(looks: Iterable[E], judge: Callable[[E], J]) -> tuple[E, J]:
+    """Gather and judge, and look again while the verdict is INCONCLUSIVE and there are looks left.
+
+    ``looks`` yields the evidence of each look when it is reached, and at least once.
+    """
+    for evidence in looks:
+        judged = judge(evidence)
+        if judged.verdict is not Verdict.INCONCLUSIVE:
+            break
+    return evidence, judged

@@ -12,7 +12,7 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.evidence import PairArms
+    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.case import Case
@@ -72,7 +72,7 @@ class Session:
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
-        from pytest_fp8.arms.evidence import PairArms, make_arm
+        from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.shipping import identity

@@ -11,19 +11,19 @@ from pytest_fp8.errors import explain
 
 
 class Verdict(Enum):
-    """FAIL is a finding; INCONCLUSIVE, INVALID and NOT_EXERCISED are shown as what they are and fail when strict."""
+    """FAIL fails a test. INCONCLUSIVE, INVALID and NOT_EXERCISED are shown, and fail under ``--fp8-strict`` alone."""
 
     PASS = "PASS"
     IMPROVED = "IMPROVED"
-    """Better than the baseline by more than noise: it passes, and the baseline should be measured anew, since it no
-    longer guards what was gained."""
+    """Better than the baseline by more than noise. It passes; the baseline should be measured anew, for it does not
+    protect the gain."""
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
-    """The evidence does not decide, after as many looks as the rule allows."""
+    """The evidence does not decide, after all looks that the rule allows."""
     INVALID = "INVALID"
-    """The evidence cannot be used: the measurement itself was disturbed."""
+    """The evidence cannot be used: the measurement was disturbed."""
     NOT_EXERCISED = "NOT_EXERCISED"
-    """There was nothing to hold the evidence against, e.g. no baseline."""
+    """There was nothing to compare the evidence with, e.g. no baseline."""
 
     @property
     def passes(self) -> bool:
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """One check's answer. ``numbers`` is plain data for tables and reports; units are in the names."""
+    """One check's answer. ``numbers`` is plain data for tables and reports, with units in the names."""
 
     question: str
     verdict: Verdict

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from controls.control import Control, Outcome
-from pytest_fp8.arms.evidence import PairArms
 from pytest_fp8.arms.forked import Template
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.baselines.store import read_baseline

@@ -17,14 +17,14 @@ def assert_faster(request, fp8_pair):
     """Fail where FP8 does not exceed the case's floor; as expected, where the case has a ``slower_because``."""
     because = fp8_pair.case.slower_because
     if not because:
-        fp8_pair.assert_speedup(against_baseline=False)
+        fp8_pair.assert_faster()
         return
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
     known = pytest.mark.xfail(reason=because, strict=here, raises=Slower)
     try:
-        decision = fp8_pair.assert_speedup(against_baseline=False)
+        decision = fp8_pair.assert_faster()
     except CheckFailed as failed:
         if failed.verdict is not Verdict.FAIL:
             raise

@@ -6,13 +6,14 @@ import os
 from dataclasses import replace
 
 import pytest
-from test_checks import curves, layers_evidence
 
+from helpers.evidence import curves, layers_evidence, loaded, saved
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.questions.checkpoints import check_checkpoints
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.loss import check_loss
-from pytest_fp8.questions.records import LossEvidence, Transfer
+from pytest_fp8.questions.checkpoints.check import check_checkpoints
+from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.loss.check import check_loss
+from pytest_fp8.questions.loss.evidence import LossEvidence
 
 torch = pytest.importorskip("torch")
 DEFAULT = Case("1b", "accelerate_te", "delayed")
@@ -111,10 +112,9 @@ def test_weights_that_no_optimizer_steps_fail_the_loss():
     assert "never stepped: b" in decision.message
 
 
-def transfer(**more):
-    saved = {"keys": ["e", "h"], "digests": {"e": 1, "h": 2}, "on_disk": {"BF16": 2}, "untied": {"h": "e"}}
-    loaded = {"missing": [], "unexpected": [], "wrong_shape": [], "digests": {"e": 1}, **more}
-    return Transfer("fp8 -> bf16", "safetensors", saved, loaded, 0.0, 0.1)
+def transfer(digests=None):
+    source = saved(keys=["e", "h"], digests={"e": 1, "h": 2}, untied={"h": "e"})
+    return Transfer("fp8 -> bf16", "safetensors", source, loaded(digests=digests or {"e": 1}), 0.0, 0.1)
 
 
 def test_a_head_that_was_untied_fails_the_checkpoint_by_name():

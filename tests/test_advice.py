@@ -1,10 +1,10 @@
 """What a layers message tells a user to do fits why nothing was converted, or why a layer was never called."""
 
 import pytest
-from test_checks import CASE, SIZES, layers_evidence, verdict_of
 
+from helpers.evidence import CASE, SIZES, layers_evidence, verdict_of
 from pytest_fp8 import Verdict
-from pytest_fp8.questions.layers import check_layers
+from pytest_fp8.questions.layers.check import check_layers
 
 SIZE = "size: in_features=10 is not a multiple of 16"
 HEAD = "head: output projections stay in high precision"

@@ -48,7 +48,7 @@ TOO_LONG = {
     "questions.checkpoints._transfer",
     "questions.loss.check_loss",
     "questions.speed.check_speedup",
-    "rules.decide",
+    "rules.speed",
     "worker.checkpoint_stores",
     "worker.engine",
     "worker.observe.observe_forward",

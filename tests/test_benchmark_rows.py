@@ -13,7 +13,7 @@ SUITE = """
 
     @pytest.mark.fp8(model="tiny", recipe="rowwise")
     def test_faster(fp8_pair):
-        fp8_pair.assert_speedup(against_baseline=False)
+        fp8_pair.assert_faster()
 """
 
 

@@ -21,7 +21,7 @@ from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cli import main
 from pytest_fp8.compare.session import Side, differences, environments
-from pytest_fp8.rules.same_job import ALPHA, BLOCKS, PAIRS, decide_same_job, own_change
+from pytest_fp8.rules.same_session import ALPHA, BLOCKS, PAIRS, decide_same_session, own_change
 from pytest_fp8.shipping import ship
 from pytest_fp8.verdicts import Verdict
 from pytest_fp8.workload import WorkloadReference
@@ -63,7 +63,7 @@ def verdicts(change, tolerance=0.03, repeats=1500, between=BETWEEN):
         for count in PAIRS:
             while len(pairs) < count:
                 pairs.append(list(np.log(1 + change) + rng.normal(0, between) + rng.normal(0, WITHIN, BLOCKS)))
-            decided = decide_same_job(pairs, tolerance).verdict
+            decided = decide_same_session(pairs, tolerance).verdict
             if decided is not Verdict.INCONCLUSIVE:
                 break
         found.append(decided)
@@ -90,9 +90,9 @@ def test_a_slower_head_fails(change, tolerance, power):
 def test_bf16_taken_off_leaves_what_is_fp8s_own():
     slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
     same = [[0.001 * k for k in range(-2, 3)]] * 4
-    own, half = own_change(decide_same_job(slower, 0.03), decide_same_job(slower, 0.03))
+    own, half = own_change(decide_same_session(slower, 0.03), decide_same_session(slower, 0.03))
     assert abs(own) < half
-    own, half = own_change(decide_same_job(slower, 0.03), decide_same_job(same, 0.03))
+    own, half = own_change(decide_same_session(slower, 0.03), decide_same_session(same, 0.03))
     assert own == pytest.approx(-0.05)
     assert half < 0.03
 
@@ -100,7 +100,7 @@ def test_bf16_taken_off_leaves_what_is_fp8s_own():
 @pytest.mark.parametrize("tolerance", [0, 1, -0.1])
 def test_a_tolerance_is_a_fraction(tolerance):
     with pytest.raises(ValueError, match="between 0 and 1"):
-        decide_same_job([[0.0]], tolerance)
+        decide_same_session([[0.0]], tolerance)
 
 
 # -- the command, with fake arms ----------------------------------------------------------------------------------

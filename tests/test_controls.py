@@ -20,7 +20,7 @@ from controls.catalogue import CATALOGUE
 from controls.control import ANYWHERE, GPU
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
-from pytest_fp8.arms.evidence import PairArms
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.baselines.store import read_baseline
@@ -139,7 +139,7 @@ class BrokenProcess(FakeProcess):
         if control == "slow-attention":
             found["attention"] = {"sdpa": ["fmha_cutlassF"]}
         if control == "amax-frozen":
-            found["frozen_history"] = found["converted"]
+            found["stale_amax"] = found["converted"]
         if control == "recompute-outside":
             for product in found["products"]:
                 if product["phase"] != "forward":

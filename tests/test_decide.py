@@ -5,26 +5,21 @@ import math
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.decide import (
+from pytest_fp8.rules.loss import LOSS_ALPHA, LOSS_MARGIN, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
+from pytest_fp8.rules.speed import (
     ALPHA,
     BASELINE_BLOCKS,
     BETA,
     GATED_CASES,
     LOOKS,
-    LOSS_ALPHA,
-    LOSS_MARGIN,
-    MAX_LOSS_SEEDS,
     POWER,
     center,
     center_variance,
-    decide_loss,
     decide_speedup,
     holds,
     log_ratios,
-    loss_margin,
     process_variances,
     smallest_tolerance,
-    tail_gap,
 )
 from pytest_fp8.rules.statistics import median_variance, sample_sd
 from pytest_fp8.verdicts import Verdict

@@ -15,7 +15,8 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker import checkpoint_stores, checkpoints
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.fused_params import join, split
@@ -250,10 +251,10 @@ def test_a_missing_part_is_named_and_nothing_is_loaded(fused, tmp_path):
 
 
 def test_every_product_of_a_step_belongs_to_a_layer(fused):
-    evidence = LayersEvidence.from_json(layers(fused))
+    evidence = from_plain(LayersEvidence, layers(fused))
     assert evidence.recipes["model.layers.0.self_attn.qkv_proj"] == {"recipe": "current", "fp8_format": "HYBRID"}
     assert sorted(evidence.live_fp8) == sorted(evidence.converted)
-    assert all(gain == pytest.approx(1, abs=1e-2) for gain, _ in evidence.agreement.values())
+    assert all(gain == pytest.approx(1, abs=1e-2) for gain, _ in evidence.output_accuracy.values())
     step = evidence.step()
     assert {a.kind for a in step.attributions} == {"bfloat16"}
     assert len(step.attributions) == 3 * 9

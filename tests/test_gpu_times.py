@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fp8.questions.records import TimingEvidence
-from pytest_fp8.questions.speed import LAUNCH_BOUND, check_speedup
+from pytest_fp8.questions.speed.causes import LAUNCH_BOUND
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.verdicts import Verdict
 from pytest_fp8.worker.profile import TraceEvent, kernel_times, read_profile
 

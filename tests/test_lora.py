@@ -16,9 +16,10 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.markers import why_not
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.products import FP8, role_table
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import FP8, role_table
 from pytest_fp8.zoo.shapes import SHAPES
 
 CASE = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
@@ -32,7 +33,7 @@ FIRST = [f"base_model.model.model.layers.0.self_attn.{name}_proj.base_layer" for
 def evidence():
     arm = ArmProcess()
     arm.build(ArmSpec(CASE, "cpu", None, threads=1))
-    yield LayersEvidence.from_json(arm.request("layers"))
+    yield from_plain(LayersEvidence, arm.request("layers"))
     arm.close()
 
 

@@ -1,13 +1,25 @@
 """Losses that are no nats per token: small, zero, of both signs, or summed over a batch."""
 
+import math
+
 import numpy as np
 import pytest
 
-from pytest_fp8 import Verdict
-from pytest_fp8.questions.loss import check_loss
-from pytest_fp8.questions.records import Curve, LossEvidence
-from pytest_fp8.rules.decide import LOSS_ALPHA, LOSS_MARGIN, MAX_LOSS_SEEDS, decide_loss, loss_margin, tail_gap
-from pytest_fp8.rules.losses import compare_curves, loss_scale
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.pair import look_again
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, loss_looks
+from pytest_fp8.rules.loss import (
+    LOSS_ALPHA,
+    LOSS_MARGIN,
+    MAX_LOSS_SEEDS,
+    compare_curves,
+    decide_loss,
+    loss_margin,
+    loss_scale,
+    tail_gap,
+)
 
 STEPS = 50
 
@@ -177,20 +189,51 @@ def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
     assert compare_metric("loss_gap", stored(1.002), stored(1.003)).word == "noise"
 
 
+class Arms:
+    """Stands in for a pair of arms: answers ``curve`` with what it was given, and counts."""
+
+    side_by_side = False
+
+    def __init__(self, case, fp8, bf16):
+        self.case, self.asked = case, []
+        self.fp8, self.bf16 = Arm(fp8, self.asked), Arm(bf16, self.asked)
+
+    def shared(self, what, ask):
+        return ask()
+
+
+class Arm:
+    def __init__(self, curves, asked):
+        self.curves, self.asked = curves, asked
+
+    def request(self, operation, seed, steps, jitter=False):
+        self.asked.append((operation, seed))
+        return to_plain(self.curves[seed])
+
+
+def seeds_asked(fp8, bf16):
+    """How many seeds are asked while the rule does not decide."""
+    arms = Arms(Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), fp8, bf16)
+    evidence, _ = look_again(loss_looks(arms, twin=True), judge_gap)
+    assert arms.asked == [("curve", seed) for seed in evidence.fp8 for _ in range(3)]
+    return len(evidence.fp8)
+
+
 def test_a_loss_near_zero_is_given_the_seeds_that_its_own_margin_needs():
     """Two seeds of a squared error three times as large lie within 0.02 and decide nothing of a loss of 0.0003."""
-    from pytest_fp8 import Case
-    from pytest_fp8.arms.evidence import PairArms
-
     fp8, bf16 = falling(0.001, wobble=0.1, seeds=8), falling(0.0003, seeds=8)
+    assert 2 < seeds_asked(fp8, bf16) <= MAX_LOSS_SEEDS
 
-    def curves(seed, into, twin):
-        for name, arm in (("fp8", fp8), ("bf16", bf16), ("twin", bf16)):
-            into[name][seed] = arm[seed]
 
-    pair = PairArms.__new__(PairArms)
-    pair.case, pair._curves = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), curves
-    assert len(pair.losses([]).fp8) > 2
+def test_seeds_that_never_decide_end_at_the_largest_number():
+    assert seeds_asked(signed(0.05, seeds=9), signed(seeds=9)) == MAX_LOSS_SEEDS
+
+
+def test_no_further_seed_is_asked_after_one_that_none_can_mend():
+    bf16 = falling(2.0, start=3.0, seeds=8)
+    broken = {s: Curve(s, [*c.losses[:-1], math.nan], c.gradient_norms) for s, c in bf16.items()}
+    other = {s: Curve(s, c.losses, c.gradient_norms, data=1) for s, c in bf16.items()}
+    assert seeds_asked(broken, bf16) == seeds_asked(other, bf16) == 1
 
 
 def judged(rng, factor, noise, end, seeds=3):
@@ -233,5 +276,5 @@ def test_a_small_loss_that_is_half_as_high_again_fails_and_a_like_one_passes():
 def test_a_gap_as_large_as_the_references_own_drift_is_hardly_ever_called_one(monkeypatch):
     """The margin is 5 % of the loss at most, and BF16 ends 10 % from itself."""
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) <= LOSS_ALPHA
-    monkeypatch.setattr("pytest_fp8.rules.losses.loss_noise", lambda gaps: 0.0)
+    monkeypatch.setattr("pytest_fp8.rules.loss.loss_noise", lambda gaps: 0.0)
     assert judged_rate(Verdict.FAIL, factor=1.1, noise=0.1) > LOSS_ALPHA, "the simulation sees what that rule prevents"

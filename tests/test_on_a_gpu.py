@@ -11,7 +11,7 @@ import pytest
 import pytest_fp8.pair
 from helpers.fakes import A100, B200, H100, H200, SUITE, FakeProcess, install
 from pytest_fp8.errors import ArmError
-from pytest_fp8.rules.decide import BASELINE_BLOCKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS
 
 CHECKPOINTS = """
     @pytest.mark.fp8(cases=CASES, question="checkpoints")
@@ -296,7 +296,7 @@ ONE_TEST = """
     @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise"{more})
     def test_both(fp8_pair):
         fp8_pair.assert_layers()
-        fp8_pair.assert_speedup(floor=None)
+        fp8_pair.assert_speedup(baseline_alone=True)
 """
 
 

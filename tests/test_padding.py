@@ -9,8 +9,9 @@ pytest.importorskip("torchao")
 
 from pytest_fp8 import Case, Verdict, Workload, pad_to_multiple
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.zoo import data, models, training
@@ -122,7 +123,7 @@ def test_experts_in_one_parameter_are_named_and_do_not_count_as_fp8():
         return training.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"])
 
     server = serve(build, lambda step: data.text_batch(4, 24, 0, step), loss)
-    decision = check_layers(CASE, LayersEvidence.from_json(server.layers()))
+    decision = check_layers(CASE, from_plain(LayersEvidence, server.layers()))
     assert decision.verdict is Verdict.PASS, decision.message
     assert "no Linear holds them: model.layers.0.mlp.experts.down_proj" in decision.headline
     # Attention's products are FP8; two experts' three for each token, twice as wide, are not.

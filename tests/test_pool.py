@@ -6,9 +6,15 @@ import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.evidence import PairArms, make_arm
 from pytest_fp8.arms.memory_plan import step_bytes
+from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.checkpoints.carry import transfers_of
+from pytest_fp8.questions.layers.evidence import reference_layers
+from pytest_fp8.questions.loss.evidence import loss_looks
+from pytest_fp8.questions.memory import memory_of
+from pytest_fp8.questions.speed.evidence import timing_of
+from pytest_fp8.questions.speed.timing import BlockTimer
 
 GIB = 2**30
 RECIPES = ("tensorwise", "rowwise")
@@ -109,9 +115,10 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()
     assert pool.takes_turns(pair.fp8)
-    timing = pair.timing(0)
+    timer = BlockTimer(pair)
+    timing = timing_of(pair, timer, 0)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
-    assert len(pair.seen_conditions) == 3, "after each half of the reference's blocks, and after all of FP8's"
+    assert len(timer.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
     pool.close()
     assert not alive
@@ -121,8 +128,9 @@ def test_the_gpu_is_looked_at_once_per_abba_block(world):
     pool = ArmPool(H200)
     [pair] = pairs(pool, "1b", "tensorwise")
     pair.start()
-    timing = pair.timing(0)
-    assert len(timing.fp8[0]) == 2 * len(pair.seen_conditions) == 12
+    timer = BlockTimer(pair)
+    timing = timing_of(pair, timer, 0)
+    assert len(timing.fp8[0]) == 2 * len(timer.states) == 12
     pool.close()
 
 
@@ -131,8 +139,8 @@ def test_what_was_learned_of_a_reference_is_asked_once(world):
     one, two = pairs(pool, "1b", "tensorwise", "rowwise")
     for pair in (one, two):
         pair.start()
-    assert one.reference_layers() is two.reference_layers()
-    assert one.memory().bf16 is two.memory().bf16
+    assert reference_layers(one) is reference_layers(two)
+    assert memory_of(one).bf16 is memory_of(two).bf16
     pool.close()
 
 
@@ -152,7 +160,7 @@ def test_what_a_shared_reference_saves_for_one_case_is_not_overwritten_for_anoth
     cases = [Case("1b", "torchao", "tensorwise"), alone, Case("1b", "transformer_engine", "delayed")]
     for pair in [PairArms(case, pool, None) for case in cases]:
         pair.start()
-        pair.checkpoints()
+        transfers_of(pair)
     assert len(saved) == len(set(saved)) == 3, "safetensors and DCP once, safetensors alone once"
     pool.close()
 
@@ -211,7 +219,7 @@ def told(monkeypatch):
 def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
     pool = ArmPool(None)
     pair = PairArms(EMULATED, pool, None)
-    evidence = pair.losses([])
+    evidence = next(loss_looks(pair, twin=True))
     assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"], "curve and twin, before FP8's answer is awaited"
     assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
     assert evidence.fp8[0].losses != evidence.bf16[0].losses != evidence.twin[0].losses
@@ -221,7 +229,7 @@ def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
 def test_on_a_gpu_one_arm_trains_after_the_other(world, told):
     pool = ArmPool(H200)
     [pair] = pairs(pool, "tiny", "tensorwise")
-    pair.losses([])
+    next(loss_looks(pair, twin=True))
     assert told[:3] == ["torchao", "bf16", "bf16"]
     assert not any("begins" in what for what in told)
     pool.close()
@@ -249,7 +257,7 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
     pair.start()
     before = pool.live(pair.fp8)
     with pytest.raises(ArmError, match="the reference failed"):
-        pair.losses([])
+        next(loss_looks(pair, twin=True))
     assert not before.alive
     assert pair.fp8.request("logits", seed=0), "a fresh process answers"
     pool.close()

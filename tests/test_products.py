@@ -2,8 +2,8 @@
 
 import pytest
 
-from pytest_fp8.questions.kernels import kernel_family
-from pytest_fp8.questions.products import FP8, LayerCall, Product, attribute, role_table
+from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, attribute, role_table
 from pytest_fp8.worker.profile import PHASE, TraceEvent, read_profile
 from pytest_fp8.worker.te_products import TE_RANGE, te_extents
 

@@ -17,8 +17,9 @@ from pytest_fp8 import Case, Verdict, Workload, recompute_with
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, TransformerEngine
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker import recompute
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.recompute import NothingRecomputes
@@ -75,7 +76,7 @@ def test_the_control_recomputes_outside_it(calls):
 
 def test_recomputed_products_are_told_from_those_of_the_backward_pass():
     server = ArmServer(spec())
-    evidence = LayersEvidence.from_json(server.layers(), recompute=True)
+    evidence = from_plain(LayersEvidence, server.layers())
     # The stand-in multiplies in BF16: nothing is FP8 here, and everything is accounted for.
     assert {p.phase for p in evidence.products} == {"forward", "backward", "recompute"}
     assert sum(p.phase == "recompute" for p in evidence.products) == LAYERS
@@ -140,7 +141,7 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
     server = ArmServer(spec(OWN, workload=workload.ship()))
     entered = sys.modules["transformer_engine.pytorch"].entered
     entered.clear()
-    evidence = LayersEvidence.from_json(server.answer("layers", {}))
+    evidence = from_plain(LayersEvidence, server.answer("layers", {}))
     assert entered[:2] == [True, True], "looked at with gradients, in the context of the first pass"
     assert [call.recomputed for call in evidence.calls].count(True) == LAYERS
     assert all(call.needs_dgrad for call in evidence.calls if call.recomputed)
@@ -221,7 +222,7 @@ def test_a_model_that_recomputes_nothing_is_refused():
 def test_products_missing_from_the_backward_pass_are_found_with_their_cause():
     """What the layers question makes of the control's arm: FP8 in the forward pass alone."""
     server = ArmServer(spec())
-    evidence = LayersEvidence.from_json(server.layers(), recompute=True)
+    evidence = from_plain(LayersEvidence, server.layers())
     for product in evidence.products:
         object.__setattr__(product, "kind", "fp8" if product.phase == "forward" else "bfloat16")
     decision = check_layers(CASE, evidence)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.questions.products import FP8, LayerCall, attribute, role_table
+from pytest_fp8.questions.layers.products import FP8, LayerCall, attribute, role_table
 from pytest_fp8.worker.profile import TraceEvent, read_profile
 from pytest_fp8.zoo.shapes import SHAPES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8.baselines.store import parse_baseline, read_baseline
-from pytest_fp8.rules.decide import holds
+from pytest_fp8.rules.speed import holds
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "baselines").rglob("*.json"))

@@ -20,8 +20,8 @@ from control_runner import ControlRunner
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.environment import ArmEnvironment
-from pytest_fp8.arms.evidence import PairArms, make_arm
 from pytest_fp8.arms.forked import ForkedProcess, Template
+from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess, FreshProcess
 from pytest_fp8.arms.spec import ArmSpec

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
-from pytest_fp8.baselines.review import Speed, speed_of
 from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.rules.speed import Speed, speed_of
 
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
@@ -179,7 +179,7 @@ def _between_hosts(values: list[float]) -> Reading:
 
 def _mean(values: list[float]) -> Reading:
     """The mean over seeds with the confidence that the loss question uses, on both sides."""
-    from pytest_fp8.rules.decide import LOSS_CONFIDENCE
+    from pytest_fp8.rules.loss import LOSS_CONFIDENCE
     from pytest_fp8.rules.statistics import sample_sd, student_quantile
 
     count, middle = len(values), fmean(values)

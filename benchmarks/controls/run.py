@@ -30,8 +30,9 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.gpu import detect, is_kind
 from pytest_fp8.options import Settings
-from pytest_fp8.questions.loss import check_loss
-from pytest_fp8.questions.records import Curve, LossEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.loss.check import check_loss
+from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 
 DRAWS = 1000
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -125,9 +126,9 @@ def healthy_runs(runner: ControlRunner, recipe: str, groups: int) -> dict[str, A
     curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}}
     wanted = {"steps": pair.case.horizon}
     for seed in range(3 * groups):
-        curves["fp8"][seed] = Curve.from_json(pair.fp8.request("curve", seed=seed, **wanted))
+        curves["fp8"][seed] = from_plain(Curve, pair.fp8.request("curve", seed=seed, **wanted))
         for name, jitter in (("bf16", False), ("twin", True)):
-            curves[name][seed] = Curve.from_json(pair.bf16.request("curve", seed=seed, jitter=jitter, **wanted))
+            curves[name][seed] = from_plain(Curve, pair.bf16.request("curve", seed=seed, jitter=jitter, **wanted))
     every = list(itertools.combinations(range(3 * groups), 3))
     draws = random.Random(0).sample(every, min(DRAWS, len(every)))
     groups_of_three = [tuple(range(3 * g, 3 * g + 3)) for g in range(groups)]

@@ -22,7 +22,7 @@ from benchmarks.gate.reach import BASELINE_PROCESSES, CAUGHT, NOISE, RUN_PROCESS
 from benchmarks.gate.recordings import load
 from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import CHANGES, OURS, SESSION, Plan, Tally, per_session, run, together, wilson
-from pytest_fp8.rules.decide import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
 BUILD_SECONDS = 25.0
 """Wall clock to build, compile and warm up both arms, where no recording says it: seen at 1B and 8B on an H200."""

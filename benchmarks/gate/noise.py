@@ -117,7 +117,7 @@ class Trace:
 
     @property
     def log_ratios(self) -> Floats:
-        """(trials, processes, blocks), as ``gate.decide.log_ratios`` makes them."""
+        """(trials, processes, blocks), as ``rules.speed.log_ratios`` makes them."""
         return (np.log(self.bf16) - np.log(self.fp8)).mean(axis=-1)
 
 

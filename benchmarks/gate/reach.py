@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pytest_fp8.rules.decide import ALLOWANCE, BASELINE_BLOCKS, LOOKS, center_variance, fail_quantile
+from pytest_fp8.rules.speed import ALLOWANCE, BASELINE_BLOCKS, LOOKS, center_variance, fail_quantile
 from pytest_fp8.rules.statistics import median_variance, normal_quantile
 
 CAUGHT = 0.80

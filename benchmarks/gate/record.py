@@ -70,26 +70,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason: str) -> Path:
     """Measure ``processes`` fresh pairs of ``blocks`` ABBA blocks each; gives the file."""
-    from pytest_fp8.arms.evidence import PairArms
+    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.baselines.atomic import write_atomically
     from pytest_fp8.baselines.provenance import provenance
+    from pytest_fp8.questions.speed.timing import BlockTimer
 
     case = cases()[name]
     arms = PairArms(case, pool, None)
+    timer = BlockTimer(arms)
     path = free_name(out, name)
     said = provenance(ROOT, pool.gpu.describe(), reason)
     taken: list[dict[str, Any]] = []
     for index in range(processes):
-        build_before, states_before = pool.seconds.get("build", 0.0), len(arms.seen_conditions)
+        build_before, states_before = pool.seconds.get("build", 0.0), len(timer.states)
         started = time.monotonic()
         if index == 0:
             arms.start()
-        arms.have_processes(index + 1, blocks)
-        times, states = arms.block_times(), arms.seen_conditions[states_before:]
+        timer.measure(index + 1, blocks)
+        states = timer.states[states_before:]
         taken.append(
             {
-                "bf16": times["bf16"][index],
-                "fp8": times["fp8"][index],
+                "bf16": timer.reference[index],
+                "fp8": timer.other[index],
                 "clocks_mhz": [state.clock for state in states],
                 "throttles": sorted({word for state in states for word in state.throttles}),
                 "strangers": len({pid for state in states for pid in state.strangers}),
@@ -101,9 +103,7 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
             "schema": SCHEMA,
             "case": name,
             "case_hash": case.digest(),
-            "steps_per_block": arms.steps_per_block(),
-            "dropped_steps": arms.dropped_steps(),
-            "order": "turns" if pool.takes_turns(arms.fp8) else "abba",
+            **timer.settings(),
             "processes": taken,
             "provenance": said,
         }

@@ -82,7 +82,7 @@ def from_recording(data: dict, source: str) -> Measured:
 def from_baseline(data: dict, source: str) -> Measured:
     """A stored baseline: log ratios of six blocks per process, and each arm's median; the blocks themselves are gone.
 
-    Steps per block are computed as ``arms/pair.py`` does; 8B's arms are taken to give memory back between turns.
+    Steps per block are computed as ``BlockTimer`` does; 8B's arms are taken to give memory back between turns.
     """
     values = {name: metric["values"] for name, metric in data["metrics"].items()}
     bf16 = float(np.median(values["bf16_ms"]))

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
-from pytest_fp8.questions.records import TimingEvidence
-from pytest_fp8.questions.speed import disturbed
-from pytest_fp8.rules.decide import LOOKS, decide_speedup, holds
+from pytest_fp8.questions.speed.check import disturbed
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.rules.speed import LOOKS, decide_speedup, holds
 from pytest_fp8.verdicts import Verdict
 
 WARM_UP_BLOCKS = 3
-"""Blocks that each arm runs before its first counted one, as ``arms/pair.py`` does."""
+"""Blocks that each arm runs before its first counted one, as ``questions/speed/timing.py`` does."""
 Booleans = NDArray[np.bool_]
 
 
@@ -50,7 +50,7 @@ class Rule:
 
 
 def ours(baseline: Trace, run: Trace, noise: Noise, tolerance: float, cases: int) -> Outcome:
-    """The plugin's rule: :func:`decide_speedup` after the INVALID rules of ``checks/speedup.py``, look after look.
+    """The plugin's rule: :func:`decide_speedup` after the INVALID rules of the speed question, look after look.
 
     A baseline that its own spread makes too coarse is refused, as ``--fp8-update-baselines`` refuses it, and its case
     then is not gated. No floor: the question is what changed since the baseline.

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, draw
 from benchmarks.gate.rules import TODAY, Outcome, ours, today
-from pytest_fp8.rules.decide import BASELINE_BLOCKS, GATED_CASES, LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, GATED_CASES, LOOKS
 
 OURS = "pytest-fp8"
 CHANGES = (-0.01, -0.02, -0.03, -0.05, -0.08)

@@ -142,7 +142,7 @@ def unused(stored: Collection[str], collected: Collection[str], asked: Collectio
 
 def too_coarse(values: Sequence[Sequence[float]], tolerance: float) -> str:
     """Why a speedup of these log ratios (per block and process) cannot gate at ``tolerance``, or an empty string."""
-    from pytest_fp8.rules.decide import holds
+    from pytest_fp8.rules.speed import holds
 
     could_hold = holds(values)
     if could_hold <= tolerance:

@@ -6,13 +6,14 @@ Loads no numpy, so that the command line answers at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.rules.statistics import MAD_TO_SIGMA, SIGMA_RUN_FLOOR, normal_quantile, pooled_variance, sample_sd
+from pytest_fp8.rules.speed import speed_of
+from pytest_fp8.rules.statistics import SIGMA_RUN_FLOOR, normal_quantile, pooled_variance
 
 CONFIDENCE = 0.99
 """Two-sided: how often a speedup that did not change is called noise."""
@@ -75,36 +76,6 @@ class Revision:
             for name in sorted(old | new)
             if old.get(name) != new.get(name)
         ]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """A stored speedup: the mean log ratio over processes, and its standard error."""
-
-    theta: float
-    error: float
-    processes: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Of the ratio, at :data:`CONFIDENCE`."""
-        half = _quantile() * self.error
-        return math.exp(self.theta - half), math.exp(self.theta + half)
-
-
-def speed_of(values: Sequence[Sequence[float]], between: float | None = None) -> Speed:
-    """The speedup in ``values``, log ratios per block and process.
-
-    SE^2 = (pi/2) sigma_w^2 / (R n) + sigma_run^2 / R, for R processes of n blocks each: sigma_w is the spread of the
-    blocks of a process, sigma_run (``between``) that of the processes. By default sigma_run is that of these processes,
-    and never below :data:`~pytest_fp8.rules.statistics.SIGMA_RUN_FLOOR`.
-    """
-    estimates = [median(blocks) for blocks in values]
-    within = fmean(_robust_sigma(blocks) for blocks in values)
-    runs, blocks = len(values), min(len(x) for x in values)
-    spread = max(SIGMA_RUN_FLOOR, sample_sd(estimates)) if between is None else between
-    error = math.sqrt(math.pi / 2 * within**2 / (runs * blocks) + spread**2 / runs)
-    return Speed(fmean(estimates), error, runs)
 
 
 def revise(old: Baseline | None, new: Baseline, whole: str = "") -> Revision:
@@ -229,10 +200,3 @@ def _origins(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def _quantile() -> float:
     return normal_quantile((1 + CONFIDENCE) / 2)
-
-
-def _robust_sigma(values: Sequence[float]) -> float:
-    """1.4826 x the median absolute deviation, uncorrected for few values. The corrected
-    :func:`~pytest_fp8.rules.statistics.robust_sigma` would widen every interval here, and change verdicts."""
-    middle = median(values)
-    return MAD_TO_SIGMA * median(abs(value - middle) for value in values)

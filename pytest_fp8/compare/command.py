@@ -1,4 +1,4 @@
-"""``pytest-fp8 compare``: the arguments and the table of the same-job comparison."""
+"""``pytest-fp8 compare``: the arguments and the table of the comparison in one session."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if base == head == Side():
         raise SettingsError(
             "compare needs two sides",
-            expected="--base-python or --base-git, and what head has instead (what is here, if nothing is said)",
+            expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
             seen="neither",
             next_step=f"pytest-fp8 compare --base-git main --case {options.case[0]}",
         )

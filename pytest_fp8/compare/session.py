@@ -1,7 +1,7 @@
-"""The same-job comparison: one case, base and head alternating on one GPU, no stored baseline.
+"""The comparison in one session: one case, base and head alternating on one GPU, no stored baseline.
 
-The strongest gate there is: host, driver, power limit and the hour cancel. The FP8 arms of both sides are compared
-directly; their BF16 arms too, to tell a slower FP8 from a slower machine or model.
+Host, driver, power limit and the hour are the same for both sides, so that they cancel. The FP8 arms of both sides are
+compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a slower model.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.case import Case
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.rules.same_job import BLOCKS, PAIRS, SameJob, decide_same_job, own_change
+from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
 from pytest_fp8.verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.evidence import PairArms
+    from pytest_fp8.arms.pair import TwoArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.gpu import Gpu
-    from pytest_fp8.questions.records import TimingEvidence
+    from pytest_fp8.questions.speed.timing import BlockTimer
     from pytest_fp8.workload import WorkloadReference
 
-QUESTION = "same job"
+QUESTION = "same session"
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,26 @@ class Side:
     revision: str = ""
 
 
+@dataclass(frozen=True)
+class SidesEvidence:
+    """Milliseconds per step of base and head, block by block and process by process, and what disturbed them."""
+
+    base: Sequence[Sequence[float]]
+    head: Sequence[Sequence[float]]
+    disturbed: Sequence[str]
+    """Reasons for throttled clocks, and processes of others on the GPU."""
+    attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]] = field(default_factory=lambda: ({}, {}))
+    """Attention operator -> kernels that it launched, of base and of head."""
+
+
 @dataclass
 class Comparison:
-    """What was measured of one case."""
+    """What was measured of one case, and the verdict on head."""
 
     case: str
     decision: Decision
-    fp8: SameJob | None = None
-    bf16: SameJob | None = None
+    fp8: SideSpeed | None = None
+    bf16: SideSpeed | None = None
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median milliseconds per step of ``base fp8``, ``head fp8``, ``base bf16`` and ``head bf16``."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -117,39 +129,47 @@ def _compare(
     with_bf16: bool,
     workload: WorkloadReference | None,
 ) -> Comparison:
-    from pytest_fp8.rules.decide import log_ratios
+    from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+    from pytest_fp8.questions.speed.timing import BlockTimer
+    from pytest_fp8.rules.speed import ratios_by_process
 
-    def ratios(evidence: TimingEvidence) -> list[list[float]]:
-        return [log_ratios(b, h) for b, h in zip(evidence.bf16, evidence.fp8, strict=True)]
-
-    direct = _pair(case, pool, sides, workload)
+    arms = _sides(case, pool, sides, workload)
+    timer = BlockTimer(arms)
     for pairs in PAIRS[:looks]:
-        evidence = direct.add_processes(pairs, BLOCKS)
-        fp8 = decide_same_job(ratios(evidence), tolerance, looks)
+        timer.measure(pairs, BLOCKS)
+        # Asked once, of the first processes and after their blocks: a process that was profiled is no longer timed.
+        head_layers, base_layers = fp8_layers(arms), reference_layers(arms)
+        evidence = _evidence(timer, (base_layers.attention, head_layers.attention))
+        fp8 = decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
         if fp8.verdict is not Verdict.INCONCLUSIVE:
             break
-    times = {"base fp8": _median(evidence.bf16), "head fp8": _median(evidence.fp8)}
+    times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
-    disturbed = [*evidence.throttles, *(f"process {pid}" for pid in evidence.strangers)]
+    disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
-        beside = _pair(case.reference(), pool, sides, workload).add_processes(PAIRS[0], BLOCKS)
-        bf16 = decide_same_job(ratios(beside), tolerance, looks)
-        times |= {"base bf16": _median(beside.bf16), "head bf16": _median(beside.fp8)}
-        disturbed += [*beside.throttles, *(f"process {pid}" for pid in beside.strangers)]
-    unsound = _presence(case, direct)
-    attention = (evidence.bf16_attention, evidence.fp8_attention)
-    decision = judge(fp8, bf16, tolerance, looks, disturbed, unsound, attention, sides)
+        beside_timer = BlockTimer(_sides(case.reference(), pool, sides, workload))
+        beside_timer.measure(PAIRS[0], BLOCKS)
+        beside = _evidence(beside_timer)
+        bf16 = decide_same_session(ratios_by_process(beside.base, beside.head), tolerance, looks)
+        times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
+        disturbed += beside.disturbed
+    decision = judge(fp8, bf16, tolerance, looks, disturbed, _unsound(case, arms), evidence.attention, sides)
     return Comparison(case.id, decision, fp8, bf16, times, dict(pool.seconds))
 
 
+def _evidence(timer: BlockTimer, attention: tuple[Any, Any] = ({}, {})) -> SidesEvidence:
+    disturbed = [*timer.throttles, *(f"process {pid}" for pid in timer.strangers)]
+    return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
+
+
 def judge(
-    fp8: SameJob,
-    bf16: SameJob | None,
+    fp8: SideSpeed,
+    bf16: SideSpeed | None,
     tolerance: float,
     looks: int,
     disturbed: Sequence[str],
     unsound: str,
-    attention: tuple[Any, Any],
+    attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]],
     sides: tuple[ArmEnvironment, ArmEnvironment],
 ) -> Decision:
     """The verdict on head's FP8 arm, with its cause. Pure."""
@@ -164,7 +184,7 @@ def judge(
         return decision(
             Verdict.INVALID,
             "the GPU was shared or its clocks were throttled",
-            "a ratio taken meanwhile says nothing",
+            "another process or heat: a ratio taken meanwhile says nothing",
             "nvidia-smi, then run again",
             ", ".join(sorted(set(disturbed))),
         )
@@ -204,8 +224,8 @@ def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
     ]
 
 
-def _whose(fp8: SameJob, bf16: SameJob | None, looks: int) -> str:
-    """Whether a change that is more than noise is FP8's own."""
+def _whose(fp8: SideSpeed, bf16: SideSpeed | None, looks: int) -> str:
+    """Whether a change that is more than noise is FP8's own, or BF16's too."""
     if bf16 is None or abs(fp8.theta) <= fp8.half_width:
         return ""
     own, half = own_change(fp8, bf16, looks)
@@ -214,31 +234,33 @@ def _whose(fp8: SameJob, bf16: SameJob | None, looks: int) -> str:
     return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own):+.2%} is FP8's own"
 
 
-def _pair(
+def _sides(
     case: Case,
     pool: ArmPool,
     sides: tuple[ArmEnvironment, ArmEnvironment],
     workload: WorkloadReference | None,
-) -> PairArms:
-    from pytest_fp8.arms.evidence import PairArms
+) -> TwoArms:
+    """One case's arms in both environments, alive: base's is the reference, head's the other."""
+    from pytest_fp8.arms.pair import TwoArms
     from pytest_fp8.arms.spec import ArmSpec
     from pytest_fp8.shipping import ship
 
     shipped = ship(workload, f"the workload {workload.text!r}") if workload is not None else None
     digest = case.digest(workload.text if workload is not None else "")
-    arms = [pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", shipped), side) for side in sides]
-    pair = PairArms.between(*arms)
-    pair.start()
-    return pair
+    base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", shipped), side) for side in sides)
+    arms = TwoArms(base, head)
+    arms.start()
+    return arms
 
 
-def _presence(case: Case, pair: PairArms) -> str:
-    """Why head's arm does not answer for FP8, or an empty string."""
-    from pytest_fp8.questions.layers import check_layers
+def _unsound(case: Case, arms: TwoArms) -> str:
+    """What is wrong with FP8 in head's arm, or an empty string."""
+    from pytest_fp8.questions.layers.check import check_layers
+    from pytest_fp8.questions.layers.evidence import fp8_layers
 
     if case.backend == "bf16":
         return ""
-    decision = check_layers(case, pair.layers())
+    decision = check_layers(case, fp8_layers(arms))
     return decision.headline if decision.verdict is Verdict.FAIL else ""
 
 
@@ -248,5 +270,5 @@ def _median(arms: Sequence[Sequence[float]]) -> float:
     return median(time for process in arms for time in process)
 
 
-def _numbers(side: SameJob) -> dict[str, Any]:
+def _numbers(side: SideSpeed) -> dict[str, Any]:
     return {"change": side.change, "interval": side.interval, "pairs": side.pairs, "verdict": side.verdict.value}

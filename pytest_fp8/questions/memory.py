@@ -1,12 +1,15 @@
-"""What does it cost in memory? Peaks of one training step of both arms. Pure."""
+"""What does it cost in memory? Peaks of one training step of both arms: evidence, how it is gathered, the check."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.questions.products import EVALUATION
-from pytest_fp8.questions.records import MemoryEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.questions.findings import Finding
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "memory"
@@ -15,57 +18,105 @@ TOLERANCE = 0.02
 GIB = 2.0**30
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Bytes: the most that was allocated, and that torch's allocator had reserved."""
+
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one arm in one training step."""
+
+    resident: int
+    """Allocated between steps."""
+    phases: Mapping[str, Peak]
+    """``forward``, ``backward``, ``optimizer``, and ``evaluation`` where a step evaluates."""
+    peak_allocated: int
+    """Of the whole step, without evaluation."""
+    peak_reserved: int
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """What one training step takes in each arm."""
+
+    bf16: StepMemory
+    fp8: StepMemory
+
+    def activations(self) -> dict[str, int]:
+        """What the forward pass holds at its peak on top of what is resident, in bytes by arm: saved activations,
+        logits, and FP8 copies that a library keeps for the backward pass. Empty where an arm's step has no forward
+        phase, as some steps of the user's own."""
+        arms = {"bf16": self.bf16, "fp8": self.fp8}
+        held = {
+            name: arm.phases["forward"].allocated - arm.resident
+            for name, arm in arms.items()
+            if "forward" in arm.phases
+        }
+        return held if len(held) == len(arms) and held["bf16"] > 0 else {}
+
+
+def memory_of(arms: PairArms) -> MemoryEvidence:
+    """Asked once. Raises ``ArmError``."""
+    return arms.once("memory", lambda: _ask(arms))
+
+
+def _ask(arms: PairArms) -> MemoryEvidence:
+    fp8 = from_plain(StepMemory, arms.fp8.request("memory"))
+    return MemoryEvidence(arms.shared("memory", lambda: from_plain(StepMemory, arms.bf16.request("memory"))), fp8)
+
+
 def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> Decision:
     """``baseline``: stored ratios of FP8's peak of allocated memory to BF16's."""
-    ratio = evidence.fp8["peak_allocated"] / evidence.bf16["peak_allocated"]
+    ratio = evidence.fp8.peak_allocated / evidence.bf16.peak_allocated
     numbers: dict[str, Any] = {
         "ratio": ratio,
-        "reserved_ratio": evidence.fp8["peak_reserved"] / evidence.bf16["peak_reserved"],
-        "bf16_peak_gib": evidence.bf16["peak_allocated"] / GIB,
-        "fp8_peak_gib": evidence.fp8["peak_allocated"] / GIB,
+        "reserved_ratio": evidence.fp8.peak_reserved / evidence.bf16.peak_reserved,
+        "bf16_peak_gib": evidence.bf16.peak_allocated / GIB,
+        "fp8_peak_gib": evidence.fp8.peak_allocated / GIB,
         # Evaluation is no training, and in no peak.
-        "phases": {n: p["allocated"] / GIB for n, p in evidence.fp8["phases"].items() if n != EVALUATION},
+        "phases": {n: p.allocated / GIB for n, p in evidence.fp8.phases.items() if n != EVALUATION},
     }
     phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"
     held = evidence.activations()
     if held:
-        # Described and never judged: what counts against a GPU's memory is the peak of the whole step.
+        # Reported and never judged: what must fit the GPU is the peak of the whole step.
         numbers["activation_ratio"] = held["fp8"] / held["bf16"]
         numbers |= {f"{arm}_activation_gib": size / GIB for arm, size in held.items()}
         seen += f"; the forward pass adds {numbers['activation_ratio']:.3f}x"
+    if baseline:
+        numbers["baseline"] = max(baseline)
+    verdict, lines = _judge(ratio, baseline, seen)
+    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+
+
+def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
     if not baseline:
-        return Decision(
-            QUESTION,
-            Verdict.NOT_EXERCISED,
-            "no baseline to hold the memory ratio against",
-            expected="a stored baseline",
-            seen=seen,
-            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
-            numbers=numbers,
-        )
+        return Verdict.NOT_EXERCISED, {
+            "headline": "no baseline to hold the memory ratio against",
+            "expected": "a stored baseline",
+            "seen": seen,
+            "next_step": 'run once with --fp8-update-baselines --fp8-reason "first measurement"',
+        }
     stored = max(baseline)
-    numbers["baseline"] = stored
     if ratio > stored * (1 + TOLERANCE):
-        return Decision(
-            QUESTION,
-            Verdict.FAIL,
-            "FP8 takes more memory against BF16 than in the baseline",
-            expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
-            seen=seen,
-            cause="FP8 copies of weights or activations kept beside the high-precision ones",
-            next_step="compare the phases in the report: forward is activations, optimizer is weights",
-            numbers=numbers,
-        )
+        return Verdict.FAIL, {
+            "headline": "FP8 takes more memory against BF16 than in the baseline",
+            "expected": f"at most {stored:.3f}x +{TOLERANCE:.0%}",
+            "seen": seen,
+            "cause": "FP8 copies of weights or activations kept beside the high-precision ones",
+            "next_step": "compare the phases in the report: forward is activations, optimizer is weights",
+        }
     if ratio < min(baseline) * (1 - TOLERANCE):
-        return Decision(
-            QUESTION,
-            Verdict.IMPROVED,
-            "FP8 takes less memory against BF16 than in the baseline",
-            expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
-            seen=seen,
-            cause="copies that are no longer kept; the old baseline no longer guards that",
-            next_step='update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
-            numbers=numbers,
-        )
-    return Decision(QUESTION, Verdict.PASS, f"{seen}; baseline {stored:.3f}x", numbers=numbers)
+        return Verdict.IMPROVED, {
+            "headline": "FP8 takes less memory against BF16 than in the baseline",
+            "expected": f"{stored:.3f}x +-{TOLERANCE:.0%}",
+            "seen": seen,
+            "cause": "copies that are no longer kept; the old baseline no longer guards that",
+            "next_step": 'update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
+        }
+    return Verdict.PASS, {"headline": f"{seen}; baseline {stored:.3f}x"}

@@ -1,15 +1,16 @@
 """Which mixed precision will be trained in, and which of the settings that disagree decided it? Pure.
 
 From the outside in: the shell's environment, the file or arguments of ``accelerate launch``, ``TrainingArguments``. The
-last one that says anything wins, and none of them says a word about the others.
+last one that is set wins, and none of them warns about the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from pytest_fp8.plain import from_plain
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "precision"
@@ -37,7 +38,8 @@ class Switches:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Switches:
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+        """Raises ``PlainDataError`` where a key is missing or unknown."""
+        return from_plain(cls, data)
 
 
 def check_precision(switches: Switches, wanted: str = "fp8") -> Decision:
@@ -84,7 +86,7 @@ def who_won(switches: Switches) -> str:
     ]
     said = " and ".join(asked) or "nothing asks for another"
     by = winner(switches)
-    # A caller that sees the environment alone cannot know the Trainer's arguments: nothing else makes bf16 of fp8.
+    # A caller that sees the environment alone does not know the Trainer's arguments. Nothing else turns fp8 into bf16.
     if by.startswith("the program") and switches.used in ("bf16", "fp16"):
         by = f"{switches.used}=True of the Trainer"
     return f"{said} and Accelerate trains in {_word(switches.used)}: {by} wins over it"

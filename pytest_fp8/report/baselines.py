@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 from pytest_fp8.baselines.check import Finding
-from pytest_fp8.baselines.review import Revision, level, speed_of
+from pytest_fp8.baselines.review import Revision, level
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
+from pytest_fp8.rules.speed import speed_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}

@@ -1,10 +1,12 @@
-"""What a session learned, case by case: decisions, measurements, what did not run. Plain data that xdist can carry."""
+"""What a session learned, case by case: decisions, measurements, what did not run. Plain data that xdist can send."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -23,10 +25,11 @@ class Entry:
     timing: dict[str, Any] = field(default_factory=dict)
     """Every timed block: ``processes`` of ``bf16`` and ``fp8``, milliseconds per step, and how they were taken."""
     errors: list[str] = field(default_factory=list)
+    """Headlines of errors that ended a question without a decision."""
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
     namesakes: int = 0
-    """How many pairs were asked under one case's name, where these are several: models that no name tells apart."""
+    """Number of distinct workloads under one case id; 0 where there is one."""
 
 
 @dataclass
@@ -41,16 +44,15 @@ class Ledger:
     collected: list[str] = field(default_factory=list)
     """Names under which baselines of the collected cases may be stored."""
     partial: bool = False
-    """Whether something of the suite was left out: by a path, by ``-k``, by an early stop."""
+    """Whether a part of the suite was not selected: by a path, ``-k`` or ``-m``, or by an early stop."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time of this session's arms went."""
-
+    """What the arms did -> seconds."""
     open_tests: dict[str, list[str]] | None = None
-    """Case -> collected tests that have not run to an end; ``None`` until they are known."""
+    """Case -> collected tests that have not finished; ``None`` before collection."""
     recent: list[str] = field(default_factory=list)
     """Verdicts since :meth:`taken` was last asked."""
     _rows: dict[str, list[str]] = field(default_factory=dict)
-    """Case -> the entries of the pairs that were asked under its name."""
+    """Case -> names of its entries, one per workload."""
 
     def taken(self) -> list[str]:
         """The verdicts noted since the last call: those of the test that just ran."""
@@ -58,7 +60,7 @@ class Ledger:
         return verdicts
 
     def begin(self, case: Case, case_hash: str, gpu: str) -> str:
-        """Open the entry of a pair and give its name: the case's, and a numbered one for each further pair under it."""
+        """Open the entry of a pair and give its name: the case's id, with a number for each further workload."""
         rows = self._rows.setdefault(case.id, [])
         rows.append(f"{case.id} #{len(rows) + 1}" if rows else case.id)
         entry = self.entries.setdefault(rows[-1], Entry(rows[-1]))
@@ -92,7 +94,7 @@ class Ledger:
 
     @property
     def cut_short(self) -> bool:
-        """Whether a collected test has not run to an end."""
+        """Whether a collected test has not finished."""
         return any((self.open_tests or {}).values())
 
     def finished(self, case: str, test: str) -> None:
@@ -106,7 +108,7 @@ class Ledger:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "entries": {name: vars(entry) for name, entry in self.entries.items()},
+            "entries": to_plain(self.entries),
             "not_run": self.not_run,
             "ran_on_gpu": self.ran_on_gpu,
             "collected": self.collected,
@@ -116,16 +118,17 @@ class Ledger:
         }
 
     def merge(self, data: Mapping[str, Any]) -> None:
-        """Take in what an xdist worker learned."""
+        """Add what an xdist worker learned: its :meth:`to_json`. Raises ``PlainDataError`` where a key is missing."""
         for name, fields in data["entries"].items():
+            theirs = from_plain(Entry, fields)
             entry = self.entries.setdefault(name, Entry(name))
-            entry.case_hash, entry.gpu = fields["case_hash"], fields["gpu"]
-            entry.decisions.update(fields["decisions"])
-            entry.metrics.update(fields["metrics"])
-            entry.timing.update(fields["timing"])
-            entry.errors.extend(fields["errors"])
-            entry.expected.extend(fields["expected"])
-            entry.namesakes = max(entry.namesakes, fields["namesakes"])
+            entry.case_hash, entry.gpu = theirs.case_hash, theirs.gpu
+            entry.decisions.update(theirs.decisions)
+            entry.metrics.update(theirs.metrics)
+            entry.timing.update(theirs.timing)
+            entry.errors.extend(theirs.errors)
+            entry.expected.extend(theirs.expected)
+            entry.namesakes = max(entry.namesakes, theirs.namesakes)
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]
@@ -134,10 +137,11 @@ class Ledger:
         if self.open_tests is None:
             self.open_tests = data["open_tests"]
         elif data["open_tests"] is not None:
-            # Each worker collects all tests and runs some: open are those that no worker ran.
-            theirs = data["open_tests"]
+            # Each worker collects all tests and runs some. A test is open where no worker ran it; a worker's list
+            # leaves out cases without open tests.
+            still_open = data["open_tests"]
             self.open_tests = {
-                case: [test for test in tests if test in theirs.get(case, ())]
+                case: [test for test in tests if test in still_open.get(case, ())]
                 for case, tests in self.open_tests.items()
             }
         for what, spent in data["seconds"].items():

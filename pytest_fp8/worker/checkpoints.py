@@ -80,6 +80,8 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "rebuilt_scaling_state": scaling,
         "untied": engine.conversion.untied,
         "loaded": not (missing or unexpected or shapes),
+        "digests": {},
+        "optimizer_digests": {},
     }
     if not report["loaded"]:
         return report

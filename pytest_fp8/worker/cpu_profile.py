@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_fp8.questions.products import FP8, Product
+from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.operators import OPERANDS, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pytest_fp8.questions.kernels import kernel_family
-from pytest_fp8.questions.products import FP8, Product
+from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.worker.profile import ACTIVITIES, longest, plain_events, ranges_with_kernels
 
 KNOWN = "fp8 known product: "

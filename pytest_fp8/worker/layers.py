@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.backends.linears import stacked_weights
-from pytest_fp8.questions.products import LayerCall, Product, products_to_json
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.layers.products import LayerCall, Product
 from pytest_fp8.worker.cpu_profile import ProductRecorder
 from pytest_fp8.worker.kernel_families import learn_families
 from pytest_fp8.worker.observe import Part, observe_forward
@@ -47,6 +47,7 @@ def layers(engine: Engine) -> dict[str, Any]:
             engine.step(batch, recorder.in_phase, note_bypassed)
         products, families, attention, milliseconds = recorder.products, None, {}, {}
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
+    # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
         "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
         "converted": engine.conversion.converted,
@@ -54,19 +55,20 @@ def layers(engine: Engine) -> dict[str, Any]:
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "agreement": accuracy,
+        "output_accuracy": accuracy,
         "bypassed": sorted(bypassed),
         "unfrozen": engine.conversion.unfrozen,
-        "lost": engine.conversion.dropped_behaviour,
-        "stacked": stacked_weights(engine.model),
-        "frozen_history": _unchanged(history, _amax_histories(engine) if history else {}),
+        "dropped_behaviour": engine.conversion.dropped_behaviour,
+        "stacked_weights": stacked_weights(engine.model),
+        "stale_amax": _unchanged(history, _amax_histories(engine) if history else {}),
         "switches": {**engine.switches, **engine.backend.switches},
-        "calls": [asdict(call) for call in calls],
+        "calls": to_plain(calls),
         "recipes": recipes,
-        "products": products_to_json(products),
+        "products": to_plain(products),
         "families": families,
         "attention": attention,
         "milliseconds": milliseconds,
+        "recompute": engine.case.activation_checkpointing,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.questions.products import EVALUATION
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import Backend
-from pytest_fp8.questions.products import LayerCall
+from pytest_fp8.questions.layers.products import LayerCall
 from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.recomputation import checkpointed, inlined_reentrant
 

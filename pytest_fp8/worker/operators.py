@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fp8.questions.products import Product
+from pytest_fp8.questions.layers.products import Product
 
 OPERANDS = {
     "mm": (0, 1),

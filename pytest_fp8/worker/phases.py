@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-from pytest_fp8.questions.products import EVALUATION
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.questions.kernels import kernel_family
-from pytest_fp8.questions.products import EVALUATION, FP8, Product
+from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.operators import OPERANDS, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation

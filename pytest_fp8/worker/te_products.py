@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.questions.products import FP8, Product
+from pytest_fp8.questions.layers.products import FP8, Product
 
 TE_RANGE = "fp8 te product: "
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import itertools
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 # Loaded before pytester takes its snapshot of sys.modules: a module that a test run loads afresh would not be the one
 # that install() changed.
-import pytest_fp8.arms.evidence
+import pytest_fp8.arms.pair
 import pytest_fp8.arms.pool
 import pytest_fp8.backends.bf16
 import pytest_fp8.backends.torchao
@@ -25,7 +25,8 @@ import pytest_fp8.report.header
 import pytest_fp8.report.terminal  # noqa: F401
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, Gpu
-from pytest_fp8.questions.products import FP8, LayerCall, Product, products_to_json
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import FPROP, RECOMPUTE, recipe_facts
 
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
@@ -51,11 +52,11 @@ SUITE = """
 
     @pytest.mark.fp8(cases=CASES, question="speedup")
     def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup(floor=None)
+        fp8_pair.assert_speedup(baseline_alone=True)
 
     @pytest.mark.fp8(cases=CASES, question="speedup")
     def test_faster(fp8_pair):
-        fp8_pair.assert_speedup(against_baseline=False)
+        fp8_pair.assert_faster()
 
     @pytest.mark.fp8(cases=CASES, question="memory")
     def test_memory(fp8_pair):
@@ -114,7 +115,7 @@ class FakeProcess:
         if kind:
             raise ArmError(kind, f"the arm {self.spec.name!r} failed", seen=kind)
         self.world.built.append(self.spec.case.id)
-        return {"cudnn": 91900, "torch": "2.11.0"}
+        return {"cudnn": 91900, "torch": "2.11.0", "compiled": True}
 
     def build(self, spec: Any, timeout: float = 0) -> Any:
         self.start_build(spec)
@@ -155,12 +156,22 @@ class FakeProcess:
             "converted": converted,
             "skipped": {name: "head" for name in SIZES if name not in converted},
             "live_fp8": converted,
-            "calls": [asdict(call) for call in calls],
+            "calls": to_plain(calls),
             "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
-            "products": products_to_json(products),
+            "products": to_plain(products),
             "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
             "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
             "milliseconds": self._milliseconds(),
+            "recompute": case.activation_checkpointing,
+            "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
+            "in_eval": [],
+            "output_accuracy": {},
+            "stale_amax": [],
+            "bypassed": [],
+            "unfrozen": [],
+            "dropped_behaviour": {},
+            "stacked_weights": {},
+            "switches": {"asked": "", "accelerate": ""},
         }
 
     def _milliseconds(self) -> dict[str, float]:
@@ -174,7 +185,7 @@ class FakeProcess:
         losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
         if self.is_fp8 and self.world.nan_at is not None:
             losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
-        return {"seed": seed, "losses": losses, "gradient_norms": [1.0] * steps}
+        return {"seed": seed, "losses": losses, "gradient_norms": [1.0] * steps, "data": 0, "trained": sorted(SIZES)}
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         return self.curve(seed, steps, first_step=first_step)
@@ -197,8 +208,11 @@ class FakeProcess:
         state = {"optimizer/w/step": 3} if optimizer else {}
         return {
             "keys": ["w"],
+            "wrapped": [],
             "aliases": {},
+            "untied": {},
             "scaling_state": [],
+            "frozen": 0,
             "on_disk": {"BF16": 1},
             "digests": {"w": 1},
             "optimizer_digests": state,
@@ -212,6 +226,7 @@ class FakeProcess:
             "unexpected": [],
             "wrong_shape": [],
             "rebuilt_scaling_state": [],
+            "untied": {},
             "loaded": True,
             "digests": {"w": 1},
             "optimizer_digests": state,
@@ -228,8 +243,6 @@ def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
     absent = "no NVIDIA GPU (fake)"
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
-    monkeypatch.setattr(
-        "pytest_fp8.arms.evidence.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers)
-    )
+    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: Conditions(1980, (), FakeProcess.world.strangers))
     monkeypatch.setattr("pytest_fp8.backends.base.Backend.available", lambda self: (True, ""))
     return FakeProcess.world

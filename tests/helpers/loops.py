@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.questions.layers import check_layers
-from pytest_fp8.questions.records import LayersEvidence
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.worker.server import ArmServer
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
@@ -85,4 +86,4 @@ def serve(case=CASE, **parts):
 
 def judge(server, case=CASE):
     """The layers question's decision on a live arm."""
-    return check_layers(case, LayersEvidence.from_json(server.layers(), recompute=case.activation_checkpointing))
+    return check_layers(case, from_plain(LayersEvidence, server.layers()))

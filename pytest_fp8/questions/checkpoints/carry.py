@@ -1,24 +1,22 @@
-"""Checkpoints carried between the two live arms of a pair: gathers what either side held. Judging is elsewhere."""
+"""Carries checkpoints between the two live arms of a pair, and gathers what both sides held."""
 
 from __future__ import annotations
 
 import base64
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fp8.questions.checkpoints import logit_limit
-from pytest_fp8.questions.records import Transfer
-
-if TYPE_CHECKING:
-    from pytest_fp8.arms.evidence import PairArms
-    from pytest_fp8.arms.pool import Arm
-    from pytest_fp8.case import Case
+from pytest_fp8.case import Case
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.arms import Arm, PairArms
+from pytest_fp8.questions.checkpoints.check import logit_limit
+from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved, Transfer
 
 STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
@@ -30,24 +28,29 @@ class Source:
     """An arm that has trained and saved: what its checkpoints must carry."""
 
     folder: Path
-    """One folder per store in it."""
-    saved: dict[str, dict[str, Any]]
-    """What the arm said of each store's checkpoint."""
+    """It has a folder per store."""
+    saved: Mapping[str, Saved]
+    """By store."""
     logits: NDArray[np.float32]
-    losses: list[float]
-    """Of the steps it went on to train; empty where the case does not resume."""
+    losses: Sequence[float]
+    """Of the steps that it went on to train; empty where the case does not resume."""
 
 
-def carry_both_ways(pair: PairArms) -> list[Transfer]:
-    """Both directions through every store of the case. The files of the FP8 arm are gone afterwards, those of the
-    reference are kept for the other cases that share it."""
+def transfers_of(pair: PairArms) -> list[Transfer]:
+    """Asked once. Raises ``ArmError``."""
+    return pair.once("checkpoints", lambda: _carry_both_ways(pair))
+
+
+def _carry_both_ways(pair: PairArms) -> list[Transfer]:
+    """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
+    kept for the other cases that share it."""
     distance = _distance_at_start(pair)
     stores = pair.case.checkpoint_formats
     with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
         forth = _source(pair.case, pair.fp8, Path(name))
         transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, distance) for store in stores]
     what = f"checkpoint {pair.case.resume} {stores}"
-    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.pool.folder(pair.bf16, what)))
+    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what)))
     transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, distance) for store in stores]
     return transfers
 
@@ -65,7 +68,10 @@ def _distance_at_start(pair: PairArms) -> float:
 def _source(case: Case, arm: Arm, folder: Path) -> Source:
     arm.request("curve", seed=SEED, steps=STEPS)
     saved = {
-        store: arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(case, store))
+        store: from_plain(
+            Saved,
+            arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(case, store)),
+        )
         for store in case.checkpoint_formats
     }
     logits = _logits(arm)
@@ -74,9 +80,10 @@ def _source(case: Case, arm: Arm, folder: Path) -> Source:
 
 def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, distance: float) -> Transfer:
     optimizer = _with_optimizer(case, store)
-    loaded = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
+    answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
+    loaded = from_plain(Loaded, answer)
     apart, resumed = math.nan, []
-    if loaded["loaded"]:
+    if loaded.loaded:
         apart = relative_distance(_logits(target), source.logits)
         if optimizer:
             resumed = _resumed(target)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import Finding, eval_cause, fail, some, words
+from pytest_fp8.questions.findings import Finding, fail, some, words
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.precision import Switches, who_won
-from pytest_fp8.questions.products import FP8
-from pytest_fp8.questions.records import LayersEvidence
 from pytest_fp8.recipes import LIBRARIES, recipe_facts
 
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
@@ -17,7 +17,8 @@ OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_eng
 
 
 def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
-    names, converted, skipped = set(evidence.originals), set(evidence.converted), set(evidence.skipped)
+    """The first thing that is wrong with which layers are in FP8, or ``None``."""
+    converted, skipped = set(evidence.converted), set(evidence.skipped)
     live = set(evidence.live_fp8)
     if not live:
         return _nothing_converted(case, evidence)
@@ -30,45 +31,66 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
             next_step="convert last, after adapters and before compiling",
         )
     if live & skipped:
-        name = sorted(live & skipped)[0]
+        return _converted_all_the_same(case, evidence, live & skipped)
+    found = _changed_beside(evidence)
+    if found is not None:
+        return found
+    unaccounted = set(evidence.originals) - converted - skipped
+    if unaccounted:
         return fail(
-            "a layer that was to stay in high precision is an FP8 layer",
-            expected=f"{name} left alone ({evidence.skipped[name]})",
-            seen=f"FP8: {some(live & skipped)}"
-            + (f"; and frozen weights that take gradients: {some(evidence.unfrozen)}" if evidence.unfrozen else ""),
-            cause="the filter did not reach the converter: what it names "
-            + ("was an adapter" if evidence.skipped[name].startswith("adapter") else "was converted with the rest"),
-            next_step=_how_to_filter(case, evidence.skipped[name]),
+            "Linears that were neither converted nor left with a reason",
+            expected="a reason for each layer that stays in high precision",
+            seen=some(unaccounted),
+            cause="a converter that stopped at the first layer it could not take, or a filter that names no reason",
+            next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
         )
+    return None
+
+
+def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str]) -> Finding:
+    """Layers that were to stay in high precision are FP8 layers."""
+    name = sorted(wrong)[0]
+    reason = evidence.skipped[name]
+    unfrozen = f"; and frozen weights that take gradients: {some(evidence.unfrozen)}" if evidence.unfrozen else ""
+    return fail(
+        "a layer that was to stay in high precision is an FP8 layer",
+        expected=f"{name} left alone ({reason})",
+        seen=f"FP8: {some(wrong)}{unfrozen}",
+        cause="the filter did not reach the converter: what it names "
+        + ("was an adapter" if reason.startswith("adapter") else "was converted with the rest"),
+        next_step=_how_to_filter(case, reason),
+    )
+
+
+def _changed_beside(evidence: LayersEvidence) -> Finding | None:
+    """What the conversion changed besides the precision."""
     if evidence.unfrozen:
         return fail(
             f"{len(evidence.unfrozen)} frozen weight(s) take gradients since the conversion",
             expected="what was frozen before the conversion to be frozen after it",
             seen=f"requires_grad: {some(evidence.unfrozen)}",
             cause="the conversion made new parameters and forgot requires_grad: their gradients are computed and "
-            "kept, for nothing or for an optimizer that should not have them",
+            "kept for nothing, or an optimizer trains them that should not",
             next_step="after the conversion, model.requires_grad_(False) for all but the adapters",
         )
-    if evidence.lost:
+    if evidence.dropped_behaviour:
         return fail(
-            f"{len(evidence.lost)} converted layer(s) lost what they did besides their product",
+            f"{len(evidence.dropped_behaviour)} converted layer(s) lost what they did besides their product",
             expected="an FP8 layer that does all that the Linear did",
-            seen=some([f"{name}: {what}" for name, what in evidence.lost.items()]),
+            seen=some([f"{name}: {what}" for name, what in evidence.dropped_behaviour.items()]),
             cause="the conversion puts a layer of the library's own in the Linear's place, which takes over its "
             "weights and nothing else",
             next_step="leave it in high precision, Workload(leave=(its name,)), or do that outside the Linear: in the "
             "module that calls it, or in a hook that is registered after the conversion",
         )
-    unaccounted = names - converted - skipped
-    if unaccounted:
-        return fail(
-            "Linears that were neither converted nor left with a reason",
-            expected="a reason for each layer that stays in high precision",
-            seen=some(unaccounted),
-            cause="a converter that stopped at the first layer it could not take, or a filter that nobody wrote down",
-            next_step="convert it, or give it a reason to stay: Workload(leave=(name or pattern, ...))",
-        )
     return None
+
+
+def eval_cause(evidence: LayersEvidence) -> str:
+    """The cause, where layers in eval mode may explain why FP8 did not run; else an empty string."""
+    if not evidence.in_eval:
+        return ""
+    return f"eval() switched FP8 off: {len(evidence.in_eval)} layers are in eval mode while the model trains"
 
 
 def _how_to_filter(case: Case, reason: str) -> str:
@@ -79,10 +101,11 @@ def _how_to_filter(case: Case, reason: str) -> str:
     return f"{first}replace the layers yourself: Workload(convert=...)"
 
 
-def _why_not_live(evidence: LayersEvidence, lost: set[str]) -> str:
-    """Whether what was not converted comes after a layer of odd sizes under the same parent, where a loop returned."""
+def _why_not_live(evidence: LayersEvidence, missing: set[str]) -> str:
+    """Why layers were not converted. Accelerate's loop over a module's children returns at the first Linear whose sizes
+    FP8 does not take: then what was not converted comes after such a Linear in the same parent."""
     order = list(evidence.originals)
-    for name in sorted(lost, key=order.index):
+    for name in sorted(missing, key=order.index):
         earlier = [n for n in order[: order.index(name)] if n.rpartition(".")[0] == name.rpartition(".")[0]]
         odd = [n for n in earlier if evidence.skipped.get(n, "").startswith("size")]
         if odd:
@@ -123,11 +146,11 @@ _HOW_TO_CONVERT = {
     "head": "write the other products as nn.Linear",
     "adapter": "give the Linears under the adapters sizes that FP8 takes",
 }
-"""What a Linear's reason to stay begins with -> what to do about it."""
+"""First word of a Linear's reason to stay in high precision -> what to do about it."""
 
 
 def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
-    """Cause and next step where no layer is in FP8, by the reasons that the Linears were left for."""
+    """Cause and next step where no layer is in FP8, from the reasons why the Linears were left."""
     if evidence.converted:
         return _who_dropped_it(evidence), "convert the model itself, or check how FP8 is switched on"
     elsewhere = "products that no nn.Linear holds (convolutions, transformers' Conv1D in GPT-2, raw parameters)"
@@ -145,6 +168,7 @@ def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
 
 
 def _who_dropped_it(evidence: LayersEvidence) -> str:
+    """Which setting took FP8 away, as far as the environment and Accelerate's own state tell."""
     switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
     if switches.used == FP8:
         return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
@@ -154,6 +178,7 @@ def _who_dropped_it(evidence: LayersEvidence) -> str:
 
 
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
+    """The first layer in which another recipe was in force than the case's, or ``None``."""
     asked = {"recipe": case.recipe, **case.full_options}
     for name, seen in evidence.recipes.items():
         wrong = {key: (value, seen.get(key)) for key, value in asked.items() if seen.get(key) != value}
@@ -178,9 +203,9 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
 
 
 def _by_accelerate(case: Case, wrong: Mapping[str, Any]) -> str:
-    """Accelerate hands on what differs from its own defaults, which are not Transformer Engine's."""
-    road = case.backend.startswith(("accelerate_", "trainer_", "unsloth_te"))
+    """Accelerate passes on only what differs from its own defaults, which are not Transformer Engine's."""
+    through_accelerate = case.backend.startswith(("accelerate_", "trainer_", "unsloth_te"))
     defaults = recipe_facts(case.backend, case.recipe).options
-    if not road or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
+    if not through_accelerate or any(defaults.get(key) != asked for key, (asked, _) in wrong.items()):
         return ""
     return ": Accelerate's to_kwargs() leaves out what equals its own default, and the library's default is another"

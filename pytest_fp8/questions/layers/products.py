@@ -12,36 +12,41 @@ A product is known by its *extents*: the inner (contracted) size and the two out
     ========  =============  =======  ========
 
 Extents do not depend on how a library transposes its operands. Products of equal extents within a phase are matched
-to layers in execution order (reversed in the backward pass, where number goes before order), which is how the autograd
-engine runs them.
+to layers in execution order, which the autograd engine reverses in the backward pass. There their number counts before
+their order (:func:`_by_number`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role
 
 FP8 = "fp8"
 """Both operands held FP8 values, and (on a GPU) an FP8 kernel multiplied them."""
+Extents = tuple[str, int, tuple[int, int]]
+"""Phase, inner size, the two outer sizes in order."""
 EVALUATION = "evaluation"
-"""The phase of a model's call without gradients: no training, so no layer's products, no peak and no time of a step."""
+"""The phase of a model's call without gradients. It is no training: its products, memory and time are not counted."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product that was executed. ``kind`` is ``fp8`` or the operands' type, e.g. ``bfloat16``."""
+    """One matrix product that was executed."""
 
     phase: str
+    """``forward``, ``backward``, ``recompute``, ``optimizer`` or ``evaluation``."""
     inner: int
     outer: tuple[int, int]
     kind: str
+    """``fp8``, or the type of the operands, e.g. ``bfloat16``."""
     operator: str
     kernel: str = ""
+    """The GPU kernel that ran it; empty on a CPU."""
     batch: int = 1
+    """Products in one call, for batched operators."""
 
     @property
     def flops(self) -> int:
@@ -49,14 +54,15 @@ class Product:
         return 2 * self.batch * self.inner * self.outer[0] * self.outer[1]
 
     @property
-    def extents(self) -> tuple[str, int, tuple[int, int]]:
+    def extents(self) -> Extents:
+        """(phase, inner size, outer sizes in order): what products are matched to layers by."""
         small, large = sorted(self.outer)
         return self.phase, self.inner, (small, large)
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One Linear as the model called it: sizes, rows it saw, and which gradients it owes."""
+    """One call of a Linear: its sizes, the rows of its input, and the gradients that it needs."""
 
     name: str
     in_features: int
@@ -72,8 +78,8 @@ class LayerCall:
     turn: int = 0
     """How many backward passes of the step came before: micro-batches take turns."""
 
-    def expected(self, role: Role, recomputed_in: str = "backward") -> tuple[str, int, tuple[int, int]]:
-        """The extents of this layer's product in a role. ``recomputed_in``: the phase that recomputed products bear."""
+    def expected(self, role: Role, recomputed_in: str = "backward") -> Extents:
+        """The extents of this layer's product in a role. ``recomputed_in``: the phase of recomputed products."""
         m, k, n = self.rows, self.in_features, self.out_features
         if role in (FPROP, RECOMPUTE):
             phase = "forward" if role == FPROP else recomputed_in
@@ -83,6 +89,7 @@ class LayerCall:
         return "backward", m, (min(n, k), max(n, k))
 
     def roles(self, recompute: bool) -> list[Role]:
+        """The roles in which this call has a product. ``recompute``: every call is recomputed."""
         wanted = [FPROP]
         if recompute or self.recomputed:
             wanted.append(RECOMPUTE)
@@ -95,14 +102,15 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What one layer's role ran as: ``fp8``, another kind, or ``absent``. ``sure`` is false where two roles of equal
-    extents ran in different precisions, so that which was which cannot be told."""
+    """How one layer's product in one role ran."""
 
     layer: str
     role: Role
     kind: str
+    """``fp8``, another kind, or ``absent``."""
     flops: int
     sure: bool = True
+    """False where two roles of equal extents ran in different precisions: which ran in which is then unknown."""
 
 
 @dataclass
@@ -113,20 +121,12 @@ class StepProducts:
     others: list[Product] = field(default_factory=list)
     """Products that belong to no Linear, e.g. those inside a rotary embedding."""
 
-    def count(self, role: Role, kind: str | None = None) -> int:
-        return sum(1 for a in self.attributions if a.role == role and kind in (None, a.kind) and a.kind != "absent")
-
-    def fp8_flops(self) -> int:
-        return sum(a.flops for a in self.attributions if a.kind == FP8)
-
-    def all_flops(self) -> int:
-        ran = sum(a.flops for a in self.attributions if a.kind != "absent")
-        return ran + sum(product.flops for product in self.others)
-
     def fp8_share(self) -> float:
         """Share of the step's matrix-product FLOPs that ran in FP8; attention's own products are not counted."""
-        total = self.all_flops()
-        return self.fp8_flops() / total if total else 0.0
+        in_fp8 = sum(a.flops for a in self.attributions if a.kind == FP8)
+        ran = sum(a.flops for a in self.attributions if a.kind != "absent")
+        total = ran + sum(product.flops for product in self.others)
+        return in_fp8 / total if total else 0.0
 
 
 def attribute(
@@ -137,34 +137,23 @@ def attribute(
 ) -> StepProducts:
     """Match executed products to layers and roles.
 
-    Within one set of extents the products run in the layers' order in the forward pass. In the backward pass they run
-    in reverse order, dgrad before wgrad where a layer's are alike, as far as their number does not tell
-    (:func:`_by_number`); a role among others of equal extents and unequal kinds is marked as not sure. Recomputed
-    products may bear a phase of their own, ``recompute``. Rows may have moved between the pass that was observed and
-    the step that was measured, where a router sends them; products that find no layer by their extents are then matched
-    by the layer's own two sizes.
+    Products of equal extents run in the layers' order in the forward pass, and in reverse order in the backward pass:
+    dgrad before wgrad where a layer's two are alike. There their number counts before their order (:func:`_by_number`).
+    Where roles of equal extents ran in different precisions, the match is marked as not sure. Recomputed products may
+    have a phase of their own, ``recompute``. A router may send other rows in the measured step than in the observed
+    pass: products that match no layer by their extents are then matched by the layer's own two sizes.
 
-    ``recompute``: every call is recomputed; without it those that say so. ``fp8_roles``: the roles that the recipe runs
-    in FP8.
+    ``recompute``: every call is recomputed; else those that say so. ``fp8_roles``: the roles that the recipe runs in
+    FP8.
     """
     recompute = recompute and not any(call.recomputed for call in calls)
-    ran: dict[tuple[str, int, tuple[int, int]], list[Product]] = defaultdict(list)
+    ran: dict[Extents, list[Product]] = defaultdict(list)
     for product in products:
         # A hand-written step may evaluate in between, and an optimizer may multiply (Muon): no layer's products.
         if product.phase not in (EVALUATION, "optimizer"):
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
-
-    slots: dict[tuple[str, int, tuple[int, int]], list[tuple[LayerCall, Role]]] = defaultdict(list)
-    for call in calls:
-        slots[call.expected(FPROP)].append((call, FPROP))
-    backward = list(reversed(calls))
-    backward.sort(key=lambda call: call.turn)
-    for call in backward:
-        for role in call.roles(recompute):
-            if role != FPROP:
-                slots[call.expected(role, recomputed_in)].append((call, role))
-
+    slots = _slots(calls, recompute, recomputed_in)
     result = StepProducts()
     open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
@@ -190,13 +179,29 @@ def attribute(
     return result
 
 
+def _slots(
+    calls: Sequence[LayerCall], recompute: bool, recomputed_in: str
+) -> dict[Extents, list[tuple[LayerCall, Role]]]:
+    """The products that the calls need, by extents, in the order in which they run."""
+    slots: dict[Extents, list[tuple[LayerCall, Role]]] = defaultdict(list)
+    for call in calls:
+        slots[call.expected(FPROP)].append((call, FPROP))
+    backward = list(reversed(calls))
+    backward.sort(key=lambda call: call.turn)
+    for call in backward:
+        for role in call.roles(recompute):
+            if role != FPROP:
+                slots[call.expected(role, recomputed_in)].append((call, role))
+    return slots
+
+
 def _by_number(kinds: list[str], owes_fp8: Sequence[bool]) -> list[str]:
     """The kinds of a backward pass's products of equal extents, in the order of the slots they fill.
 
-    A compiled backward pass runs what is ready first, so that order says little where a Linear that was left out, or a
-    role that a recipe keeps in high precision, is as large as one that owes FP8: at 8B, 4096 tokens make dgrad and
-    wgrad of a 4096-wide Linear alike. The number decides: where just as many products ran in FP8 as are owed, they are
-    the owed ones. One too few is always found, in one slot or another.
+    A compiled backward pass runs what is ready first, so order says little where a Linear that stays in high precision
+    (or a role that a recipe keeps there) has the extents of one that must run in FP8: at 8B, 4096 tokens make dgrad and
+    wgrad of a 4096-wide Linear alike. The number decides: where as many products ran in FP8 as must, they are taken for
+    those that must. One too few is always found, in one slot or another.
     """
     if len(kinds) != len(owes_fp8) or kinds.count(FP8) != sum(owes_fp8):
         return kinds
@@ -205,7 +210,7 @@ def _by_number(kinds: list[str], owes_fp8: Sequence[bool]) -> list[str]:
 
 
 def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:
-    """Give slots without a product one that fits but for its rows; ``open_slots`` holds their attributions' places."""
+    """Give each slot without a product one that fits it in all but rows. ``open_slots``: index of its attribution."""
     for index, call, role in open_slots:
         moved = next((p for p in result.others if _fits(p, call, role, recomputed_in)), None)
         if moved is not None:
@@ -234,11 +239,3 @@ def role_table(step: StepProducts, calls: Sequence[LayerCall]) -> dict[Role, dic
         if mine:
             table[role] = {"expected": len(mine), "fp8": sum(a.kind == FP8 for a in mine)}
     return table
-
-
-def products_from_json(rows: Iterable[dict[str, Any]]) -> list[Product]:
-    return [Product(**{**row, "outer": (row["outer"][0], row["outer"][1])}) for row in rows]
-
-
-def products_to_json(products: Iterable[Product]) -> list[dict[str, Any]]:
-    return [asdict(product) for product in products]

@@ -1,0 +1,115 @@
+"""The two arms of a case, alive together, and the cache of what they have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.case import Case
+from pytest_fp8.gpu import Conditions, conditions
+
+T = TypeVar("T")
+
+
+class TwoArms:
+    """Two arms that are measured against each other: a case's, or one case in two environments."""
+
+    def __init__(self, reference: Arm, other: Arm) -> None:
+        self.reference, self.other = reference, other
+        self.pool = other.pool
+        self._answers: dict[str, Any] = {}
+        self._ahead: list[Arm] = []
+
+    def start(self, ahead: Iterable[Arm] = ()) -> None:
+        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit."""
+        self._ahead = list(ahead) or self._ahead
+        self.pool.ensure(self.reference, self.other, self._ahead)
+
+    def renew(self) -> None:
+        """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""
+        self.pool.renew(self.other, self.reference)
+        self.start()
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the arms do not fit the GPU together."""
+        return self.pool.takes_turns(self.other)
+
+    @property
+    def tight(self) -> bool:
+        """Whether each arm must give its cached memory back before the other runs."""
+        return self.pool.tight(self.other, self.reference)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether both can work at the same time without changing each other's answers: on a CPU."""
+        return self.pool.side_by_side(self.other, self.reference)
+
+    def conditions(self) -> Conditions | None:
+        """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""
+        return conditions(self.pool.gpu, self.pool.pids) if self.pool.gpu is not None else None
+
+    # -- the cache of evidence ------------------------------------------------------------------------------------
+
+    def once(self, what: str, ask: Callable[[], T]) -> T:
+        """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
+        return _once(self._answers, what, ask)
+
+    def shared(self, what: str, ask: Callable[[], T]) -> T:
+        """The same for evidence of the reference alone, which all cases with this reference share."""
+        return _once(self.pool.cache, (self.reference.key, what), ask)
+
+    def answered(self, what: str) -> bool:
+        """Whether these two arms have evidence whose name begins so."""
+        return any(name.startswith(what) for name in self._answers)
+
+    def folder(self, what: str) -> Path:
+        """A folder for files of the reference, kept for the other cases that share it."""
+        return self.pool.folder(self.reference, what)
+
+
+class PairArms(TwoArms):
+    """The two live arms of a case: ``bf16`` is the reference."""
+
+    def __init__(
+        self,
+        case: Case,
+        pool: ArmPool,
+        workload: str | None,
+        fingerprint: str = "",
+        fp8_control: str | None = None,
+        reference_control: str | None = None,
+    ) -> None:
+        """``fp8_control``, ``reference_control``: the control that breaks the one arm or the other."""
+        self.case = case
+        self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
+        self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
+        super().__init__(self.bf16, self.fp8)
+
+
+def make_arm(
+    case: Case,
+    pool: ArmPool,
+    workload: str | None,
+    fingerprint: str,
+    control: str | None = None,
+    own_process: bool = False,
+) -> Arm:
+    """The arm of a case. Arms with one key are one process: six cases of a model share one reference.
+
+    BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
+    is never shared with a healthy one.
+    """
+    on_cpu = case.emulated
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
+    key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
+    return pool.arm(key, spec)
+
+
+def _once(cache: dict[Any, Any], key: Any, ask: Callable[[], T]) -> T:
+    if key not in cache:
+        cache[key] = ask()
+    return cast(T, cache[key])

@@ -1,0 +1,88 @@
+"""Records to and from plain data (what JSON can hold). Strict: a missing or unknown key is an error.
+
+Understands frozen dataclasses with fields of scalars, ``Any``, records, ``Mapping``, ``Sequence``, ``tuple`` and
+``None`` beside one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class PlainDataError(ValueError):
+    """The data is not the record that it should be; the message names the record and the key."""
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` as dictionaries, lists and scalars. Records become dictionaries with every field in them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(cls: type[T], data: Any) -> T:
+    """The record of type ``cls`` in ``data``. Raises :class:`PlainDataError`.
+
+    A field's default counts for records written by hand, never here: what an arm did not say is not taken as healthy.
+    """
+    record: T = _record(cls, data, cls.__name__)
+    return record
+
+
+def _record(cls: Any, data: Any, where: str) -> Any:
+    wanted = _types(cls)
+    if not isinstance(data, Mapping):
+        raise PlainDataError(f"{where} is {type(data).__name__}, not a record")
+    for key in wanted:
+        if key not in data:
+            raise PlainDataError(f"{where} lacks {key!r}")
+    for key in data:
+        if key not in wanted:
+            raise PlainDataError(f"{where} has no field {key!r}")
+    return cls(**{key: _value(kind, data[key], f"{where}.{key}") for key, kind in wanted.items()})
+
+
+@cache
+def _types(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as what the annotation ``kind`` says; scalars are taken as they are."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in inner:
+            return None
+        [kind] = [one for one in inner if one is not NoneType]
+        return _value(kind, value, where)
+    if is_dataclass(kind):
+        return _record(kind, value, where)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise PlainDataError(f"{where} is {type(value).__name__}, not a mapping")
+        return {key: _value(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
+    if origin is not None and issubclass(origin, (Sequence, tuple)):
+        return _sequence(origin, inner, value, where)
+    return value
+
+
+def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise PlainDataError(f"{where} is {type(value).__name__}, not a list")
+    if origin is not tuple or inner[-1] is Ellipsis:
+        items = [_value(inner[0], item, where) for item in value]
+        return tuple(items) if origin is tuple else items
+    if len(value) != len(inner):
+        raise PlainDataError(f"{where} has {len(value)} values, not {len(inner)}")
+    return tuple(_value(one, item, where) for one, item in zip(inner, value, strict=True))

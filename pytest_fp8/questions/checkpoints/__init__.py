@@ -1,0 +1,1 @@
+"""Can I switch back? Checkpoints carried from each arm to the other."""

@@ -1,0 +1,168 @@
+"""Can I switch back? Checkpoints carried both ways between the arms. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.rules.loss import LOSS_MARGIN
+from pytest_fp8.verdicts import Decision, Verdict
+
+QUESTION = "checkpoints"
+LOGITS = (0.05, 1.0)
+"""Bounds of the limit on the logits' relative distance: at least 5 %, and below that of unrelated weights (1.4).
+Seen on an H200: 0.56 between the precisions of one and the same 8B weights, close to their random start."""
+
+
+def logit_limit(distance_at_start: float) -> float:
+    """Twice the distance that the two precisions show on one and the same weights, within :data:`LOGITS`."""
+    return min(max(2 * distance_at_start, LOGITS[0]), LOGITS[1])
+
+
+def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
+    """Every transfer must carry every weight and, where asked, the optimizer, and training must go on as it was."""
+    numbers = {
+        "transfers": [
+            {
+                "direction": t.direction,
+                "store": t.store,
+                "logits": t.logit_distance,
+                "limit": t.logit_limit,
+                "bytes": t.saved.bytes,
+                "resumed": list(t.resumed_losses),
+                "source": list(t.source_losses),
+                "scaling_state": len(t.saved.scaling_state),
+                "frozen": t.saved.frozen,
+            }
+            for t in transfers
+        ]
+    }
+    for transfer in transfers:
+        for rule in (_stored_in_fp8, _untied, _keys, _weights, _optimizer, _logits, _resumed):
+            found = rule(transfer)
+            if found is not None:
+                verdict, lines = found
+                lines["headline"] = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                return Decision(QUESTION, verdict, numbers=numbers, **lines)
+    ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
+    keys = len(transfers[0].saved.keys) if transfers else 0
+    frozen = transfers[0].saved.frozen if transfers else 0
+    what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
+    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}", numbers=numbers)
+
+
+def _stored_in_fp8(t: Transfer) -> Finding | None:
+    if not any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk):
+        return None
+    return fail(
+        "weights were stored in FP8",
+        expected="high-precision weights on disk",
+        seen=f"{dict(t.saved.on_disk)}",
+        cause="the FP8 copies were saved in place of the master weights",
+        next_step="save the parameters, not the quantized workspaces",
+    )
+
+
+def _untied(t: Transfer) -> Finding | None:
+    untied = {**t.saved.untied, **t.loaded.untied}
+    alone = [name for name in untied if name in t.loaded.missing or name not in t.loaded.digests]
+    if not alone:
+        return None
+    name, other = alone[0], untied[alone[0]]
+    return fail(
+        "a weight that was tied is one of its own after the conversion",
+        expected=f"{name} to stay one with {other}",
+        seen=f"{name} has values of its own in FP8, and no place beside {other} in BF16",
+        cause="the conversion copied weights into new layers: the model was untied",
+        next_step="tie again after the conversion: model.tie_weights()",
+    )
+
+
+def _keys(t: Transfer) -> Finding | None:
+    for wrong, headline, cause in (
+        (t.loaded.missing, "weights are missing from the checkpoint", "keys were renamed by a wrapper, or not saved"),
+        (
+            t.loaded.unexpected,
+            "the checkpoint has keys with no home",
+            "a prefix, or scaling state that no weight of the target takes",
+        ),
+        (t.loaded.wrong_shape, "weights have another shape", "fused or split layers"),
+    ):
+        if wrong:
+            return fail(
+                headline,
+                expected=f"all {len(t.saved.keys)} weights, each with one home",
+                seen=some(list(wrong)),
+                cause=cause,
+                next_step="compare the keys of both arms' state dicts",
+            )
+    return None
+
+
+def _weights(t: Transfer) -> Finding | None:
+    changed = [key for key, digest in t.saved.digests.items() if t.loaded.digests.get(key) != digest]
+    if not changed:
+        return None
+    if t.saved.wrapped:
+        return fail(
+            "the checkpoint was loaded into nothing",
+            expected="bit-equal weights after loading",
+            seen=f"{len(changed)} weights are not the stored ones; on disk: {some(list(t.saved.wrapped))}",
+            cause="keys carry a wrapper's prefix (_orig_mod., module.) and a load that is not strict drops them",
+            next_step="load with strict=True, and save the module inside the wrapper",
+        )
+    return fail(
+        "weights changed on the way",
+        expected="bit-equal weights after loading",
+        seen=f"{len(changed)} differ: {some(changed)}",
+        cause="a cast on the way, or a load that silently did nothing",
+        next_step="load with strict=True",
+    )
+
+
+def _optimizer(t: Transfer) -> Finding | None:
+    if not t.with_optimizer or t.saved.optimizer_digests == t.loaded.optimizer_digests:
+        return None
+    have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)
+    return fail(
+        "the optimizer's state did not arrive",
+        expected=f"{want} optimizer tensors, bit-equal",
+        seen=f"{have} tensors" + (", some changed" if have == want else ""),
+        cause="weights were loaded and the optimizer was not",
+        next_step="load both before the next step",
+    )
+
+
+def _logits(t: Transfer) -> Finding | None:
+    if t.logit_distance <= t.logit_limit:  # false of NaN
+        return None
+    return fail(
+        "the loaded model computes something else",
+        expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
+        seen=f"{t.logit_distance:.3f}",
+        cause="stale scaling state, or buffers that were not carried",
+        next_step="reset scaling state after loading",
+    )
+
+
+def _resumed(t: Transfer) -> Finding | None:
+    if not t.with_optimizer:
+        return None
+    gap = sum(t.resumed_losses) / len(t.resumed_losses) - sum(t.source_losses) / len(t.source_losses)
+    # As in the loss question a share of losses below 1; of the largest, which no change of sign brings to zero.
+    limit = LOSS_MARGIN[1] * min(1.0, max(abs(loss) for loss in t.source_losses))
+    if abs(gap) <= limit and math.isfinite(gap):
+        return None
+    return fail(
+        "training does not go on where the source was",
+        expected=f"the source's losses {_losses(t.source_losses)} within {limit:.3g} on average",
+        seen=f"{_losses(t.resumed_losses)} ({gap:+.3g})",
+        cause="the optimizer or the scaling state restarted from nothing",
+        next_step="check that optimizer state and step count were loaded",
+    )
+
+
+def _losses(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"

@@ -1,0 +1,99 @@
+"""What an arm says of its conversion, the recipe in force and the products of one step; and how it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.arms import Arm, TwoArms
+from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, attribute
+from pytest_fp8.recipes import ROLES, Role
+
+
+@dataclass(frozen=True)
+class LayersEvidence:
+    """What was converted, which recipe was in force, and what one training step executed.
+
+    The field names are the keys of the arm's answer to ``layers``.
+    """
+
+    originals: Mapping[str, tuple[int, int]]
+    """Every nn.Linear of the unconverted model: name -> (in_features, out_features)."""
+    converted: Sequence[str]
+    """Names that the conversion meant to put in FP8."""
+    skipped: Mapping[str, str]
+    """Name -> why it stays in high precision."""
+    live_fp8: Sequence[str]
+    """Names whose live module is one of the backend's FP8 layers."""
+    calls: Sequence[LayerCall]
+    """The calls of Linears in one forward pass, in order."""
+    recipes: Mapping[str, Mapping[str, Any]]
+    """FP8 layer -> the recipe and options in force, read inside its forward pass."""
+    products: Sequence[Product]
+    """The matrix products that one training step executed, in order."""
+    families: Mapping[str, Sequence[str]] | None = None
+    """Kernel families known to multiply ``fp8`` and ``bfloat16``; ``None`` on a CPU, which has no kernels."""
+    attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Attention operator -> names of the kernels that it launched."""
+    recompute: bool = False
+    """Whether the case asks for activation checkpointing."""
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``rest``, and ``busy`` in all. Empty
+    on a CPU."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Name -> module path and class of the live module."""
+    in_eval: Sequence[str] = ()
+    """Converted layers that are in eval mode although the model trains."""
+    output_accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """FP8 layer -> (gain, SQNR in dB) of its output against the same product in high precision."""
+    stale_amax: Sequence[str] = ()
+    """FP8 layers whose amax history was not changed by a training step."""
+    bypassed: Sequence[str] = ()
+    """Converted layers that were never called, though their weights got gradients."""
+    unfrozen: Sequence[str] = ()
+    """Weights that were frozen before the conversion and take gradients after it."""
+    dropped_behaviour: Mapping[str, str] = field(default_factory=dict)
+    """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
+    stacked_weights: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Parameters that hold the weights of several products and belong to no Linear: name -> shape."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """The mixed precision that ``asked`` (the environment) wants and that ``accelerate`` uses."""
+
+    def verified(self) -> list[Product]:
+        """The products, each FP8 one checked against the kernel that ran it.
+
+        An operator that was given FP8 operands but launched a BF16 kernel counts as BF16. One whose kernel belongs to
+        no known family counts as ``unknown kernel``.
+        """
+        if self.families is None:
+            return list(self.products)
+        fp8, bf16 = set(self.families[FP8]), set(self.families["bfloat16"])
+
+        def kind_of(product: Product) -> str:
+            family = kernel_family(product.kernel)
+            if product.kind != FP8 or family in fp8:
+                return product.kind
+            return "bfloat16 kernel" if family in bf16 else "unknown kernel"
+
+        return [replace(product, kind=kind_of(product)) for product in self.products]
+
+    def step(self, fp8_roles: Collection[Role] = ROLES) -> StepProducts:
+        """The products by layer and role. ``fp8_roles``: those that the recipe runs in FP8."""
+        return attribute(self.verified(), self.calls, self.recompute, fp8_roles)
+
+
+def fp8_layers(arms: TwoArms) -> LayersEvidence:
+    """Of the FP8 arm, asked once. Raises ``ArmError``."""
+    return arms.once("layers", lambda: _ask(arms.other))
+
+
+def reference_layers(arms: TwoArms) -> LayersEvidence:
+    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
+    return arms.shared("layers", lambda: _ask(arms.reference))
+
+
+def _ask(arm: Arm) -> LayersEvidence:
+    return from_plain(LayersEvidence, arm.request("layers"))

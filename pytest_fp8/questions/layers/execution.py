@@ -1,0 +1,137 @@
+"""Did each converted layer's products run in FP8, and none that the recipe keeps in high precision? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_fp8.case import Case
+from pytest_fp8.questions.findings import SHOWN, Finding, fail, some
+from pytest_fp8.questions.layers.conversion import eval_cause
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, recipe_facts
+from pytest_fp8.verdicts import Verdict
+
+
+def find_in_execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Finding | None:
+    """The first thing that is wrong with what one training step executed, or ``None``."""
+    converted = {call.name for call in evidence.calls if call.fp8}
+    if not converted:
+        return fail(
+            "converted layers were never called in the training step",
+            expected="the model's forward pass to go through its FP8 layers",
+            seen="no FP8 layer was called",
+            cause="the model keeps references to the unconverted modules",
+            next_step="convert before anything takes references to layers, such as wrappers",
+        )
+    found = _never_called(evidence, step)
+    if found is not None:
+        return found
+    claimed = set(recipe_facts(case.backend, case.recipe).roles)
+    # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
+    for role in (FPROP, RECOMPUTE, DGRAD, WGRAD):
+        wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
+        mine = [a for a in step.attributions if a.role == role and a.layer in converted]
+        # A recomputation ends as soon as it has what the backward pass needs: its last product may be absent.
+        wrong = [a for a in mine if (a.kind == FP8) != wanted and not (role == RECOMPUTE and a.kind == "absent")]
+        if wrong and wanted:
+            return _not_in_fp8(evidence, role, mine, wrong)
+        if wrong:
+            return fail(
+                f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
+                expected=f"no {role} product in FP8",
+                seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
+                cause="another recipe's behaviour",
+                next_step="check the recipe's configuration",
+            )
+    return None
+
+
+def _not_in_fp8(
+    evidence: LayersEvidence, role: str, mine: Sequence[Attribution], wrong: Sequence[Attribution]
+) -> Finding:
+    """Of the products ``mine`` in one role, those in ``wrong`` did not run in FP8."""
+    if all(a.kind == "unknown kernel" for a in wrong):
+        unknown = {p.kernel for p in evidence.verified() if p.kind == "unknown kernel"}
+        return Verdict.INCONCLUSIVE, {
+            "headline": f"{role} ran on kernels that are of no learned family",
+            "expected": f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
+            "seen": ", ".join(sorted(unknown)[:SHOWN]),
+            "cause": "a library that multiplies FP8 with kernels of its own",
+            "next_step": "profile the layer alone and report the kernel's name",
+        }
+    sure = all(a.sure for a in wrong)
+    doubt = "" if sure else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+    return fail(
+        f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} layers",
+        expected=f"{len(mine)} {role} products in FP8",
+        seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
+        cause=eval_cause(evidence) or _role_cause(role),
+        next_step="read the layer's backward, and the recipe's roles",
+    )
+
+
+def _never_called(evidence: LayersEvidence, step: StepProducts) -> Finding | None:
+    """Converted layers whose weights are used without a call of the layer."""
+    layers = [*evidence.bypassed, *_passed_by(evidence, step)]
+    if not layers:
+        return None
+    trained = "are trained and" if evidence.bypassed else "have their products elsewhere and"
+    return fail(
+        f"{len(layers)} converted layer(s) {trained} never called",
+        expected="the model's forward pass to go through each FP8 layer",
+        seen=f"gradients without a call: {some(evidence.bypassed)}"
+        if evidence.bypassed
+        else f"products in high precision of the sizes of {some(layers)}, without a call",
+        **_used_past(layers),
+    )
+
+
+def _used_past(layers: Sequence[str]) -> dict[str, str]:
+    """Cause and next step of layers whose weights are used without a call. In torch's attention no user can call the
+    layer: ``nn.MultiheadAttention`` gives the weight of its ``out_proj`` to a function."""
+    attention = [name for name in layers if name.rpartition(".")[2] == "out_proj"]
+    cause = "their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper"
+    call = "call the layer itself, so that its FP8 forward runs"
+    if not attention:
+        return {"cause": cause, "next_step": call}
+    in_torch = (
+        "nn.MultiheadAttention (and nn.TransformerEncoderLayer with it) gives the weight of its out_proj to "
+        "F.multi_head_attention_forward, which multiplies in high precision"
+    )
+    leave = "where that is torch's: Workload(leave=('*.out_proj',)), or an attention of your own that calls its Linears"
+    if len(attention) == len(layers):
+        return {"cause": f"{in_torch}; or {cause}", "next_step": leave}
+    return {"cause": f"{cause}; and {in_torch}", "next_step": f"{call}; for out_proj, {leave}"}
+
+
+def _passed_by(evidence: LayersEvidence, step: StepProducts) -> list[str]:
+    """Converted layers that were not called, while a product of their sizes ran in high precision and belongs to no
+    layer. It finds frozen weights, which have no gradient. An expert that got no tokens has no such product."""
+    called = {call.name for call in evidence.calls}
+    strays = [(p.inner, p.outer) for p in step.others if p.phase == "forward" and p.kind != FP8]
+    found = []
+    for name in evidence.converted:
+        inputs, outputs = evidence.originals[name]
+        if name not in called and name not in evidence.bypassed:
+            stray = next((s for s in strays if s[0] == inputs and outputs in s[1]), None)
+            if stray is not None:
+                strays.remove(stray)
+                found.append(name)
+    return found
+
+
+def _role_cause(role: str) -> str:
+    return {
+        "fprop": "FP8 is off in the forward pass, or the library fell back to high precision",
+        "dgrad": "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
+        "wgrad": "the weight gradient was kept in high precision by the recipe or the layer",
+        RECOMPUTE: "recomputation under activation checkpointing runs outside the precision context",
+    }[role]
+
+
+def _kinds(wrong: Sequence[Attribution]) -> str:
+    by_kind: dict[str, list[str]] = {}
+    for attribution in wrong:
+        by_kind.setdefault(attribution.kind, []).append(attribution.layer)
+    return "; ".join(f"{kind}: {some(layers)}" for kind, layers in by_kind.items())

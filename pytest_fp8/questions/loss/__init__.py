@@ -1,0 +1,1 @@
+"""Is the loss still right? Curves of both arms over several seeds."""

@@ -1,0 +1,192 @@
+"""Is the loss still right? Whole curves of both arms over several seeds, judged together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
+from pytest_fp8.questions.loss.gap import explain_gap
+from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_scale, tail_gap
+from pytest_fp8.verdicts import Decision, Verdict
+
+QUESTION = "loss"
+FIRST_STEP = 0.02
+"""Largest difference of the first step's loss, as a share of the reference's largest: same weights, same data, one
+forward pass. Measured on an H200 for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B). A language model's
+first loss is its largest. A loss that begins near zero by chance says nothing of how far two precisions may differ."""
+FIRST_STEP_OF_BOTH_SIGNS = 0.5
+"""The same where the reference's losses have both signs: they are differences of larger terms, and what a precision
+changes is a share of the terms. Seen on a critic's loss in sound FP8: 0.09."""
+
+
+def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> LossGap:
+    """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
+    seeds = sorted(evidence.fp8)
+    fp8, bf16 = ([arm[s].losses for s in seeds] for arm in (evidence.fp8, evidence.bf16))
+    return compare_curves(fp8, bf16, frozen_margin or _twin_gaps(evidence))
+
+
+def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
+    """Hard rules first (finite, same data, all weights trained, close at step 1, not bit-equal), then the gap.
+
+    ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
+    Margins are nats, and shares of the loss where the reference's ends below 1. ``gap``: the answer of
+    :func:`judge_gap` where it is known.
+    """
+    seeds = sorted(evidence.fp8)
+    own = _twin_gaps(evidence)
+    scale = loss_scale([evidence.bf16[s].losses for s in seeds])
+    numbers: dict[str, Any] = {
+        "gaps": [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
+        "twin_gaps": own,
+        "margin": loss_margin(frozen_margin or own, scale.value),
+        "margin_scale": scale.value,
+        "seeds": len(seeds),
+        "steps": len(evidence.fp8[seeds[0]].losses),
+    }
+    found = _not_finite(evidence, numbers)
+    for rule in (_other_data, _untrained, _constant, _first_step, _bit_equal):
+        found = found or rule(evidence)
+    if found is None:
+        gap = gap or judge_gap(evidence, frozen_margin)
+        numbers |= {"gap": gap.gap, "bound": gap.bound}
+        found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], frozen_margin or own)
+    verdict, lines = found
+    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+
+
+def _twin_gaps(evidence: LossEvidence) -> list[float]:
+    """BF16 against BF16 one rounding apart, by seed."""
+    return [tail_gap(evidence.twin[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.twin)]
+
+
+def _not_finite(evidence: LossEvidence, numbers: dict[str, Any]) -> Finding | None:
+    """The first curve with a number that is not finite. Notes ``first_bad_step``, counted from 1."""
+    for seed in sorted(evidence.fp8):
+        for name, curve in (("BF16", evidence.bf16[seed]), ("FP8", evidence.fp8[seed])):
+            step = first_bad_step(curve)
+            if step is None:
+                continue
+            numbers["first_bad_step"] = step + 1
+            return _explain_not_finite(name, seed, step, curve, evidence.bf16[seed])
+    return None
+
+
+def first_bad_step(curve: Curve) -> int | None:
+    """Index of the first step whose loss or gradient norm is not finite."""
+    for index, pair in enumerate(zip(curve.losses, curve.gradient_norms, strict=True)):
+        if not all(math.isfinite(value) for value in pair):
+            return index
+    return None
+
+
+def _explain_not_finite(name: str, seed: int, step: int, curve: Curve, bf16: Curve) -> Finding:
+    what = "loss" if not math.isfinite(curve.losses[step]) else "gradient norm"
+    value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
+    before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
+    lines = {
+        "headline": f"the {name} arm's {what} is not finite from step {step + 1} on",
+        "expected": f"finite numbers in all {len(curve.losses)} steps"
+        + (f" (BF16: {bf16.losses[step]:.4f})" if name == "FP8" else ""),
+        "seen": f"{what} = {value} at step {step + 1}, seed {seed}{before}",
+    }
+    if name == "BF16":
+        return Verdict.INVALID, {
+            **lines,
+            "cause": "the training itself diverges, with FP8 having no part in it",
+            "next_step": "lower the learning rate or mend the data; FP8 cannot be judged on this",
+        }
+    return Verdict.FAIL, {
+        **lines,
+        "cause": "an FP8 value that overflowed to NaN: e4m3 has no infinity",
+        "next_step": "save the batch and the weights of that step, and look at the largest activation per layer",
+    }
+
+
+def _other_data(evidence: LossEvidence) -> Finding | None:
+    other = [s for s in sorted(evidence.fp8) if evidence.fp8[s].data != evidence.bf16[s].data]
+    if not other:
+        return None
+    seed = other[0]
+    return fail(
+        "the arms trained on different data",
+        expected="the same batch in each step of both arms",
+        seen=f"checksums {evidence.bf16[seed].data:08x} (BF16) and {evidence.fp8[seed].data:08x} (FP8), seed {seed}",
+        cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator",
+        next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
+    )
+
+
+def _untrained(evidence: LossEvidence) -> Finding | None:
+    """Weights that the reference trains and the FP8 arm does not."""
+    seeds = sorted(evidence.fp8)
+    missing = sorted({name for s in seeds for name in {*evidence.bf16[s].trained} - {*evidence.fp8[s].trained}})
+    if not missing:
+        return None
+    return fail(
+        f"{len(missing)} weights are in no optimizer of the FP8 arm",
+        expected=f"all {len(evidence.bf16[seeds[0]].trained)} weights that BF16 trains",
+        seen=f"never stepped: {some(missing)}",
+        cause="the optimizer was made before the conversion, which put new parameters in place of its own",
+        next_step="make the optimizer after the conversion; in the Trainer with torchao set "
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+    )
+
+
+def _constant(evidence: LossEvidence) -> Finding | None:
+    """The reference's loss is 0 throughout, or one number in every step of both arms. FP8 that is off gives the same,
+    so it explains nothing."""
+    for seed in sorted(evidence.fp8):
+        fp8, bf16 = evidence.fp8[seed].losses, evidence.bf16[seed].losses
+        if any(bf16) and not (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
+            continue
+        value = bf16[0] + 0.0  # -0.0 is 0
+        return Verdict.INVALID, {
+            "headline": "the loss is the same number in every step",
+            "expected": "a loss that moves as the weights do",
+            "seen": f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}",
+            "cause": "a loss of which only the gradient matters, or one that is detached or masked",
+            "next_step": "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
+        }
+    return None
+
+
+def _first_step(evidence: LossEvidence) -> Finding | None:
+    seeds = sorted(evidence.fp8)
+    largest = {s: max(abs(x) for x in evidence.bf16[s].losses) for s in seeds}
+    apart = [abs(evidence.fp8[s].losses[0] - evidence.bf16[s].losses[0]) / largest[s] for s in seeds]
+    every = [x for s in seeds for x in evidence.bf16[s].losses]
+    one_sign = min(every) >= 0 or max(every) <= 0
+    limit = FIRST_STEP if one_sign else FIRST_STEP_OF_BOTH_SIGNS
+    if max(apart) <= limit:
+        return None
+    worst = seeds[apart.index(max(apart))]
+    first = evidence.bf16[worst].losses[0]
+    return fail(
+        "the arms disagree at the very first step",
+        expected=f"within {limit:.0%} of {first:.4f} nats"
+        if abs(first) == largest[worst]
+        else f"{first:.4f} within {limit:.0%} of {largest[worst]:.4f}, the curve's largest loss",
+        seen=f"{evidence.fp8[worst].losses[0]:.4f} nats at step 1, seed {worst}",
+        cause="the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
+        "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
+        "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",
+        next_step="compare the two models' weights: fp8_pair.fp8.call(lambda model: ...); register such state as "
+        "a buffer, or take the step from the batch; move such behaviour out of the Linear, or leave=(its name,)",
+    )
+
+
+def _bit_equal(evidence: LossEvidence) -> Finding | None:
+    equal = [s for s in sorted(evidence.fp8) if list(evidence.fp8[s].losses) == list(evidence.bf16[s].losses)]
+    if not equal:
+        return None
+    return fail(
+        "FP8 and BF16 gave bit-equal curves",
+        expected="losses that differ by rounding",
+        seen=f"equal in every step, seed {equal[0]}",
+        cause="FP8 was off: two different precisions cannot agree to the last bit",
+        next_step="run the layers question of this case",
+    )

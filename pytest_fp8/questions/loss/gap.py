@@ -1,0 +1,96 @@
+"""The words for a loss gap: what was seen against which margin, the likely cause, what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_fp8.questions.findings import Finding
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossGap, LossScale, loss_noise
+from pytest_fp8.verdicts import Verdict
+
+SUMMED = 100.0
+"""A loss from here on is a sum over a batch: guessing among a million tokens costs 14 nats each."""
+
+
+def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: Sequence[float]) -> Finding:
+    """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: gaps of BF16
+    against BF16."""
+    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale)
+    margin = _amount(gap.margin, scale)
+    if gap.verdict is Verdict.PASS:
+        return Verdict.PASS, {"headline": f"{seen}, margin {margin.removesuffix(' nats')}{which}"}
+    if gap.verdict is Verdict.FAIL:
+        summed = _summed(bf16)
+        return Verdict.FAIL, {
+            "headline": "FP8 training ends at a higher loss than BF16",
+            "expected": f"less than {margin} above BF16{which}",
+            "seen": seen,
+            "cause": (summed and summed + "; or ")
+            + "scales that saturate or underflow, or a recipe too coarse for this model",
+            "next_step": ("give the mean (reduction='mean'), then " if summed else "")
+            + "try a finer recipe (rowwise, block), then the layers question for the recipe in force",
+        }
+    cause, next_step = _why_undecided(scale, bf16, loss_noise(noise))
+    return Verdict.INCONCLUSIVE, {
+        "headline": "the seeds do not decide",
+        "expected": f"a gap clearly below or above {margin}{which}",
+        "seen": seen,
+        "cause": cause,
+        "next_step": next_step,
+    }
+
+
+def _amount(value: float, scale: LossScale) -> str:
+    """A loss below 1 need not be in nats, and four decimals may not show it."""
+    return f"{value:.3g}" if scale.relative else f"{value:.4f} nats"
+
+
+def _which_margin(gap: LossGap, scale: LossScale) -> str:
+    """For a margin that is a share of the loss: which share, and why. Empty for one in nats."""
+    if not scale.relative:
+        return ""
+    share = f"{gap.margin / scale.value:.1%} of" if scale.value else "a share of"
+    return f" ({share} the loss, which ends below 1)"
+
+
+def _seen(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]]) -> str:
+    end = sum(losses[-1] for losses in bf16) / len(bf16)
+    over = f"over {len(bf16)} seeds (BF16 ends at "
+    if scale.relative:
+        return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{end:.3g})"
+    return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{end:.3f})"
+
+
+def _summed(bf16: Sequence[Sequence[float]]) -> str:
+    """The cause, where the loss is too large for one token's; else an empty string."""
+    end = sum(losses[-1] for losses in bf16) / len(bf16)
+    if abs(end) < SUMMED:
+        return ""
+    return f"the loss is of the size of {end:.0f}, a sum over the batch, and margins are nats per token"
+
+
+def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> tuple[str, str]:
+    """Cause and next step of curves that do not decide."""
+    more = f"more seeds: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
+    summed = _summed(bf16)
+    if summed:
+        return summed, "give the mean: reduction='mean', or divide by the number of targets"
+    if scale.why_none == "changes sign":
+        return (
+            f"the reference's loss changes sign at its end and averages {_amount(scale.value, scale)} there: a share "
+            "of that says nothing",
+            "a loss of one sign: Workload(loss=...) with a constant of the loss's size added, or an evaluation loss",
+        )
+    if scale.why_none:
+        return (
+            f"the reference's loss ends at {_amount(scale.value, scale)}, so far below where it was that the rest is "
+            "rounding: a share of that says nothing",
+            "fewer steps, @pytest.mark.fp8(loss_steps=...), or data that the model does not learn by heart",
+        )
+    if noise > LOSS_MARGIN[1] * scale.value:
+        return (
+            f"BF16 against itself, one rounding apart, already ends {_amount(noise, scale)} apart (3 sd), more than "
+            "the largest margin",
+            f"a larger batch or more steps, which average over more at the end; or {more}",
+        )
+    return "the spread between seeds is as large as the margin", more

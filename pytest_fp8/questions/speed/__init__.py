@@ -1,0 +1,1 @@
+"""Is it really faster? Timed blocks of both arms."""

@@ -1,0 +1,183 @@
+"""Is it really faster? The paired blocks of both arms against the floor and the baseline. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_fp8.questions.findings import Finding
+from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.speed.causes import why_slow, why_slower, why_undecided
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.rules.speed import GATED_CASES, Process, Speedup, center, decide_speedup, ratios_by_process
+from pytest_fp8.verdicts import Decision, Verdict
+
+QUESTION = "speedup"
+BAND = 0.05
+"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %. Beyond
+that the power limit treats the arms differently: with a pause added to both arms' steps on an H200, BF16 took 7.3 %
+longer and FP8 9.6 %, which is no regression of FP8."""
+
+
+def check_speedup(
+    evidence: TimingEvidence,
+    *,
+    floor: float | None,
+    tolerance: float,
+    baseline: Sequence[Process] = (),
+    baseline_reference_ms: Sequence[float] = (),
+    baseline_file: str = "",
+    cases: int = GATED_CASES,
+) -> Decision:
+    """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
+
+    ``baseline``: log ratios per process, of each block or their median; ``baseline_reference_ms``: BF16's step times
+    stored with it. ``cases``: how many cases of this session are gated on speed; they share its false alarms.
+    """
+    processes = ratios_by_process(evidence.bf16, evidence.fp8)
+    result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
+    numbers = numbers_of(evidence, result, baseline)
+    found = disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
+    if found is None:
+        low, high = result.interval
+        seen = (
+            f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
+            f"FP8 {numbers['fp8_ms']:.2f} ms a step; {len(processes)} process(es) of {len(processes[0])} blocks"
+        )
+        if result.change is not None:
+            seen += f"; {_change(result)} against the baseline"
+        against = _against(floor, tolerance, baseline)
+        found = _explain(evidence, result, numbers["fp8_ms"], seen, against, baseline_file)
+    verdict, lines = found
+    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+
+
+def _explain(
+    evidence: TimingEvidence, result: Speedup, fp8_ms: float, seen: str, against: str, baseline_file: str
+) -> Finding:
+    """The rule's verdict with its lines. ``against``: the bounds in words."""
+    lines = {"expected": against, "seen": seen}
+    if result.verdict is Verdict.PASS:
+        return Verdict.PASS, {"headline": f"{seen}; {against}"}
+    if result.verdict is Verdict.IMPROVED:
+        return Verdict.IMPROVED, {
+            **lines,
+            "headline": "FP8 is faster than its baseline",
+            "cause": "a library, a kernel or the model's FP8 path became faster; "
+            "the old baseline no longer guards that",
+            "next_step": 'update the baseline: --fp8-update-baselines --fp8-reason "faster since ..."',
+        }
+    if result.verdict is Verdict.NOT_EXERCISED:
+        return Verdict.NOT_EXERCISED, {
+            "headline": "no baseline to hold the speedup against",
+            "expected": baseline_file or "a stored baseline",
+            "seen": seen,
+            "cause": "this case was never stored for this GPU",
+            "next_step": 'run once with --fp8-update-baselines --fp8-reason "first measurement"',
+        }
+    if result.verdict is Verdict.FAIL and result.reason == "baseline":
+        headline = "FP8 lost speed against BF16 since the baseline"
+        return Verdict.FAIL, {**lines, "headline": headline, **why_slower(evidence, fp8_ms)}
+    if result.verdict is Verdict.FAIL:
+        headline = "FP8 is not faster than the best BF16"
+        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(evidence, fp8_ms)}
+    headline = f"the blocks do not decide against the {result.reason}"
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence)}
+
+
+def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Process]) -> dict[str, Any]:
+    """The decision's numbers: ratios, milliseconds a step (medians over all blocks), MHz."""
+    low, high = result.interval
+    change = None if result.change is None else math.expm1(result.change)
+    return {
+        "speedup": result.ratio,
+        "low": low,
+        "high": high,
+        "bf16_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.bf16]))),
+        "fp8_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.fp8]))),
+        "processes": len(evidence.fp8),
+        "baseline": math.exp(center(baseline)) if baseline else None,
+        "change": change,
+        "clocks_mhz": list(evidence.clocks),
+        "bf16_gpu_ms": dict(evidence.bf16_gpu),
+        "fp8_gpu_ms": dict(evidence.fp8_gpu),
+    }
+
+
+def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[float]) -> Finding | None:
+    """Why the blocks cannot be used, or ``None``. ``baseline_ms``: BF16's step times stored in the baseline."""
+    if evidence.strangers:
+        return Verdict.INVALID, {
+            "headline": "another process used the GPU",
+            "expected": "the GPU for this session alone",
+            "seen": f"process ids {list(evidence.strangers)}",
+            "cause": "a shared GPU, or a process left by an earlier run",
+            "next_step": "nvidia-smi, then run again",
+        }
+    if evidence.throttles:
+        return Verdict.INVALID, {
+            "headline": "the GPU's clocks were throttled",
+            "expected": "no clock throttling",
+            "seen": ", ".join(sorted(set(evidence.throttles))),
+            "cause": "heat or power supply",
+            "next_step": "nvidia-smi -q -d PERFORMANCE, then run again when it is cool",
+        }
+    return _other_attention(evidence) or _outside_band(bf16_ms, baseline_ms)
+
+
+def _other_attention(evidence: TimingEvidence) -> Finding | None:
+    bf16, fp8 = _attention(evidence.bf16_attention), _attention(evidence.fp8_attention)
+    if bf16 == fp8:
+        return None
+    two_cudnn = evidence.bf16_cudnn != evidence.fp8_cudnn
+    return Verdict.INVALID, {
+        "headline": "the arms ran different attention kernels",
+        "expected": f"the same kernels in both arms; FP8 ran {', '.join(fp8) or 'none'}",
+        "seen": f"the reference ran {', '.join(bf16) or 'none'}",
+        "cause": f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
+        if two_cudnn
+        else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
+        "next_step": "point CUDNN_HOME at torch's own cuDNN, or pin the attention backend in both arms",
+    }
+
+
+def _outside_band(bf16_ms: float, baseline_ms: Sequence[float]) -> Finding | None:
+    if not baseline_ms:
+        return None
+    stored = float(np.median(np.asarray(baseline_ms)))
+    if abs(math.log(bf16_ms / stored)) <= BAND:
+        return None
+    return Verdict.INVALID, {
+        "headline": "the BF16 reference is outside its own band",
+        "expected": f"{stored:.2f} ms a step +-{BAND:.0%}",
+        "seen": f"{bf16_ms:.2f} ms",
+        "cause": "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
+        "next_step": "compare driver and libraries with the baseline's provenance; measure anew if they moved",
+    }
+
+
+def _attention(operators: Mapping[str, Sequence[str]]) -> list[str]:
+    """Families of the kernels, whatever operator launched them. One kernel is reached through
+    ``scaled_dot_product_attention`` in an eager arm and through cuDNN's own operator in a compiled one."""
+    return sorted({kernel_family(kernel) for kernels in operators.values() for kernel in kernels})
+
+
+def _change(result: Speedup) -> str:
+    """``-3.1% [-4.0%, -2.2%]``: the change against the baseline, with a 99 % interval that includes the baseline's own
+    noise."""
+    assert result.change is not None
+    assert result.change_half_width is not None
+    low, high = result.change - result.change_half_width, result.change + result.change_half_width
+    return f"{math.expm1(result.change):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+
+
+def _against(floor: float | None, tolerance: float, baseline: Sequence[Process]) -> str:
+    parts = []
+    if baseline:
+        parts.append(f"baseline {math.exp(center(baseline)):.3f}x less {100 * tolerance:g}%")
+    if floor is not None:
+        parts.append(f"floor {floor:.2f}x")
+    return "above " + " and ".join(parts) if parts else "nothing to compare with"

@@ -1,0 +1,133 @@
+"""The loss rule: FP8's curves against BF16's over several seeds, with a margin. Pure.
+
+The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Where the reference's loss ends
+below 1 they are shares of that loss: 0.02 nats says nothing of a squared error that ends at 0.0003.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_fp8.rules.statistics import sample_sd, student_quantile
+from pytest_fp8.verdicts import Verdict
+
+LOSS_MARGIN = (0.02, 0.05)
+"""Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1.
+Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
+LOSS_CONFIDENCE = 0.95
+"""Of a PASS: the mean gap is below the margin."""
+LOSS_ALPHA = 0.01
+"""Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
+MAX_LOSS_SEEDS = 8
+"""Seeds at which the question stops looking again."""
+ROUNDED_AWAY = 2.0**-16
+"""Share of the largest loss below which the end of a curve is rounding: what remains of a squared error where the
+output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """FP8 loss less BF16 loss at the end of the horizon, in the loss's own unit: mean over seeds, bound, margin."""
+
+    gap: float
+    bound: float
+    """Half-width of the one-sided 95 % interval over seeds; infinite for one seed."""
+    margin: float
+    verdict: Verdict
+
+
+def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
+    """Mean of FP8 - BF16 over the last fifth of the steps (at least one), in the loss's own unit."""
+    return float(np.mean(np.asarray(tail(fp8)) - np.asarray(tail(bf16))))
+
+
+def tail(losses: Sequence[float]) -> Sequence[float]:
+    """The last fifth of a curve, at least one step: the end that is judged."""
+    return losses[-max(1, len(losses) // 5) :]
+
+
+def loss_noise(bf16_gaps: Sequence[float]) -> float:
+    """Three standard deviations of BF16-against-BF16 tail gaps about zero; 0 where there are none."""
+    return 3 * math.sqrt(float(np.mean(np.square(bf16_gaps)))) if len(bf16_gaps) else 0.0
+
+
+def loss_margin(bf16_gaps: Sequence[float], scale: float = 1.0) -> float:
+    """:func:`loss_noise`, kept within :data:`LOSS_MARGIN` times ``scale``."""
+    return min(max(loss_noise(bf16_gaps), LOSS_MARGIN[0] * scale), LOSS_MARGIN[1] * scale)
+
+
+def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0) -> LossGap:
+    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE``. FAIL when it is above the margin and above
+    ``noise``, with ``LOSS_ALPHA`` shared by all numbers of seeds at which the question may look again. Else
+    INCONCLUSIVE. Gaps that are all 0 pass any margin, even one of 0.
+
+    Few seeds can be close to each other by chance. Student's t is the only guard against that, so a FAIL needs more
+    confidence than a PASS.
+    """
+    mean = float(np.mean(gaps))
+    seeds = len(gaps)
+    bound = proven = math.inf
+    if seeds > 1:
+        error = sample_sd(gaps) / math.sqrt(seeds)
+        bound = student_quantile(LOSS_CONFIDENCE, seeds - 1) * error
+        proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
+    if mean + bound < margin or (seeds > 1 and not any(gaps)):
+        verdict = Verdict.PASS
+    elif mean - proven > max(margin, noise):
+        verdict = Verdict.FAIL
+    else:
+        verdict = Verdict.INCONCLUSIVE
+    return LossGap(mean, bound, margin, verdict)
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What a margin is a share of, in the loss's own unit."""
+
+    value: float
+    """1, or the reference's loss at the end where that is below 1: the absolute mean over its last fifth and over
+    seeds."""
+    why_none: str = ""
+    """Why a share of that loss means nothing, so that no gap can be called too large; else empty."""
+
+    @property
+    def relative(self) -> bool:
+        return self.value < 1
+
+
+def loss_scale(bf16: Sequence[Sequence[float]]) -> LossScale:
+    """The scale of the reference's curves, one per seed."""
+    tails = [tail(losses) for losses in bf16]
+    means = [sum(end) / len(end) for end in tails]
+    # min() keeps its first argument beside a NaN: the loss question judges curves that are not finite by itself.
+    value = min(1.0, abs(sum(means) / len(means)))
+    why = ""
+    if value < 1:
+        every = [x for end in tails for x in end]
+        largest = max(abs(x) for losses in bf16 for x in losses)
+        if min(every) < 0 < max(every):
+            why = "changes sign"
+        elif value <= ROUNDED_AWAY * largest:
+            why = "is rounded away"
+    return LossScale(value, why)
+
+
+def compare_curves(
+    fp8: Sequence[Sequence[float]], bf16: Sequence[Sequence[float]], bf16_gaps: Sequence[float]
+) -> LossGap:
+    """Decide on the losses of both arms, one curve per seed, with :func:`decide_loss`.
+
+    ``bf16_gaps``: tail gaps of BF16 against BF16. The rule does not depend on the unit: gaps and margin divided by the
+    scale decide alike. Where the scale is below 1, a FAIL also needs a gap beyond BF16's own noise, which can be far
+    above the margin of a loss near zero. Where no share of the loss means anything, there is no FAIL.
+    """
+    gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
+    scale = loss_scale(bf16)
+    noise = 0.0
+    if scale.relative:
+        noise = math.inf if scale.why_none else loss_noise(bf16_gaps)
+    return decide_loss(gaps, loss_margin(bf16_gaps, scale.value), noise)

@@ -1,0 +1,88 @@
+"""Evidence written by hand: a healthy arm's, and changes to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.loss.evidence import Curve
+
+CASE = Case("1b", "transformer_engine", "delayed")
+SIZES = {"q": (64, 64), "up": (64, 256), "lm_head": (64, 512)}
+
+
+def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
+    """The evidence of a healthy arm, but for the ``(layer, role)`` pairs in ``bf16`` and for ``changes``."""
+    calls = [LayerCall(name, i, o, 48, fp8=name != "lm_head") for name, (i, o) in SIZES.items()]
+    ran = []
+    for call in [*calls, *reversed(calls)]:
+        for role in call.roles(recompute=False):
+            phase, inner, outer = call.expected(role)
+            if (role == "fprop") == (len(ran) < len(calls)):
+                on = call.fp8 and (call.name, role) not in bf16
+                ran.append(
+                    Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel if on else "bf16_kernel_1x1")
+                )
+    evidence = LayersEvidence(
+        originals=SIZES,
+        converted=["q", "up"],
+        skipped={"lm_head": "head"},
+        live_fp8=["q", "up"],
+        calls=calls,
+        recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")},
+        products=ran,
+        families={FP8: ["fp8_kernel"], "bfloat16": ["bf16_kernel"]},
+    )
+    return replace(evidence, **changes)
+
+
+def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):
+    """Curves of several seeds that fall from 5 nats; ``wobble`` times the seed is added to each."""
+    return {
+        s: Curve(s, [5 - 0.1 * t + offset + wobble * (s + 1) for t in range(steps)], [1.0] * steps)
+        for s in range(seeds)
+    }
+
+
+def verdict_of(decision, verdict, *words):
+    """Assert the verdict and the words; what is no PASS must say what to do next."""
+    assert decision.verdict is verdict, decision.message
+    for word in words:
+        assert word in decision.message
+    if verdict is not Verdict.PASS:
+        assert "next:" in decision.message
+
+
+def saved(**changes):
+    """What an arm says of a checkpoint of two weights."""
+    healthy = Saved(
+        keys=["w", "v"],
+        wrapped=[],
+        aliases={},
+        untied={},
+        scaling_state=[],
+        frozen=0,
+        on_disk={"BF16": 2},
+        digests={"w": 1, "v": 2},
+        optimizer_digests={"o": 5},
+        bytes=16,
+    )
+    return replace(healthy, **changes)
+
+
+def loaded(**changes):
+    """What an arm says that has read it whole."""
+    healthy = Loaded(
+        missing=[],
+        unexpected=[],
+        wrong_shape=[],
+        rebuilt_scaling_state=[],
+        untied={},
+        loaded=True,
+        digests={"w": 1, "v": 2},
+        optimizer_digests={"o": 5},
+    )
+    return replace(healthy, **changes)

@@ -1,0 +1,162 @@
+"""What ``fp8_pair`` asks: the two questions about speed, the old call that was both, and looking again."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.fakes import H200, install
+from pytest_fp8 import Case, CheckFailed, Verdict
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.pair import Fp8Pair, look_again
+from pytest_fp8.report.ledger import Ledger
+
+CASE = Case("1b", "torchao", "rowwise", floor=1.05)
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """``ask(speedup, stored)``: a pair whose FP8 arm is so much faster, with a baseline of that speedup or none."""
+    pools = []
+
+    def made(speedup=1.2, stored=None, strict=False):
+        install(monkeypatch, H200, speedup=speedup)
+        pools.append(ArmPool(H200))
+        metric = {"values": [[math.log(stored)] * 8] * 4} if stored else None
+        baseline = Baseline(CASE.id, "hash", "h200", {"speedup": metric}) if metric else None
+        arms = PairArms(CASE, pools[-1], None)
+        settings = SimpleNamespace(update=False, strict=strict, processes=4)
+        ledger = Ledger()
+        return Fp8Pair(arms, settings, ledger, baseline, "file.json", "hash"), ledger
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+def noted(ledger):
+    [entry] = ledger.entries.values()
+    return {question: decision["verdict"] for question, decision in entry.decisions.items()}
+
+
+def test_faster_asks_the_floor_and_nothing_else(ask):
+    pair, ledger = ask(1.2, stored=1.5)
+    assert pair.assert_faster().verdict is Verdict.PASS
+    assert noted(ledger) == {"faster": "PASS"}
+    with pytest.raises(CheckFailed, match=r"FP8 is not faster than the best BF16[\s\S]*floor 1\.30x"):
+        pair.assert_faster(floor=1.3)
+
+
+def test_the_case_gives_the_floor(ask):
+    with pytest.raises(CheckFailed, match=r"floor 1\.05x"):
+        ask(1.02)[0].assert_faster()
+
+
+def test_speedup_asks_the_baseline_and_the_case_s_floor(ask):
+    pair, ledger = ask(1.2, stored=1.2)
+    assert "baseline 1.200x less 2% and floor 1.05x" in pair.assert_speedup().headline
+    assert noted(ledger) == {"speedup": "PASS"}
+    with pytest.raises(CheckFailed, match="lost speed against BF16 since the baseline"):
+        ask(1.2, stored=1.5)[0].assert_speedup()
+    with pytest.raises(CheckFailed, match="not faster than the best BF16"):
+        ask(1.0, stored=1.0)[0].assert_speedup()
+
+
+def test_speedup_against_the_baseline_alone_leaves_the_floor_to_the_other_question(ask):
+    assert ask(1.0, stored=1.0)[0].assert_speedup(baseline_alone=True).verdict is Verdict.PASS
+    decision = ask(1.2)[0].assert_speedup(baseline_alone=True)
+    assert decision.verdict is Verdict.NOT_EXERCISED
+    assert "file.json" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("old", "instead", "question", "bounds"),
+    [
+        ({"against_baseline": False}, "fp8_pair.assert_faster()", "faster", "above floor 1.05x"),
+        (
+            {"floor": 1.1, "against_baseline": False},
+            "fp8_pair.assert_faster(floor=1.1)",
+            "faster",
+            "above floor 1.10x",
+        ),
+        ({"floor": None}, "fp8_pair.assert_speedup(baseline_alone=True)", "speedup", "above baseline 1.200x less 2%"),
+        (
+            {"floor": 1.1},
+            "fp8_pair.assert_faster(floor=1.1) and assert_speedup(baseline_alone=True)",
+            "speedup",
+            "above baseline 1.200x less 2% and floor 1.10x",
+        ),
+        (
+            {"against_baseline": True},
+            "fp8_pair.assert_speedup()",
+            "speedup",
+            "above baseline 1.200x less 2% and floor 1.05x",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["assert_speedup", "speedup"])
+def test_the_old_call_works_and_says_what_to_write_instead(ask, name, old, instead, question, bounds):
+    pair, ledger = ask(1.2, stored=1.2)
+    with pytest.warns(DeprecationWarning, match="is two questions now") as caught:
+        decision = getattr(pair, name)(**old)
+    [warning] = caught
+    assert str(warning.message).endswith(f"write {instead}")
+    assert warning.filename == __file__, "the warning stands at the user's line"
+    assert bounds in decision.headline
+    assert noted(ledger) == {question: "PASS"}
+
+
+def test_the_old_call_by_position_and_without_any_bound(ask):
+    pair, ledger = ask(1.2, stored=1.2)
+    with pytest.warns(DeprecationWarning, match=r"timing_evidence\(\)"):
+        assert pair.speedup(None, False).verdict is Verdict.NOT_EXERCISED
+    assert noted(ledger) == {"speedup": "NOT_EXERCISED"}
+
+
+def test_new_calls_do_not_warn_and_unknown_arguments_are_refused(ask):
+    pair, _ = ask(1.2, stored=1.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair.assert_faster()
+        pair.assert_speedup()
+        pair.assert_speedup(baseline_alone=True)
+    with pytest.raises(TypeError, match="flor"):
+        pair.assert_speedup(flor=1.0)
+
+
+# -- looking again ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Judged:
+    verdict: Verdict
+
+
+def looked(*verdicts):
+    """How many of three looks were gathered while the judge said this."""
+    gathered = []
+
+    def looks():
+        for look in range(3):
+            gathered.append(look)
+            yield look
+
+    evidence, judged = look_again(looks(), lambda look: Judged(verdicts[look]))
+    assert judged.verdict is verdicts[evidence]
+    return len(gathered)
+
+
+def test_a_decision_ends_the_looks_and_nothing_more_is_gathered():
+    assert looked(Verdict.PASS) == 1
+    assert looked(Verdict.INVALID) == 1
+    assert looked(Verdict.INCONCLUSIVE, Verdict.FAIL) == 2
+
+
+def test_the_last_look_may_leave_it_open():
+    assert looked(*[Verdict.INCONCLUSIVE] * 3) == 3

@@ -1,0 +1,79 @@
+"""Records cross the pipe as plain data and come back whole; what lacks a key or has one too many is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pytest_fp8.plain import PlainDataError, from_plain, to_plain
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: Mapping[str, Part]
+    losses: Sequence[float]
+    targets: tuple[str, ...]
+    options: Mapping[str, Any]
+    main: Part | None = None
+    trained: Sequence[str] | None = None
+    tables: Mapping[str, Sequence[Part]] = field(default_factory=dict)
+
+
+PART = Part("q", (64, 32))
+WHOLE = Whole(
+    {"a": PART}, [1.0, float("inf")], ("x", "y"), {"deep": [1, {"two": None}]}, PART, None, {"t": [PART, PART]}
+)
+
+
+def travelled(record):
+    return json.loads(json.dumps(to_plain(record)))
+
+
+@pytest.mark.parametrize("record", [PART, WHOLE, Whole({}, [], (), {})])
+def test_a_record_comes_back_as_it_went(record):
+    assert from_plain(type(record), travelled(record)) == record
+
+
+@pytest.mark.parametrize("key", ["main", "trained", "tables", "losses"])
+def test_a_missing_key_is_an_error_even_where_the_field_has_a_default(key):
+    data = travelled(WHOLE)
+    del data[key]
+    with pytest.raises(PlainDataError, match=f"Whole lacks '{key}'"):
+        from_plain(Whole, data)
+
+
+def test_a_key_that_the_record_has_no_field_for_is_an_error():
+    with pytest.raises(PlainDataError, match="Part has no field 'sise'"):
+        from_plain(Part, {**travelled(PART), "sise": 1})
+
+
+def test_an_error_deep_inside_names_the_way_to_it():
+    data = travelled(WHOLE)
+    del data["tables"]["t"][1]["size"]
+    with pytest.raises(PlainDataError, match=r"Whole\.tables\['t'\] lacks 'size'"):
+        from_plain(Whole, data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parts": []}, r"Whole\.parts is list, not a mapping"),
+        ({"losses": "1.0"}, r"Whole\.losses is str, not a list"),
+        ({"main": "q"}, r"Whole\.main is str, not a record"),
+        ({"main": {"name": "q", "size": [1]}}, r"Whole\.main\.size has 1 values, not 2"),
+        ({"losses": None}, r"Whole\.losses is NoneType, not a list"),
+    ],
+)
+def test_a_value_of_another_shape_is_an_error(changes, says):
+    with pytest.raises(PlainDataError, match=says):
+        from_plain(Whole, {**travelled(WHOLE), **changes})
