@@ -17,7 +17,7 @@ from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.step import first_output
 from pytest_fp8.worker.timing import timed_blocks
-from pytest_fp8.worker.token_count import check_token_count
+from pytest_fp8.worker.token_count import require_aligned_rows
 
 
 class ArmServer:
@@ -25,7 +25,7 @@ class ArmServer:
 
     def __init__(self, spec: ArmSpec) -> None:
         forget_accelerate()  # this process may have been another arm, with another precision
-        self.engine = Engine(spec, explain_failure=check_token_count)
+        self.engine = Engine(spec, explain_failure=require_aligned_rows)
         self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:

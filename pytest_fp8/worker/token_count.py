@@ -25,7 +25,7 @@ class TokenCountError(ValueError):
     )
 
 
-def check_token_count(engine: Engine) -> None:
+def require_aligned_rows(engine: Engine) -> None:
     """Run one forward pass, or one hand-written step that changes no weight, and raise :class:`TokenCountError`.
 
     With emulated FP8 the layers are then watched during training as well: a CPU multiplies sizes that no FP8 kernel
