@@ -97,7 +97,7 @@ class Session:
                 time_first=self._may_ask_speed(case),
             )
         ahead = [make_arm(c, self.pool(), None, "") for c in self._soon(case)] if workload is None else []
-        pair._arms.start(ahead)
+        pair.start(ahead)
         return pair
 
     @property
