@@ -160,7 +160,7 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
     timer = BlockTimer(arms)
     for pairs in PAIRS[:looks]:
         timer.measure(pairs, BLOCKS)
-        # Asked once, after the first blocks: a process that was profiled launches more slowly. Later looks add fresh ones.
+        # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
         head, base = fp8_layers(arms), reference_layers(arms)
         yield _evidence(timer, (base.attention, head.attention))
 
