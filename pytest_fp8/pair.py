@@ -63,6 +63,10 @@ class Fp8Pair:
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
 
+    def start(self, ahead: Iterable[Arm] = ()) -> None:
+        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit."""
+        self._arms.start(ahead)
+
     # -- evidence -------------------------------------------------------------------------------------------------
 
     def layers_evidence(self) -> LayersEvidence:

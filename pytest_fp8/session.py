@@ -12,7 +12,6 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.case import Case
@@ -39,7 +38,7 @@ class Session:
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
-        self._pairs: dict[tuple[str, str], tuple[PairArms, Fp8Pair]] = {}
+        self._pairs: dict[tuple[str, str], Fp8Pair] = {}
         self._held = ExitStack()
 
     def start(self) -> None:
@@ -82,9 +81,9 @@ class Session:
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
         key = case.id, case.digest(model)
-        arms, pair = self._pairs.get(key) or (PairArms(case, self.pool(), shipped, model), None)
-        ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
+        pair = self._pairs.get(key)
         if pair is None:
+            arms = PairArms(case, self.pool(), shipped, model)
             if workload is not None:
                 arms.start()
             digest = case_digest(case, workload, arms.bf16)
@@ -105,8 +104,9 @@ class Session:
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
             )
-            self._pairs[key] = arms, pair
-        arms.start(ahead)
+            self._pairs[key] = pair
+        ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
+        pair.start(ahead)
         return pair
 
     @property

@@ -144,7 +144,7 @@ def test_a_first_loss_of_zero_is_compared_with_the_curves_largest():
     assert "0.0000 within 2% of 2.0000, the curve's largest loss" in decision.message
 
 
-def test_the_first_steps_cause_names_state_that_no_curve_restarts_and_behaviour_that_a_conversion_drops():
+def test_the_first_step_s_cause_names_state_outside_the_model_and_dropped_behaviour():
     far = {s: Curve(s, [x + 1 for x in c.losses], c.gradient_norms) for s, c in falling(2.0, start=4.0).items()}
     message = decided(far, falling(2.0, start=4.0)).message
     for words in ("very first step", "a counter in a Python attribute", "a subclass's own forward, a hook", "a buffer"):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H200, install
-from pytest_fp8 import Case, CheckFailed, Verdict
+from helpers.fakes import H200, FakeProcess, install
+from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.baselines.store import Baseline
@@ -128,6 +128,23 @@ def test_new_calls_do_not_warn_and_unknown_arguments_are_refused(ask):
         pair.assert_speedup(baseline_alone=True)
     with pytest.raises(TypeError, match="flor"):
         pair.assert_speedup(flor=1.0)
+
+
+def test_a_measurement_that_failed_is_taken_anew_as_a_whole(ask, monkeypatch):
+    pair, _ = ask()
+    real, calls = FakeProcess.blocks, []
+
+    def fails_once(self, **asked):
+        calls.append(asked)
+        if len(calls) == 6:
+            raise ArmError("died", "the arm died")
+        return real(self, **asked)
+
+    monkeypatch.setattr(FakeProcess, "blocks", fails_once)
+    with pytest.raises(ArmError):
+        pair.timing_evidence()
+    evidence = pair.timing_evidence()
+    assert [len(x) for x in (*evidence.bf16, *evidence.fp8)] == [12, 12]
 
 
 # -- looking again ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,32 +129,40 @@ def _compare(
     with_bf16: bool,
     workload: WorkloadReference | None,
 ) -> Comparison:
-    from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+    from pytest_fp8.pair import look_again
     from pytest_fp8.questions.speed.timing import BlockTimer
     from pytest_fp8.rules.speed import ratios_by_process
 
+    def decide(evidence: SidesEvidence) -> SideSpeed:
+        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
+
     arms = _sides(case, pool, sides, workload)
-    timer = BlockTimer(arms)
-    for pairs in PAIRS[:looks]:
-        timer.measure(pairs, BLOCKS)
-        # Asked once, of the first processes and after their blocks: a process that was profiled is no longer timed.
-        head_layers, base_layers = fp8_layers(arms), reference_layers(arms)
-        evidence = _evidence(timer, (base_layers.attention, head_layers.attention))
-        fp8 = decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
-        if fp8.verdict is not Verdict.INCONCLUSIVE:
-            break
+    evidence, fp8 = look_again(_looks(arms, looks), decide)
     times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
     disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
-        beside_timer = BlockTimer(_sides(case.reference(), pool, sides, workload))
-        beside_timer.measure(PAIRS[0], BLOCKS)
-        beside = _evidence(beside_timer)
-        bf16 = decide_same_session(ratios_by_process(beside.base, beside.head), tolerance, looks)
+        timer = BlockTimer(_sides(case.reference(), pool, sides, workload))
+        timer.measure(PAIRS[0], BLOCKS)
+        beside = _evidence(timer)
+        bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
         disturbed += beside.disturbed
     decision = judge(fp8, bf16, tolerance, looks, disturbed, _unsound(case, arms), evidence.attention, sides)
     return Comparison(case.id, decision, fp8, bf16, times, dict(pool.seconds))
+
+
+def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
+    """The evidence of each look, measured when it is asked for."""
+    from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+    from pytest_fp8.questions.speed.timing import BlockTimer
+
+    timer = BlockTimer(arms)
+    for pairs in PAIRS[:looks]:
+        timer.measure(pairs, BLOCKS)
+        # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
+        head, base = fp8_layers(arms), reference_layers(arms)
+        yield _evidence(timer, (base.attention, head.attention))
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, Any] = ({}, {})) -> SidesEvidence:
