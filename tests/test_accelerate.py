@@ -30,9 +30,9 @@ def blocks(odd=32):
 
 
 def test_what_accelerate_is_meant_to_convert_with_each_library():
-    from pytest_fp8.backends.accelerate import meant_for_te, meant_for_torchao
+    from pytest_fp8.backends.accelerate import plan_for_te, plan_for_torchao
 
-    te, ao = meant_for_te(blocks(10)), meant_for_torchao(blocks(10))
+    te, ao = plan_for_te(blocks(10)), plan_for_torchao(blocks(10))
     assert te.converted == ["block.q", "block.k", "lm_head"]
     assert te.skipped["block.router"].startswith("size: out_features=10")
     assert ao.converted == ["block.k"]

@@ -49,7 +49,7 @@ class ThroughAccelerate(Backend):
         """Accelerate's object that names the library and the recipe's options."""
 
     @abstractmethod
-    def meant(self, model: torch.nn.Module) -> Conversion:
+    def planned(self, model: torch.nn.Module) -> Conversion:
         """Which Linears Accelerate says it converts."""
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
@@ -63,11 +63,11 @@ class ThroughAccelerate(Backend):
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
     ) -> Prepared:
         """``accelerator.prepare(model, optimizer)``, with what it was meant to convert and the ties that it broke."""
-        meant = self.meant(model)
+        conversion = self.planned(model)
         tied = ties(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        meant.untied = broken_ties(tied, model)
-        return Prepared(model, meant, optimizer, backward=accelerator.backward)
+        conversion.untied = broken_ties(tied, model)
+        return Prepared(model, conversion, optimizer, backward=accelerator.backward)
 
 
 class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
@@ -81,8 +81,8 @@ class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):
 
         return TERecipeKwargs(**case.full_options)
 
-    def meant(self, model: torch.nn.Module) -> Conversion:
-        return meant_for_te(model)
+    def planned(self, model: torch.nn.Module) -> Conversion:
+        return plan_for_te(model)
 
     def prepare_with(
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
@@ -111,14 +111,14 @@ class AccelerateTorchAO(ThroughAccelerate, TorchAO):
 
         return AORecipeKwargs(config=torchao_config(case.recipe, case.emulated))
 
-    def meant(self, model: torch.nn.Module) -> Conversion:
-        return meant_for_torchao(model)
+    def planned(self, model: torch.nn.Module) -> Conversion:
+        return plan_for_torchao(model)
 
 
 # -- what Accelerate converts -----------------------------------------------------------------------------------------
 
 
-def meant_for_te(model: torch.nn.Module) -> Conversion:
+def plan_for_te(model: torch.nn.Module) -> Conversion:
     """Over Transformer Engine: every Linear of fitting sizes, output projections included.
 
     Accelerate does not say that it skips adapters, and converts them. Here they count as skipped, so that their
@@ -127,9 +127,9 @@ def meant_for_te(model: torch.nn.Module) -> Conversion:
     return plan(model, _why_skipped)
 
 
-def meant_for_torchao(model: torch.nn.Module) -> Conversion:
+def plan_for_torchao(model: torch.nn.Module) -> Conversion:
     """Over torchao: the same, without the model's first and last Linear."""
-    result = meant_for_te(model)
+    result = plan_for_te(model)
     every = list(linears(model))
     for name, which in ((every[0], "first"), (every[-1], "last")) if every else ():
         if name in result.converted:

@@ -160,5 +160,5 @@ def fused_linear(pieces: Sequence[nn.Linear]) -> nn.Linear:
 def _fused(parameters: Sequence[torch.Tensor]) -> nn.Parameter:
     trained = {parameter.requires_grad for parameter in parameters}
     if len(trained) > 1:
-        raise ValueError("projections of which some are frozen and some are trained cannot be one parameter")
+        raise ValueError("projections cannot be fused into one parameter where some are frozen and others are trained")
     return nn.Parameter(torch.cat([parameter.detach() for parameter in parameters]), requires_grad=trained.pop())

@@ -15,8 +15,8 @@ SKIPPED = "_fp8_skipped"
 """The attribute of a Linear that is to stay in high precision; it holds the reason."""
 
 HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
-"""Names of output projections. They stay in high precision, but for one way: through Accelerate a head is converted as
-any other Linear, unless torchao is below and the head is the model's first or last Linear."""
+"""Names of output projections. Every recipe leaves them in high precision, except through Accelerate: there a head is
+converted like any other Linear, unless torchao is below and the head is the model's first or last Linear."""
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
@@ -121,7 +121,7 @@ def odd_size(in_features: int, out_features: int) -> str:
     return ""
 
 
-# -- parameters that are not one Linear's alone -----------------------------------------------------------------------
+# -- parameters that several places share -----------------------------------------------------------------------------
 
 
 def ties(model: torch.nn.Module) -> dict[str, str]:

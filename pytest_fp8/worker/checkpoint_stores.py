@@ -85,8 +85,8 @@ def read_safetensors(folder: Path, device: torch.device) -> dict[str, torch.Tens
 
 
 def _dcp_entries(folder: Path) -> dict[str, Any]:
-    """The store's own list of tensors. torch reads it by pickle: the folder must be one that an arm of this session
-    wrote, to which nobody else has access."""
+    """The store's own list of tensors. torch reads it by pickle, so the folder must be one that an arm of this session
+    wrote and that no other user can write to."""
     import torch.distributed.checkpoint as dcp
 
     return cast(dict[str, Any], dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata)

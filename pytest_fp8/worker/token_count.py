@@ -21,7 +21,7 @@ class TokenCountError(ValueError):
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
     fp8_next = (
         "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
-        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] behind it"
+        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it"
     )
 
 
