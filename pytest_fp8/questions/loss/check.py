@@ -148,7 +148,7 @@ def _constant(evidence: LossEvidence) -> Finding | None:
             "headline": "the loss is the same number in every step",
             "expected": "a loss that moves as the weights do",
             "seen": f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}",
-            "cause": "a loss of which only the gradient matters, or one that is detached or masked",
+            "cause": "the value of this loss is constant and only its gradient is used; or it is detached or masked",
             "next_step": "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
         }
     return None

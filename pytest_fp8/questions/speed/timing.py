@@ -46,7 +46,7 @@ class BlockTimer:
     def _alternating(self, blocks: int) -> tuple[list[float], list[float]]:
         arms = self.arms
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
-        # Arms that share the GPU at ease keep their memory between turns, so that no turn begins by growing it anew.
+        # Arms that both fit the GPU keep their memory between turns, so that no turn begins by growing it anew.
         for arm in (arms.other, arms.reference):
             # The first steps after other questions are not like the later ones.
             self._run(arm, 3)
