@@ -189,7 +189,7 @@ class FakeArm:
     built: ClassVar[Counter[str]] = Counter()
     open = 0
 
-    def __init__(self, template=None):
+    def __init__(self):
         self.alive, self.due = True, None
         FakeArm.open += 1
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.arms.evidence import PairArms
-from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
@@ -60,8 +59,8 @@ class Bench(ArmPool):
     """Two processes for many small arms, one for references and one for FP8 arms: an arm that is asked is built anew
     where its process holds another. Starting a process costs more than all that is asked of an arm."""
 
-    def __init__(self, template: Template | None = None) -> None:
-        super().__init__(None, template=template)
+    def __init__(self) -> None:
+        super().__init__(None)
         self._held: dict[str, tuple[str, ArmProcess]] = {}
 
     def live(self, arm: Arm) -> ArmProcess:
@@ -87,7 +86,7 @@ class Bench(ArmPool):
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
             _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else ArmProcess(template=self.template)
+            process = process if process is not None and process.alive else ArmProcess()
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
@@ -107,7 +106,7 @@ def _side(arm: Arm) -> str:
 
 class Laboratory:
     """Where controls are run. ``gpu_pool`` gives the pool for arms on a GPU: the session's own, whose arms are no
-    strangers to each other. Where it has no GPU, all others are forked from its template."""
+    strangers to each other."""
 
     def __init__(self, settings: Settings, gpu_pool: Callable[[], ArmPool], gpu: str = "none") -> None:
         self._settings = replace(settings, update=False, report_dir=None, strict=False)
@@ -166,7 +165,7 @@ class Laboratory:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._bench = self._bench or Bench(self._gpu_pool().template)
+        self._bench = self._bench or Bench()
         return self._bench
 
 
