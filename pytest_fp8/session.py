@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,13 +119,10 @@ class Session:
 
     def pool(self) -> ArmPool:
         if self._pool is None:
-            from pytest_fp8.arms.forked import Template
             from pytest_fp8.arms.pool import ArmPool
             from pytest_fp8.gpu import detect
 
-            gpu = detect()[0]
-            template = self._held.enter_context(closing(Template())) if gpu is None else None
-            self._pool = ArmPool(gpu, template=template)
+            self._pool = ArmPool(detect()[0])
         return self._pool
 
     def has_something_to_say(self) -> bool:

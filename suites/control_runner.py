@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from controls.control import Control, Outcome
-from pytest_fp8.arms.forked import Template
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
@@ -41,8 +40,8 @@ class SmallArms(ArmPool):
     is asked of an arm.
     """
 
-    def __init__(self, template: Template | None = None) -> None:
-        super().__init__(None, template=template)
+    def __init__(self) -> None:
+        super().__init__(None)
         self._held: dict[str, tuple[str, ArmProcess]] = {}
 
     def live(self, arm: Arm) -> ArmProcess:
@@ -68,7 +67,7 @@ class SmallArms(ArmPool):
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
             _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else ArmProcess(template=self.template)
+            process = process if process is not None and process.alive else ArmProcess()
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
@@ -90,7 +89,7 @@ class ControlRunner:
     """Runs controls, and healthy cases as controls are run.
 
     ``gpu_pool`` gives the pool for arms on a GPU: the session's own, so that no arm is another process that disturbs
-    it. Where the session has no GPU, all others are forked from its template.
+    it. Where the session has no GPU, all others run in processes of their own.
     """
 
     def __init__(self, settings: Settings, gpu_pool: Callable[[], ArmPool], gpu: str = "none") -> None:
@@ -136,7 +135,7 @@ class ControlRunner:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._small = self._small or SmallArms(self._gpu_pool().template)
+        self._small = self._small or SmallArms()
         return self._small
 
 

@@ -1,8 +1,5 @@
 """What an exception inside an arm shows: the user's own line, the cause that torch does not say, and what to do."""
 
-import os
-import signal
-
 import pytest
 
 from pytest_fp8 import ArmError, Case, Workload
@@ -95,26 +92,3 @@ def test_a_short_trace_is_shown_once():
 )
 def test_which_errors_are_of_mixed_types(error, mixed):
     assert mixes_types(error) == mixed
-
-
-def test_every_error_of_an_arm_says_what_to_do_next():
-    arm = ArmProcess.__new__(ArmProcess)
-    arm.name, arm._asked = "an arm", "curve"
-    with pytest.raises(ArmError) as error:
-        arm._raise_error({"error": "KeyError: 'x'", "trace": "the trace", "line": "the line"})
-    assert (error.value.cause, error.value.seen) == ("the trace", "KeyError: 'x'")
-    assert "next:" in error.value.message
-
-
-def test_an_arm_that_was_gone_before_it_was_asked_is_one_error():
-    arm = ArmProcess()
-    try:
-        os.kill(arm.pid, signal.SIGKILL)
-        arm._process.wait(timeout=10)
-        with pytest.raises(ArmError, match="died of SIGKILL") as error:
-            arm.request("layers")
-    finally:
-        arm.close()
-    # Else pytest shows the broken pipe above it.
-    assert error.value.__cause__ is None
-    assert error.value.__suppress_context__

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from helpers.arms import all_end, make_batch, running, spec
 from pytest_fp8 import ArmError, Case, SettingsError, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.shipping import ship, unship
-
-CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
-
-
-def make_model():
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
-
-
-def make_batch(step):
-    import torch
-
-    return torch.randn(16, 32)
-
-
-def square(model, batch):
-    return (model(batch) - batch).float().pow(2).mean()
-
-
-def spec(case=CASE, **changes):
-    workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **changes})
-    return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +41,12 @@ def fresh():
     process.close()
 
 
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+def call(arm, function):
+    """What ``function()`` gives inside the arm."""
+    return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
+
+
+# -- what an arm answers ------------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_curve_and_another_seed_another(arm):
@@ -78,40 +64,111 @@ def test_both_layers_are_converted_and_all_three_roles_execute(arm):
     assert len(layers["products"]) == 6
 
 
+def test_logits_travel_as_raw_numbers(arm):
+    logits = arm.request("logits", seed=0)
+    assert isinstance(logits, bytes)
+    [loss] = np.frombuffer(logits, dtype=np.float32)  # the one output that is known of a user's own model
+    assert 0 < loss < 10
+    assert arm.request("logits", seed=0) == logits, "the next answer is read from its own beginning"
+
+
+def not_a_number(model, batch):
+    return model(batch).sum() * float("nan")
+
+
+def infinite(model, batch):
+    return model(batch).sum() * 0 + float("inf")
+
+
+def test_losses_that_are_not_finite_reach_pytest_as_they_are(fresh):
+    for loss, is_so in ((not_a_number, math.isnan), (infinite, math.isinf)):
+        fresh.build(spec(loss=loss))
+        assert is_so(fresh.request("curve", seed=0, steps=1)["losses"][0])
+
+
+def test_call_runs_a_users_function_on_the_live_model(arm):
+    count = unship(arm.request("call", function=ship(lambda model: sum(p.numel() for p in model.parameters()), "f")))
+    assert count == 32 * 64 + 64 + 64 * 32 + 32
+
+
+def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINE", "new")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/lies_here.py").write_text("VALUE = 7")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    arm = ArmProcess()
+    try:
+        arm.build(spec())
+        seen = call(arm, lambda: (os.environ["MINE"], os.getcwd(), __import__("lies_here").VALUE))
+    finally:
+        arm.close()
+    assert seen == ("new", str(tmp_path), 7)
+
+
+def test_the_spec_that_an_arm_reads_is_the_one_that_was_sent():
+    sent = dataclasses.replace(spec(), case=Case("tiny", "torchao", "rowwise", lora=8, lora_targets=("q_proj",)))
+    assert from_plain(ArmSpec, json.loads(json.dumps(to_plain(sent)))) == sent
+
+
+@pytest.mark.parametrize("part", ["ArmSpec", "Case"])
+def test_a_spec_with_a_key_too_few_or_too_many_is_an_error_that_names_it(part):
+    for change in ({"new": 1}, None):
+        data = json.loads(json.dumps(to_plain(spec())))
+        record = data if part == "ArmSpec" else data["case"]
+        gone = "control" if part == "ArmSpec" else "floor"
+        if change is None:
+            del record[gone]
+        else:
+            record.update(change)
+        with pytest.raises(ValueError, match=rf"{part}.* '{'new' if change else gone}'"):
+            from_plain(ArmSpec, data)
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
 def test_an_exception_in_the_arm_is_quoted_and_the_arm_lives_on(arm):
     with pytest.raises(ArmError, match="unknown operation 'dance'") as error:
         arm.request("dance")
     assert error.value.kind == "raised"
+    assert error.value.seen == "ValueError: unknown operation 'dance'"
+    assert "in answer" in error.value.cause, "without a better cause, the trace"
+    assert "next:" in error.value.message
     assert arm.request("curve", seed=0, steps=1)["losses"]
 
 
-def test_an_arm_killed_in_the_middle_is_one_clear_error(fresh):
+def test_an_arm_killed_in_the_middle_is_one_clear_error_and_takes_what_it_started_along(fresh):
     fresh.build(spec())
+    child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
     threading.Timer(0.3, os.kill, (fresh.pid, signal.SIGKILL)).start()
     with pytest.raises(ArmError, match="died of SIGKILL") as error:
         fresh.request("curve", seed=0, steps=100_000)
     assert error.value.kind == "died"
-    assert gone(fresh.pid)
+    assert not running(fresh.pid)
+    assert all_end(child)
 
 
-def test_a_question_before_the_last_ones_answer_is_refused(arm):
-    arm.send("curve", seed=0, steps=1)
-    with pytest.raises(RuntimeError, match="asked to 'layers' before it answered to 'curve'"):
-        arm.send("layers")
-    assert arm.receive()["losses"]
+def test_an_arm_that_died_before_it_was_asked_is_one_error(fresh):
+    os.kill(fresh.pid, signal.SIGKILL)
+    assert all_end(fresh.pid)
+    with pytest.raises(ArmError, match="died of SIGKILL") as error:
+        fresh.request("layers")
+    # Else pytest shows the broken connection above it.
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
 
 
-def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):
-    fresh.build(spec())
+def test_an_arm_that_exits_shows_the_end_of_its_output(fresh):
+    def build():
+        print("through Python", flush=True)
+        os.system("echo through the shell; echo as an error >&2")
+        os._exit(3)
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("pytest_fp8.arms.process.select.select", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fresh.request("curve", seed=0, steps=1)
-    assert not fresh.alive, "its answer would be taken for the next question's"
-    assert gone(fresh.pid)
+    with pytest.raises(ArmError, match="exited with 3") as error:
+        fresh.build(spec(build=build))
+    for line in ("through Python", "through the shell", "as an error"):
+        assert line in error.value.seen
 
 
 def hang(model):
@@ -124,7 +181,26 @@ def test_an_arm_that_hangs_is_stopped_and_says_where_it_was(fresh):
         fresh.request("call", timeout=3, function=ship(hang, "a function"))
     assert error.value.kind == "hung"
     assert "in hang" in str(error.value), "the stack of the place it hung in"
-    assert gone(fresh.pid)
+    assert not running(fresh.pid)
+
+
+def test_a_request_before_the_last_ones_answer_is_refused(arm):
+    arm.send("curve", seed=0, steps=1)
+    with pytest.raises(RuntimeError, match="asked to 'layers' before it answered to 'curve'"):
+        arm.send("layers")
+    assert arm.receive()["losses"]
+
+
+def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):
+    fresh.build(spec())
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "poll", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.request("curve", seed=0, steps=1)
+    assert not fresh.alive, "its answer would be taken for the next request's"
 
 
 def out_of_memory():
@@ -138,16 +214,6 @@ def test_running_out_of_memory_is_named(fresh):
         fresh.build(spec(build=out_of_memory))
     assert error.value.kind == "out of memory"
     assert "smaller batch" in str(error.value)
-
-
-def test_an_arm_that_exits_shows_the_end_of_its_output(fresh):
-    def build():
-        print("the last words", flush=True)
-        os._exit(3)
-
-    with pytest.raises(ArmError, match="exited with 3") as error:
-        fresh.build(spec(build=build))
-    assert "the last words" in str(error.value)
 
 
 def test_an_arm_for_a_gpu_that_is_not_there_never_falls_back(fresh):
@@ -178,48 +244,12 @@ def odd_model():
     return torch.nn.Sequential(torch.nn.Linear(32, 10), torch.nn.Linear(10, 32), torch.nn.Linear(32, 32))
 
 
-def test_sizes_that_are_no_multiple_of_16_are_left_with_the_reason(fresh):
+def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
     fresh.build(spec(build=odd_model))
     layers = fresh.request("layers")
     assert layers["converted"] == ["2"]
     assert layers["skipped"]["0"] == "size: out_features=10 is not a multiple of 16"
     assert layers["skipped"]["1"] == "size: in_features=10 is not a multiple of 16"
-
-
-def test_closing_ends_the_whole_group_and_its_log():
-    process = ArmProcess()
-    log = process.log
-    assert not gone(process.pid)
-    process.close()
-    process.close()
-    assert gone(process.pid)
-    assert not log.exists()
-
-
-def test_no_arm_outlives_a_parent_that_was_killed(tmp_path):
-    import subprocess
-    import sys
-
-    code = (
-        "import os, signal\nfrom pytest_fp8.arms.process import ArmProcess\n"
-        "print(ArmProcess().pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    pid = int(done.stdout)
-    deadline = time.monotonic() + 15
-    while not gone(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert gone(pid)
-
-
-def test_no_garbage_is_looked_for_in_what_was_imported_and_all_is_looked_at_afterwards():
-    program = (
-        "import gc; from pytest_fp8.worker.main import _import_ahead; before = gc.get_stats()[2]['collections'];"
-        "_import_ahead('bf16');"
-        "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count() > 100_000, gc.isenabled())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["0", "True", "True"]
 
 
 def test_a_function_that_cannot_travel_names_the_test_that_asked():
@@ -233,6 +263,75 @@ def test_a_function_that_cannot_travel_names_the_test_that_asked():
     assert "lock" in str(error.value)
 
 
-def test_call_runs_a_users_function_on_the_live_model(arm):
-    count = unship(arm.request("call", function=ship(lambda model: sum(p.numel() for p in model.parameters()), "f")))
-    assert count == 32 * 64 + 64 + 64 * 32 + 32
+# -- nothing stays behind -----------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_whole_group_and_its_log(fresh):
+    fresh.build(spec())
+    child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
+    log = fresh.log
+    assert running(child)
+    fresh.close()
+    fresh.close()
+    assert not running(fresh.pid)
+    assert all_end(child)
+    assert not log.exists()
+
+
+def parent(ending):
+    """The output of a process that starts two arms, prints their pids and logs, and then ends."""
+    code = f"""
+        import os, signal
+        from pytest_fp8.arms.process import ArmProcess
+        arms = [ArmProcess() for _ in range(2)]
+        print(*(arm.pid for arm in arms), *(arm.log for arm in arms), flush=True)
+        {ending}
+    """
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+
+
+def test_no_arm_outlives_a_parent_that_was_killed():
+    done = parent("os.kill(os.getpid(), signal.SIGKILL)")
+    *pids, _, _ = done.stdout.split()
+    assert len(set(pids)) == 2
+    assert all_end(*pids)
+
+
+def test_no_arm_outlives_a_parent_that_closed_nothing():
+    done = parent("")
+    one, other, *logs = done.stdout.split()
+    assert not running(one)
+    assert not running(other)
+    assert not any(Path(log).exists() for log in logs)
+    assert not done.stderr
+
+
+def test_no_arm_is_left_when_a_session_has_ended(pytester):
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+
+        @pytest.mark.fp8(model="micro", backend="torchao", recipe="tensorwise", emulated=True)
+        def test_layers(fp8_pair):
+            fp8_pair.assert_layers()
+            arms = (fp8_pair.fp8, fp8_pair.bf16)
+            print("PIDS", *(arm.call(lambda model: os.getpid()) for arm in arms))
+        """
+    )
+    result = pytester.runpytest_subprocess("-s", "-p", "no:benchmark")
+    result.assert_outcomes(passed=1)
+    line = next(line for line in result.outlines if "PIDS" in line)
+    pids = line.split("PIDS")[1].split()
+    assert len(set(pids)) == 2
+    assert not any(map(running, pids))
+
+
+def test_imports_look_for_no_garbage_and_later_collections_skip_what_they_made():
+    program = (
+        "import gc; from pytest_fp8.worker.main import import_ahead; before = gc.get_stats()[2]['collections'];"
+        "import_ahead('bf16');"
+        "print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count() > 100_000, gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "True", "True"]

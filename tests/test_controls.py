@@ -27,7 +27,8 @@ from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
-from pytest_fp8.questions.layers import COUNTED
+from pytest_fp8.plain import from_plain, to_plain
+from pytest_fp8.questions.layers.check import COUNTED
 from pytest_fp8.worker.fault_points import FaultPoints, fault_points_of
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +94,7 @@ def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
     both = PairArms(case, pool, None, "", slower, slower)
     assert len({healthy.fp8.key, broken.fp8.key, both.fp8.key}) == 3
     assert healthy.bf16.key == broken.bf16.key != both.bf16.key
-    assert ArmSpec.from_json(broken.fp8.spec.to_json()) == broken.fp8.spec
+    assert from_plain(ArmSpec, to_plain(broken.fp8.spec)) == broken.fp8.spec
     assert "control controls.training:ThreePerCentSlower" in broken.fp8.spec.name
 
 
@@ -221,7 +222,7 @@ class FakeArm:
     built: ClassVar[Counter[str]] = Counter()
     open = 0
 
-    def __init__(self, template=None):
+    def __init__(self):
         self.alive, self.due = True, None
         FakeArm.open += 1
 

@@ -29,6 +29,16 @@ def pairs(pool, model, *recipes):
     return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
 
 
+def built(world):
+    """The live processes that are arms."""
+    return [process for process in world.processes if process.alive and process.spec is not None]
+
+
+def spares(world):
+    """The live processes that were started ahead and are no arm yet."""
+    return [process for process in world.processes if process.alive and process.spec is None]
+
+
 def ahead(pool, later):
     return [make_arm(pair.case, pool, None, "") for pair in later]
 
@@ -63,7 +73,7 @@ def test_a_large_arm_makes_room_for_the_next(world):
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
     two.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
-    assert len(pool._processes) == 2
+    assert len(built(world)) == 2
     pool.close()
     assert world.closed >= 3
 
@@ -169,26 +179,26 @@ def test_bf16_against_bf16_is_two_processes(world):
     pool = ArmPool(H200)
     null = PairArms(Case("1b", "bf16", "none"), pool, None)
     null.start()
-    assert len(pool._processes) == 2
+    assert len(built(world)) == 2
     pool.close()
 
 
-def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch):
+@pytest.mark.parametrize(("peak", "tight"), [(60 * GIB, False), (75 * GIB, True)])
+def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch, peak, tight):
+    facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
     pool = ArmPool(H200)
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()
-    for peak, tight in ((60 * GIB, False), (75 * GIB, True)):
-        facts = {"memory": {"peak": peak, "allocated": 45 * GIB}}
-        monkeypatch.setattr(pool, "_facts", {pair.fp8.key: facts, pair.bf16.key: facts})
-        assert pool.tight(pair.fp8, pair.bf16) is tight
+    assert pool.tight(pair.fp8, pair.bf16) is tight
     pool.close()
 
 
-def test_a_process_that_waits_with_its_library_imported_is_no_stranger(world):
+def test_a_process_that_was_started_ahead_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     one.start(ahead(pool, [two]))
-    waiting = {process.pid for process in pool._spares.values()}
+    waiting = {process.pid for process in spares(world)}
     assert waiting
     assert waiting < pool.pids
     pool.close()
@@ -267,11 +277,11 @@ def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     one.start(ahead(pool, [two]))
-    [spare] = [pool._spares["torchao"]]
+    [spare] = [process for process in spares(world) if process.backend == "torchao"]
     spare.alive = False
     two.start()
-    assert spare not in pool._processes.values()
-    assert all(process.alive for process in pool._processes.values())
+    assert spare.spec is None, "it became no arm"
+    assert len(built(world)) == 2
     pool.close()
 
 
@@ -279,5 +289,5 @@ def test_no_process_waits_for_a_case_on_the_cpu(world):
     pool = ArmPool(None)
     pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
     pair.start(ahead(pool, [later]))
-    assert not pool._spares
+    assert not spares(world)
     pool.close()

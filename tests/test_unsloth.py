@@ -246,9 +246,9 @@ print("UNSLOTH BEFORE", "transformers" in sys.modules)
 @pytest.mark.parametrize(("name", "seen"), [("bf16", ""), ("torchao", ""), ("unsloth_bf16", "UNSLOTH BEFORE False\n")])
 def test_only_its_own_arm_imports_the_library_and_before_transformers(tmp_path, name, seen):
     (tmp_path / "unsloth.py").write_text(FAKE)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_libraries; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pytest_fp8.worker.main import import_ahead; "
     out = subprocess.run(
-        [sys.executable, "-c", code + f"import_libraries({name!r})"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code + f"import_ahead({name!r})"], capture_output=True, text=True, check=True
     )
     assert out.stdout == seen
 

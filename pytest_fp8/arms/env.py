@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,42 +15,77 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
 
 FEW_CORES = 4
-"""With more, two arms and their neighbours have cores enough to spin on."""
+"""With more cores than this, threads that spin while they wait take nothing from two arms."""
 
 
-def arm_environment() -> dict[str, str]:
-    """This process's environment, with the one addition that keeps two cuDNN libraries out of one arm.
+@contextlib.contextmanager
+def arm_env(backend: str, environment: ArmEnvironment | None = None) -> Iterator[dict[str, str]]:
+    """The variables of an arm of this backend. Folders that they name exist until the block is left.
 
-    Transformer Engine looks for a system cuDNN before the one torch came with. Where both exist, torch finds itself
-    with a version it was not built for and picks another attention kernel without a word, or loading fails.
-    ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own, in every arm: torch works with no other.
+    ``environment``: another interpreter or another checkout; without it the arm runs as this process does.
+    """
+    with contextlib.ExitStack() as held:
+        if environment is None:
+            env = _own_env()
+        else:
+            from pytest_fp8.arms.environment import instrument
+
+            env = _other_env(environment, held.enter_context(instrument()))
+        yield {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **held.enter_context(_private_folders(backend))}
+
+
+def _own_env() -> dict[str, str]:
+    """This process's variables and import path, with torch's own cuDNN put first.
+
+    Transformer Engine looks for a system cuDNN before the one that came with torch. Where both exist, torch may load a
+    version that it was not built for; then it silently picks another attention kernel, or loading fails.
+    ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own in every arm, since torch works with no other.
     """
     import importlib.util
 
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if len(os.sched_getaffinity(0)) <= FEW_CORES:
-        # Threads that wait for each other by spinning take the cores from those they wait for, once anything else
-        # runs beside them: 1.3 s became 41 s on two busy cores.
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
+        # Threads that spin while they wait take the cores from the threads they wait for, once anything else runs
+        # beside them: 1.3 s became 41 s on two busy cores.
+        env.setdefault("OMP_WAIT_POLICY", "passive")
     spec = None
     with contextlib.suppress(ModuleNotFoundError, ValueError):
         spec = importlib.util.find_spec("nvidia.cudnn")
     if spec is not None and spec.submodule_search_locations:
-        _point_at_cudnn(environment, next(iter(spec.submodule_search_locations)))
-    return environment
+        _point_at_cudnn(env, next(iter(spec.submodule_search_locations)))
+    return env
 
 
-def other_environment(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
-    """The same for an arm of another interpreter or checkout: its own cuDNN, its own import path."""
-    environment = {**os.environ, **chosen.variables(instrument)}
+def _other_env(chosen: ArmEnvironment, instrument: str) -> dict[str, str]:
+    """The same for an arm of another interpreter or checkout: its own import path, its own cuDNN."""
+    env = {**os.environ, **chosen.env(instrument)}
     if chosen.cudnn:
-        _point_at_cudnn(environment, chosen.cudnn)
-    return environment
+        _point_at_cudnn(env, chosen.cudnn)
+    return env
 
 
-def _point_at_cudnn(environment: dict[str, str], home: str) -> None:
-    environment["CUDNN_HOME"] = home
-    # Its parts (libcudnn_graph, ...) are found by the loader, which knows nothing of CUDNN_HOME.
-    paths = [str(Path(home) / "lib"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+def _point_at_cudnn(env: dict[str, str], home: str) -> None:
+    env["CUDNN_HOME"] = home
+    # The loader finds cuDNN's parts (libcudnn_graph, ...). It does not read CUDNN_HOME.
+    paths = [str(Path(home) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+    env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+
+
+@contextlib.contextmanager
+def _private_folders(backend: str) -> Iterator[dict[str, str]]:
+    """Variables that name a temporary folder of the arm's own, for a library that patches others.
+
+    Such a library also writes files: Unsloth writes quantized copies of weights to the temporary folder and generated
+    code to the current one.
+    """
+    from pytest_fp8.backends import backend as backend_named
+
+    if not backend_named(backend).patches_others:
+        yield {}
+        return
+    # Compiled code is kept across arms: building it again takes half a minute.
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    kept = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))}
+    with tempfile.TemporaryDirectory(prefix="fp8-", ignore_cleanup_errors=True) as folder:
+        yield {**kept, "TMPDIR": folder, "UNSLOTH_COMPILE_LOCATION": str(Path(folder) / "compiled")}

@@ -1,4 +1,4 @@
-"""Whose Python and whose code an arm runs: another interpreter, another commit, the same instrument."""
+"""An arm in another interpreter or on another commit of the project, measured by this same pytest_fp8."""
 
 from __future__ import annotations
 
@@ -39,32 +39,33 @@ missing = [name for name in needed if find(name) is None]
 print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing}))
 """
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
-"""What an arm imports; torchao or Transformer Engine are the case's business, and their absence is the arm's error."""
+"""What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
 
 
 @dataclass(frozen=True)
 class ArmEnvironment:
-    """Where an arm's interpreter and imports come from."""
+    """Which interpreter an arm runs in, and where its imports come from."""
 
     name: str
     """``base`` or ``head``; part of the arm's key."""
     python: str
     import_path: tuple[str, ...]
-    """What goes first: the project's own code at one commit."""
+    """The folders that come first on the import path: the project's own code at one commit."""
     versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    """Versions of Python and of the installed packages, by name."""
     cudnn: str = ""
     """The folder of that interpreter's own cuDNN; empty where it has none."""
 
-    def variables(self, instrument: str) -> dict[str, str]:
-        """PYTHONPATH and its like. ``instrument``: the folder from which pytest_fp8 itself can be imported.
+    def env(self, instrument: str) -> dict[str, str]:
+        """The variables that set the import path. ``instrument``: the folder from which pytest_fp8 is imported.
 
-        Another interpreter gets nothing of this one's site-packages, only the instrument: both arms are measured by
-        the same code.
+        Another interpreter gets nothing of this one's site-packages. It gets this pytest_fp8, so that the same code
+        measures both arms.
         """
         inherited = self._own_path() if self.python == sys.executable else []
         return {
             "PYTHONPATH": os.pathsep.join([*self.import_path, *inherited, instrument]),
-            # Without it `python -m` would put the current folder before everything: head's code in base's arm.
+            # Without it `python -m` puts the current folder first, and base's arm would run head's code.
             "PYTHONSAFEPATH": "1",
         }
 
@@ -74,15 +75,17 @@ class ArmEnvironment:
 
 
 def probed(name: str, python: str, root: Path) -> ArmEnvironment:
-    """The environment of an interpreter with the project at ``root``; raises :class:`SettingsError` where no arm could
-    run in it."""
+    """The environment of the interpreter ``python`` with the project at ``root``.
+
+    Raises :class:`SettingsError` where no arm could run in it.
+    """
     from pytest_fp8.libraries import PACKAGES
 
-    # Not resolved: a virtual environment's python is a link, and its name is what makes it one.
+    # Links are kept: a virtual environment's python is a link, and its own path is what selects the environment.
     python = os.path.abspath(python)
     bare = ArmEnvironment(name, python, tuple(map(str, import_folders(root))))
     with instrument() as folder:
-        variables = {**os.environ, **bare.variables(folder)}
+        env = {**os.environ, **bare.env(folder)}
         try:
             done = subprocess.run(
                 [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES])],
@@ -90,7 +93,7 @@ def probed(name: str, python: str, root: Path) -> ArmEnvironment:
                 text=True,
                 timeout=60,
                 check=True,
-                env=variables,
+                env=env,
             )
             seen: dict[str, Any] = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -117,7 +120,7 @@ def import_folders(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def instrument() -> Iterator[str]:
-    """A folder with nothing in it but this very pytest_fp8."""
+    """A temporary folder that holds a link to this pytest_fp8 and nothing else."""
     with tempfile.TemporaryDirectory(prefix="fp8-instrument-") as folder:
         package = Path(str(pytest_fp8.__file__)).parent
         os.symlink(package, Path(folder) / "pytest_fp8", target_is_directory=True)
@@ -126,9 +129,9 @@ def instrument() -> Iterator[str]:
 
 @contextlib.contextmanager
 def checkout(revision: str, project: Path) -> Iterator[Path]:
-    """The project at a git revision, as a worktree in a temporary folder that is gone afterwards.
+    """The project at a git revision: a worktree in a temporary folder, removed when the block is left.
 
-    Gives the folder that corresponds to ``project``, which may lie below the repository's root. Raises
+    Gives the folder in it that corresponds to ``project``, which may lie below the repository's root. Raises
     :class:`SettingsError`.
     """
     commit = _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")

@@ -1,4 +1,4 @@
-"""What an arm of the suite's models takes of a GPU's memory, before it is built. Plain numbers."""
+"""How much of a GPU's memory an arm of the suite's models will take, estimated before it is built. In bytes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from pytest_fp8.zoo.shapes import SHAPES
 # parameters, 44.9 GiB for 8.03e9.
 RESIDENT_BYTES = 6
 FROZEN_BYTES = 2
-"""The same where adapters alone are trained: they and their moments are less than a hundredth of the base."""
+"""Bytes per parameter where only adapters are trained: they and their moments are less than a hundredth of the base."""
 CONTEXT_BYTES = int(1.5 * 2**30)
+"""The CUDA context and the libraries' workspaces of one process."""
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 
 
 def resident_bytes(case: Case) -> int:
-    """What an arm of this case holds between its steps."""
+    """What an arm of this case holds between its steps. There is no estimate for user models."""
     per_parameter = FROZEN_BYTES if case.lora else RESIDENT_BYTES
     return per_parameter * SHAPES[case.model].parameters + CONTEXT_BYTES
 
 
 def step_bytes(case: Case) -> float:
-    """What a training step needs on top of what is resident, roughly: logits and their gradient in 2 and 4 bytes, and
-    about 30 bytes of saved activations per token, layer and hidden unit; half as much again for libraries that keep
-    FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16, 16.6 GiB in Transformer Engine."""
-    assert case.tokens is not None, "a model of one's own, of which nobody knows what it takes"
-    shape, (batch, seq) = SHAPES[case.model], case.tokens
+    """What a training step needs on top of what is resident, roughly. There is no estimate for user models.
+
+    Counted: logits and their gradient in 2 and 4 bytes, and about 30 bytes of saved activations per token, layer and
+    hidden unit; half as much again for libraries that keep FP8 copies. Seen on an H200 for 1B: 13.3 GiB in BF16,
+    16.6 GiB in Transformer Engine.
+    """
+    shape = SHAPES[case.model]
+    batch, seq = case.batch or shape.batch, case.seq or shape.seq
     return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)

@@ -1,5 +1,7 @@
-"""The arms that are alive in this session: built when first asked, shared where two cases have the same reference,
-closed when their turn is over. Knows what fits the GPU together and what must take turns."""
+"""All live arms of a session: built when first asked, shared by cases with the same reference, closed when done.
+
+The pool decides which arms fit the GPU together and which must take turns.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +24,39 @@ from pytest_fp8.zoo.shapes import SHAPES
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
-    from pytest_fp8.arms.forked import Template
 
 MOST_SPARES = 2
-"""One for BF16 and one for FP8, which is what a fresh pair takes; each holds its imported libraries while it waits."""
+"""Processes started ahead: one for BF16 and one for FP8, as a fresh pair needs. Each keeps its imported libraries in
+memory while it waits."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Arm:
-    """One arm as a pair sees it: alive when it is asked something, whatever the pool has done meanwhile."""
+    """One arm as a pair sees it. It is built when it is asked something and is not alive."""
 
     key: str
     spec: ArmSpec
     pool: ArmPool = field(repr=False)
     environment: ArmEnvironment | None = None
-    """Another interpreter or checkout than this session's, in a same-job comparison."""
+    """Another interpreter or checkout than this session's: one side of a comparison."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the arm said of itself when it was last built: versions, sizes, seconds."""
+        """What the arm reported when it was last built: versions, sizes, seconds. Empty before its first build."""
         return self.pool.facts_of(self)
 
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
-        """Ask the live arm; it is built first if it is not alive. Raises :class:`ArmError`."""
+        """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
         process = self.pool.live(self)
         with self.pool.clock(operation):
             return process.request(operation, timeout, **arguments)
 
     @contextlib.contextmanager
     def asked(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Iterator[Callable[[], Any]]:
-        """The arm works on its answer while the block runs; what this gives waits for it. Raises :class:`ArmError`.
+        """Ask the arm and let it work while the block runs. The function that this gives waits for the answer; it
+        raises :class:`ArmError`.
 
-        An arm that is left before it answered is closed: the answer belongs to no later question.
+        If the block ends without that call, the arm is closed: the late answer must not be read as another one's.
         """
         process = self.pool.live(self)
         process.send(operation, **arguments)
@@ -72,9 +75,9 @@ class Arm:
                 process.close()
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Run ``function(model)`` on the live model inside the arm's process; gives its result.
+        """Run ``function(model)`` on the live model inside the arm's process and give its result.
 
-        Both travel by pickle over the pipe, so the result must be picklable; torch tensors in it import torch here.
+        Function and result travel as pickles. A result with torch tensors in it imports torch in pytest's process.
         """
         from pytest_fp8.shipping import ship, unship
 
@@ -84,36 +87,41 @@ class Arm:
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None, template: Template | None = None) -> None:
-        """``template``: what CPU arms are forked from. A session with a GPU has none: no process that has used CUDA can
-        be forked, and beside a GPU nothing is to be gained."""
+    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None) -> None:
+        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only. ``log_folder``: where
+        arms write their output."""
         self.gpu = gpu
-        self.template = template
         self.seconds: dict[str, float] = {}
+        """Time spent waiting for arms, by operation."""
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._log_folder = log_folder
         self._processes: dict[str, ArmProcess] = {}
         self._spares: dict[str, ArmProcess] = {}
-        """Processes started before they are wanted, by the backend whose library they have imported."""
+        """Processes started ahead, by the backend whose library they have imported."""
         self._soon: list[Arm] = []
+        """Arms that may be built next."""
         self._turns: set[str] = set()
-        self._refused: set[str] = set()
-        """Arms that failed when they were built ahead of their turn."""
+        """Keys of arms that do not fit the GPU beside their partner."""
+        self._failed_ahead: set[str] = set()
+        """Keys of arms that failed when they were built ahead of their own test."""
         self._facts: dict[str, dict[str, Any]] = {}
         self._folders: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
 
     @property
     def pids(self) -> set[int]:
-        """Of all processes that are ours, those included that wait for their turn with a library already imported."""
+        """Of all arms' processes, those started ahead included."""
         return {process.pid for process in [*self._processes.values(), *self._spares.values()]}
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
 
     def folder(self, arm: Arm, what: str) -> Path:
-        """A private folder for one of an arm's checkpoints, kept while the arm is wanted. A reference shared by cases
-        that save different things has several, and none overwrites what another case still reads."""
+        """A private folder for one of an arm's checkpoints, kept while the pool keeps the arm.
+
+        A reference shared by cases that save different things has several folders, so that none of them overwrites
+        what another case still reads.
+        """
         key = (arm.key, what)
         if key not in self._folders:
             self._folders[key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
@@ -123,17 +131,17 @@ class ArmPool:
         return self._facts.get(arm.key, {})
 
     def side_by_side(self, *arms: Arm) -> bool:
-        """Whether these arms can work at the same time: on a CPU, each in a process of its own. On a GPU they would
-        change what is read of each other's memory and speed."""
+        """Whether these arms can work at the same time: on a CPU, each in a process of its own. On a GPU, each would
+        change the other's measured memory and speed."""
         on_cpu = all(arm.spec.device == "cpu" for arm in arms)
         return on_cpu and len({self.live(arm).pid for arm in arms}) == len(arms)
 
     def takes_turns(self, arm: Arm) -> bool:
-        """Whether this arm and its partner do not fit the GPU together."""
+        """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
         return arm.key in self._turns
 
     def live(self, arm: Arm) -> ArmProcess:
-        """The arm's process, built if need be."""
+        """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if self._is_alive(arm):
             return self._processes[arm.key]
         if arm.key in self._turns:
@@ -143,14 +151,14 @@ class ArmPool:
         return self._processes[arm.key]
 
     def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
-        """Have both arms alive, and as many of ``ahead`` as fit, built at the same time; close all others.
+        """Have both arms alive, and as many of ``ahead`` as fit, all built at the same time; close every other arm.
 
-        Where the pair does not fit the GPU together, its arms take turns from then on.
+        Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
         """
         pair = [reference, fp8]
-        # Their imports take place while this pair is built, never while it is timed.
+        # Their processes start while this pair is built, so that no import runs while the pair is timed.
         self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
-        # Large arms never wait for their turn on the GPU: there is no room beside the pair.
+        # Large arms are never built ahead: there is no memory for them beside the pair.
         later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if self._small(reference) else []
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
@@ -164,11 +172,11 @@ class ArmPool:
         missing = [arm for arm in pair if not self._is_alive(arm)]
         if not missing:
             return
-        others = [arm for arm in later if not self._is_alive(arm) and arm.key not in self._refused]
-        room = self._room_beside(missing)
+        others = [arm for arm in later if not self._is_alive(arm) and arm.key not in self._failed_ahead]
+        more = self._further_arms_that_fit(missing)
         try:
-            if self._small(reference) or room >= 0:
-                self._build(missing, others[: max(0, room)])
+            if self._small(reference) or more >= 0:
+                self._build(missing, others[: max(0, more)])
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.
                 for arm in missing:
@@ -180,7 +188,7 @@ class ArmPool:
             self._turns |= {reference.key, fp8.key}
 
     def renew(self, *arms: Arm) -> None:
-        """Close these arms, so that the next question finds fresh processes."""
+        """Close these arms, so that their next request starts fresh processes."""
         for arm in arms:
             process = self._processes.pop(arm.key, None)
             if process is not None:
@@ -201,8 +209,8 @@ class ArmPool:
         self._folders.clear()
 
     @contextlib.contextmanager
-    def clock(self, what: str) -> Any:
-        """Adds the time spent inside to :attr:`seconds`."""
+    def clock(self, what: str) -> Iterator[None]:
+        """Add the time spent in the block to :attr:`seconds`."""
         start = time.monotonic()
         try:
             yield
@@ -213,8 +221,8 @@ class ArmPool:
         return arm.key in self._processes and self._processes[arm.key].alive
 
     def _build(self, arms: list[Arm], ahead: Iterable[Arm] = ()) -> None:
-        """Build ``arms``, and beside them those of ``ahead``. One of these that fails is left for its own turn, when
-        its own test reports it."""
+        """Build ``arms`` and those of ``ahead``, all at the same time. Raises :class:`ArmError` where one of ``arms``
+        fails. One of ``ahead`` that fails is built again for its own test, which then reports the error."""
         optional = {arm.key for arm in ahead}
         started: list[tuple[Arm, ArmProcess]] = []
         try:
@@ -223,26 +231,26 @@ class ArmPool:
                     process = self._start(arm)
                     started.append((arm, process))
                     process.start_build(arm.spec)
-                self._expect(self._soon)
+                self._start_spares()
                 for arm, process in started:
                     try:
-                        self._facts[arm.key] = {**process.receive(BUILD_SECONDS), "not forked": process.not_forked}
+                        self._facts[arm.key] = process.receive(BUILD_SECONDS)
                         self._processes[arm.key] = process
                     except ArmError:
                         if arm.key not in optional:
                             raise
-                        self._refused.add(arm.key)
+                        self._failed_ahead.add(arm.key)
         finally:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _expect(self, arms: Iterable[Arm]) -> None:
-        """Start processes for the backends of arms that may be built next, so that their imports take no turn."""
-        for arm in arms:
+    def _start_spares(self) -> None:
+        """Start processes for the arms on a GPU that may be built next, so that their imports delay nothing later."""
+        for arm in self._soon:
             backend = arm.spec.case.backend
-            elsewhere = arm.spec.device != "cuda" or arm.environment is not None
-            if not elsewhere and backend not in self._spares and len(self._spares) < MOST_SPARES:
+            usable = arm.spec.device == "cuda" and arm.environment is None
+            if usable and backend not in self._spares and len(self._spares) < MOST_SPARES:
                 self._spares[backend] = ArmProcess(backend, self._log_folder)
 
     def _start(self, arm: Arm) -> ArmProcess:
@@ -254,11 +262,13 @@ class ArmPool:
             if spare.alive:
                 return spare
             spare.close()
-        return ArmProcess(backend, self._log_folder, template=self.template if arm.spec.device == "cpu" else None)
+        return ArmProcess(backend, self._log_folder)
 
-    def _room_beside(self, building: list[Arm]) -> int:
-        """How many further arms of the same model can warm up at the same time as these, beside those that are already
-        resident. Negative: these alone do not fit at once, or nobody knows what they take."""
+    def _further_arms_that_fit(self, building: list[Arm]) -> int:
+        """How many arms of the same model can warm up at the same time as these, beside those already resident.
+
+        Negative where not even these fit at once, or where there is no estimate: on a CPU and for user models.
+        """
         first = building[0].spec
         if self.gpu is None or first.device != "cuda" or first.case.model == OWN:
             return -1
@@ -266,25 +276,25 @@ class ArmPool:
         return int(free // (resident_bytes(first.case) + step_bytes(first.case))) - len(building)
 
     def tight(self, *arms: Arm) -> bool:
-        """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident: then each must
-        give its cached memory back before the other's turn."""
+        """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident. Each must then
+        give its cached memory back before the other works."""
         if self.gpu is None:
             return False
-        told = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
+        peaks = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
-        return bool(sum(told) + self._held_by(others) > FILL * self.gpu.memory)
+        return bool(sum(peaks) + self._held_by(others) > FILL * self.gpu.memory)
 
     def _held_by(self, keys: Iterable[str]) -> int:
-        """Bytes of live arms between their steps, as they said when they were built."""
+        """Bytes that these arms hold between their steps, as they reported when they were built."""
         held = (self._facts.get(key, {}).get("memory", {}).get("allocated", 0) for key in keys)
         return sum(int(allocated) + CONTEXT_BYTES for allocated in held)
 
     def _small(self, arm: Arm) -> bool:
-        """Whether several such arms can warm up side by side on any GPU with FP8."""
+        """Whether several such arms can warm up at the same time on any GPU with FP8."""
         model = arm.spec.case.model
         return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
 
 
 def cpu_threads() -> int:
-    """All cores this process may use, at most 8: tiny models gain nothing from more."""
+    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
     return min(8, len(os.sched_getaffinity(0)))

@@ -1,7 +1,7 @@
-"""The process of an arm: ``python -m pytest_fp8.worker.main REQUESTS ANSWERS PARENT BACKEND``.
+"""The process of an arm: ``python -m pytest_fp8.worker.main SOCKET PARENT BACKEND``.
 
-Reads one JSON request a line from the descriptor REQUESTS, answers one a line on ANSWERS. Ends when the pipe closes or
-when the process PARENT is gone. Nothing here runs inside pytest.
+It answers requests on the socket, whose file descriptor it inherits, one after another. It ends when the other side
+closes or when the process PARENT is gone. Nothing here runs inside pytest.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
-
-from pytest_fp8.descriptors import write_all
 
 
 def main(arguments: list[str]) -> int:
-    requests, answers, parent = (int(value) for value in arguments[:3])
+    descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
-    return serve(requests, answers, arguments[3])
-
-
-def serve(requests: int, answers: int, backend: str) -> int:
-    """Answer until no more requests can come."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _import_ahead(backend)
+    import_ahead(backend)
+    serve(Connection(descriptor))
+    return 0
+
+
+def serve(connection: Connection) -> None:
+    """Answer until no more requests can come."""
     server = None
-    for request in _lines(requests):
+    for request in _requests(connection):
         try:
             if request["operation"] == "build":
                 server = _server(request["arguments"]["spec"])
@@ -41,37 +41,47 @@ def serve(requests: int, answers: int, backend: str) -> int:
                 raise RuntimeError("asked before it was built")
             else:
                 result = server.answer(request["operation"], request["arguments"])
-            answer = {"result": result}
+            answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
         except Exception as error:
-            answer = _describe(error)
-        _send(answers, answer)
-    return 0
+            answer, result = _describe(error), None
+        # JSON as Python writes it: NaN and infinities, which a loss may be, come back as such.
+        connection.send_bytes(json.dumps(answer).encode())
+        if isinstance(result, bytes):
+            connection.send_bytes(result)
+
+
+def _requests(connection: Connection) -> Iterator[dict[str, Any]]:
+    # A reset instead of an end: the other side closed before it had read an answer.
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            yield json.loads(connection.recv_bytes())
 
 
 def _server(spec: dict[str, Any]) -> Any:
     from pytest_fp8.arms.spec import ArmSpec
+    from pytest_fp8.plain import from_plain
     from pytest_fp8.worker.server import ArmServer
 
-    return ArmServer(ArmSpec.from_json(spec))
+    return ArmServer(from_plain(ArmSpec, spec))
 
 
-def _import_ahead(name: str) -> None:
-    """Import what an arm of this backend needs, so that a process started before it is wanted is ready when it is.
+def import_ahead(name: str) -> None:
+    """Import what an arm of this backend needs, so that a process started early is ready when it is wanted.
 
-    A library that is not there is reported when the arm is built, not here.
+    A library of the backend's own that is missing is reported when the arm is built, not here.
     """
-    # Next to nothing that an import makes is garbage. To look through it meanwhile, and in each collection afterwards,
-    # takes half a second of five.
+    # Imports make next to no garbage. Looking for it meanwhile, and in each collection afterwards, takes half a second
+    # of five.
     gc.disable()
     try:
-        import_libraries(name)
+        _import_libraries(name)
     finally:
+        # Freeze the heap, so that later collections skip it.
         gc.freeze()
         gc.enable()
 
 
-def import_libraries(name: str) -> None:
-    """Import what an arm of this backend needs; a library of its own that is not there is passed over."""
+def _import_libraries(name: str) -> None:
     import torch  # noqa: F401
 
     from pytest_fp8.backends import backend
@@ -79,23 +89,13 @@ def import_libraries(name: str) -> None:
     chosen = backend(name)
     if not chosen.patches_others:
         import transformers.models.llama.modeling_llama  # noqa: F401
-    # Without an accelerator Unsloth cannot be imported, and says so by a NotImplementedError.
+    # Unsloth raises NotImplementedError when it is imported without an accelerator.
     with contextlib.suppress(ImportError, NotImplementedError):
         chosen.import_library()
 
 
-def _lines(descriptor: int) -> Iterator[dict[str, Any]]:
-    with os.fdopen(descriptor, "rb") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
-def _send(descriptor: int, answer: dict[str, Any]) -> None:
-    # The answer is JSON with NaN and infinities, which Python's json reads back: a loss may be either.
-    write_all(descriptor, (json.dumps(answer) + "\n").encode())
-
-
 def _describe(error: Exception) -> dict[str, Any]:
+    """An exception as plain data. Empty text: there is nothing to say."""
     traceback.print_exc()
     import torch
 
@@ -106,23 +106,23 @@ def _describe(error: Exception) -> dict[str, Any]:
         "kind": "raised",
         "trace": error_trace.trace_of(error),
         "line": error_trace.users_line(error),
+        "cause": "",
+        "next": "",
     }
     if error_trace.mixes_types(error):
         described["cause"], described["next"] = error_trace.MIXED_CAUSE, error_trace.MIXED_NEXT
     if isinstance(error, torch.OutOfMemoryError):
         described["kind"] = "out of memory"
-        described["cause"] = "the model, its optimizer state and one step's activations do not fit beside what is there"
+        described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"
         described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
         torch.cuda.empty_cache()
     for name in ("cause", "next"):
-        text = getattr(error, f"fp8_{name}", "")
-        if text:
-            described[name] = text
+        described[name] = getattr(error, f"fp8_{name}", "") or described[name]
     return described
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent goes, so that not even ``kill -9`` of pytest leaves an arm."""
+    """Ask the kernel for SIGKILL when the parent ends, so that not even ``kill -9`` of pytest leaves an arm."""
     set_parent_death_signal = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -97,8 +96,8 @@ class ArmServer:
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         return checkpoints.load(self.engine, folder, store, optimizer)
 
-    def logits(self, seed: int) -> str:
-        """The model's output on the first rows of one held-out batch: float32, base64 of at most 64 x 4096 values."""
+    def logits(self, seed: int) -> bytes:
+        """The model's output on the first rows of one held-out batch: float32, at most 64 x 4096 values."""
         engine = self.engine
         batch = engine.training_batch(seed, step=1_000_000)
         # Uncompiled: to compile a forward pass without gradients for one batch would take longer than all else here.
@@ -111,7 +110,7 @@ class ArmServer:
             else:
                 output = engine.loss_of(engine.model, batch)
         rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
-        return base64.b64encode(rows[:64, :4096].contiguous().cpu().numpy().tobytes()).decode()
+        return bytes(rows[:64, :4096].contiguous().cpu().numpy().tobytes())
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         """Go on training from where the arm is; the curve of the steps from ``first_step`` on."""

@@ -5,7 +5,6 @@ With them the plugin's behaviour on a GPU can be tested where there is none.
 
 from __future__ import annotations
 
-import base64
 import itertools
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +81,8 @@ class World:
     built: list[str] = field(default_factory=list)
     closed: int = 0
     strangers: tuple[int, ...] = ()
+    processes: list[FakeProcess] = field(default_factory=list)
+    """All that were started, in order."""
     slower: dict[tuple[str, str], float] = field(default_factory=dict)
     """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
 
@@ -92,17 +93,15 @@ class FakeProcess:
     world = World()
     _pids = itertools.count(1000)
 
-    def __init__(
-        self, backend: str = "bf16", log_folder: Any = None, environment: Any = None, template: Any = None
-    ) -> None:
+    def __init__(self, backend: str = "bf16", log_folder: Any = None, environment: Any = None) -> None:
         self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
         self.alive = True
-        self.template, self.not_forked = template, ""
         self.spec: Any = None
         self.asked: tuple[str, dict[str, Any]] | None = None
         self.backend = backend
         self.noise = np.random.default_rng(self.pid)
+        self.world.processes.append(self)
 
     def start_build(self, spec: Any) -> None:
         self.spec = spec
@@ -232,9 +231,8 @@ class FakeProcess:
             "optimizer_digests": state,
         }
 
-    def logits(self, seed: int) -> str:
-        values = np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)
-        return base64.b64encode(values.tobytes()).decode()
+    def logits(self, seed: int) -> bytes:
+        return (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
 
 
 def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -110,7 +109,8 @@ def _resumed(arm: Arm) -> list[float]:
 
 
 def _logits(arm: Arm) -> NDArray[np.float32]:
-    return np.frombuffer(base64.b64decode(arm.request("logits", seed=SEED)), dtype=np.float32)
+    """The arm's logits on held-out rows, flat."""
+    return np.frombuffer(arm.request("logits", seed=SEED), dtype=np.float32)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
