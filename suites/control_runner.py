@@ -40,8 +40,10 @@ class SmallArms(ArmPool):
     is asked of an arm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fork: bool) -> None:
+        """``fork``: processes may be forked; not beside a GPU."""
         super().__init__(None)
+        self._fork = fork
         self._held: dict[str, tuple[str, ArmProcess]] = {}
 
     def live(self, arm: Arm) -> ArmProcess:
@@ -67,7 +69,7 @@ class SmallArms(ArmPool):
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
             _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else ArmProcess()
+            process = process if process is not None and process.alive else ArmProcess(fork=self._fork)
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
@@ -135,7 +137,7 @@ class ControlRunner:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._small = self._small or SmallArms()
+        self._small = self._small or SmallArms(fork=self._gpu_pool().gpu is None)
         return self._small
 
 

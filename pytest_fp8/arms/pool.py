@@ -262,7 +262,7 @@ class ArmPool:
             if spare.alive:
                 return spare
             spare.close()
-        return ArmProcess(backend, self._log_folder)
+        return ArmProcess(backend, self._log_folder, fork=self.gpu is None)
 
     def _further_arms_that_fit(self, building: list[Arm]) -> int:
         """How many arms of the same model can warm up at the same time as these, beside those already resident.

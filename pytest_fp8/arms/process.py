@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8.arms.env import arm_env
+from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import to_plain
@@ -37,27 +38,40 @@ class ArmProcess:
     """One worker process. It starts by importing its backend's library; :meth:`build` then makes it one arm."""
 
     def __init__(
-        self, backend: str = "bf16", log_folder: Path | None = None, environment: ArmEnvironment | None = None
+        self,
+        backend: str = "bf16",
+        log_folder: Path | None = None,
+        environment: ArmEnvironment | None = None,
+        fork: bool = False,
     ) -> None:
         """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
-        its current variables, import path and folder."""
+        its current variables, import path and folder.
+
+        ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
+        CUDA cannot be forked.
+        """
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
         self.log = Path(name)
         self.name = "an arm"
         self._asked, self._answer_due = "", False
         self._held = contextlib.ExitStack()
         self._connection, theirs = Pipe()
+        env = self._held.enter_context(arm_env(backend, environment))
         with contextlib.closing(theirs), open(handle, "wb") as log:
-            python = environment.python if environment is not None else sys.executable
-            self._process = subprocess.Popen(
-                [python, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=self._held.enter_context(arm_env(backend, environment)),
-            )
+            self._process: subprocess.Popen[bytes] | ForkedProcess
+            if fork and environment is None and can_fork(env):
+                self._process = ForkedProcess(theirs, self.log, backend, env)
+            else:
+                python = environment.python if environment is not None else sys.executable
+                self._process = subprocess.Popen(
+                    [python, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    env=env,
+                )
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.log)
 
@@ -195,7 +209,7 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection, log: Path) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection, log: Path) -> None:
     # A worker whose connection closes ends by itself. The group is killed either way, compile workers included.
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -29,6 +29,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) -> None:
+    """The same for an arm that the fork server forked: a session and a log of its own, the variables of its test."""
+    os.setsid()
+    die_with(os.getppid())
+    with open(log, "ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ.clear()
+    os.environ.update(env)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    import_ahead(backend)
+    serve(connection)
+    # multiprocessing's own end would first take apart what is shared with the fork server.
+    os._exit(0)
+
+
 def serve(connection: Connection) -> None:
     """Answer until no more requests can come."""
     server = None

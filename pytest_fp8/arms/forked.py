@@ -1,0 +1,90 @@
+"""Arms on the CPU start as forks of one process that has imported their libraries: seconds less for each arm.
+
+The standard library's fork server does the work (:mod:`multiprocessing.forkserver`). It ends with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+PRELOAD = "pytest_fp8.worker.preload"
+OF_EACH_TEST = "PYTEST_CURRENT_TEST"
+"""The one variable that may differ from the fork server's: pytest sets it anew for each test."""
+_started_with: dict[str, str] = {}
+"""The variables that the fork server was started with; empty before the first arm."""
+
+
+class ForkedProcess:
+    """What :class:`subprocess.Popen` offers of an arm, for an arm that the fork server forked."""
+
+    def __init__(self, connection: Connection, log: Path, backend: str, env: Mapping[str, str]) -> None:
+        from pytest_fp8.worker.main import forked
+
+        context = multiprocessing.get_context("forkserver")
+        # A daemon: multiprocessing ends it at exit and does not wait for it.
+        self._process = context.Process(target=forked, args=(connection, str(log), backend, dict(env)), daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the number of the signal that ended it; ``None`` while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, ``timeout`` in seconds. Raises :class:`subprocess.TimeoutExpired`."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("an arm", timeout or 0.0)
+        return code
+
+
+def can_fork(env: Mapping[str, str]) -> bool:
+    """Whether an arm with these variables may be a fork. Starts the fork server when first asked.
+
+    Libraries read variables when they are imported, so a fork cannot be given others. multiprocessing runs a script
+    again that started this process, unless it is pytest's own; then arms start as fresh interpreters.
+    """
+    wanted = {name: value for name, value in env.items() if name != OF_EACH_TEST}
+    if not _started_with:
+        if not _started_by_pytest():
+            return False
+        _started_with.update(wanted)
+        multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+        with _environ(wanted):
+            forkserver.ensure_running()
+    return wanted == _started_with
+
+
+def _started_by_pytest() -> bool:
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return bool(spec.name.endswith("__main__"))
+    return file is None or Path(file).name in ("pytest", "py.test")
+
+
+@contextlib.contextmanager
+def _environ(env: Mapping[str, str]) -> Iterator[None]:
+    """This process's variables are ``env`` inside the block."""
+    saved = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
