@@ -116,13 +116,12 @@ class Fp8Pair:
         bound = self.case.floor if floor is None else floor
         return self._speed(SpeedBounds("faster", bound, against_baseline=False))
 
-    def speedup(self, *old: Any, baseline_alone: bool = False, **old_named: Any) -> Decision:
-        """Is the speedup still that of the stored baseline, and above the case's floor.
+    def speedup(self, *old: Any, **old_named: Any) -> Decision:
+        """Is the speedup still that of the stored baseline. The floor is the question of :meth:`faster`.
 
-        ``baseline_alone``: leave the floor to :meth:`faster`. The arguments of earlier versions, ``floor`` and
-        ``against_baseline``, still work and warn.
+        The arguments of earlier versions, ``floor`` and ``against_baseline``, still work and warn.
         """
-        return self._speed(bounds_of(self.case.floor, baseline_alone, old, old_named))
+        return self._speed(bounds_of(self.case.floor, old, old_named))
 
     def memory(self) -> Decision:
         """What does it cost in memory: peaks of one training step."""
@@ -159,10 +158,10 @@ class Fp8Pair:
         __tracebackhide__ = True
         return self._require(lambda: self.faster(floor))
 
-    def assert_speedup(self, *old: Any, baseline_alone: bool = False, **old_named: Any) -> Decision:
+    def assert_speedup(self, *old: Any, **old_named: Any) -> Decision:
         """As :meth:`assert_layers`, of :meth:`speedup`."""
         __tracebackhide__ = True
-        bounds = bounds_of(self.case.floor, baseline_alone, old, old_named)
+        bounds = bounds_of(self.case.floor, old, old_named)
         return self._require(lambda: self._speed(bounds))
 
     def assert_memory(self) -> Decision:

@@ -115,7 +115,7 @@ def test_the_loop_is_faster(request, fp8_pair):
 
 @pytest.mark.fp8(cases=LOOP, question="speedup")
 def test_the_loop_holds_its_baseline(fp8_pair):
-    fp8_pair.assert_speedup(baseline_alone=True)
+    fp8_pair.assert_speedup()
 
 
 @pytest.mark.fp8(cases=LOOP, question="memory")

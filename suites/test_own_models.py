@@ -127,7 +127,7 @@ def test_it_is_faster(request, fp8_pair):
 
 @pytest.mark.fp8(cases=CASES, question="speedup")
 def test_it_holds_its_baseline(fp8_pair):
-    fp8_pair.assert_speedup(baseline_alone=True)
+    fp8_pair.assert_speedup()
 
 
 @pytest.mark.fp8(cases=CASES, question="checkpoints")

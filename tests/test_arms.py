@@ -28,17 +28,21 @@ from pytest_fp8.shipping import ship, unship
 
 @pytest.fixture(scope="module")
 def arm():
-    process = ArmProcess()
+    process = ArmProcess(fork=True)
     process.build(spec())
     yield process
     process.close()
 
 
 @pytest.fixture
-def fresh():
-    process = ArmProcess()
+def fresh(request):
+    """A process that is no arm yet: a fork, or with the mark ``either_way`` an interpreter of its own too."""
+    process = ArmProcess(fork=getattr(request, "param", True))
     yield process
     process.close()
+
+
+either_way = pytest.mark.parametrize("fresh", [False, True], ids=["interpreter", "fork"], indirect=True)
 
 
 def call(arm, function):
@@ -97,7 +101,7 @@ def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/lies_here.py").write_text("VALUE = 7")
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     try:
         arm.build(spec())
         seen = call(arm, lambda: (os.environ["MINE"], os.getcwd(), __import__("lies_here").VALUE))
@@ -138,6 +142,7 @@ def test_an_exception_in_the_arm_is_quoted_and_the_arm_lives_on(arm):
     assert arm.request("curve", seed=0, steps=1)["losses"]
 
 
+@either_way
 def test_an_arm_killed_in_the_middle_is_one_clear_error_and_takes_what_it_started_along(fresh):
     fresh.build(spec())
     child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
@@ -149,6 +154,7 @@ def test_an_arm_killed_in_the_middle_is_one_clear_error_and_takes_what_it_starte
     assert all_end(child)
 
 
+@either_way
 def test_an_arm_that_died_before_it_was_asked_is_one_error(fresh):
     os.kill(fresh.pid, signal.SIGKILL)
     assert all_end(fresh.pid)
@@ -159,6 +165,7 @@ def test_an_arm_that_died_before_it_was_asked_is_one_error(fresh):
     assert error.value.__suppress_context__
 
 
+@either_way
 def test_an_arm_that_exits_shows_the_end_of_its_output(fresh):
     def build():
         print("through Python", flush=True)
@@ -175,6 +182,7 @@ def hang(model):
     time.sleep(600)
 
 
+@either_way
 def test_an_arm_that_hangs_is_stopped_and_says_where_it_was(fresh):
     fresh.build(spec())  # however long this machine takes to import, the arm hangs where it is told to
     with pytest.raises(ArmError, match="no answer to 'call' in 3 s") as error:
@@ -266,6 +274,7 @@ def test_a_function_that_cannot_travel_names_the_test_that_asked():
 # -- nothing stays behind -----------------------------------------------------------------------------------------
 
 
+@either_way
 def test_closing_ends_the_whole_group_and_its_log(fresh):
     fresh.build(spec())
     child = call(fresh, lambda: subprocess.Popen(["sleep", "600"]).pid)
@@ -279,11 +288,11 @@ def test_closing_ends_the_whole_group_and_its_log(fresh):
 
 
 def parent(ending):
-    """The output of a process that starts two arms, prints their pids and logs, and then ends."""
+    """The output of a process that starts two arms, one of them a fork, prints their pids and logs, and then ends."""
     code = f"""
         import os, signal
         from pytest_fp8.arms.process import ArmProcess
-        arms = [ArmProcess() for _ in range(2)]
+        arms = [ArmProcess(fork=fork) for fork in (True, False)]
         print(*(arm.pid for arm in arms), *(arm.log for arm in arms), flush=True)
         {ending}
     """

@@ -296,7 +296,7 @@ ONE_TEST = """
     @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise"{more})
     def test_both(fp8_pair):
         fp8_pair.assert_layers()
-        fp8_pair.assert_speedup(baseline_alone=True)
+        fp8_pair.assert_speedup()
 """
 
 

@@ -31,9 +31,7 @@ class Control(FaultPoints):
     source: ClassVar[str] = USERS
     """Where it happened, in public; or that users report it."""
     question: ClassVar[str]
-    """The question that must find it: one of the five, ``baseline``, ``session`` or ``precision``."""
-    arguments: ClassVar[Mapping[str, Any]] = {}
-    """Arguments of the question."""
+    """The question that must find it: a method of ``fp8_pair``, or ``baseline``, ``session`` or ``precision``."""
     cause: ClassVar[str]
     """What the message must say, in these words."""
     verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
@@ -64,7 +62,7 @@ class Control(FaultPoints):
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
         """Ask the question that must find it. ``pair`` is ``None`` for a control without arms, which overrides this."""
-        decision: Decision = getattr(pair, cls.question)(**cls.arguments)
+        decision: Decision = getattr(pair, cls.question)()
         return Outcome.of(cls, decision)
 
 

@@ -51,7 +51,7 @@ SUITE = """
 
     @pytest.mark.fp8(cases=CASES, question="speedup")
     def test_speedup(fp8_pair):
-        fp8_pair.assert_speedup(baseline_alone=True)
+        fp8_pair.assert_speedup()
 
     @pytest.mark.fp8(cases=CASES, question="speedup")
     def test_faster(fp8_pair):

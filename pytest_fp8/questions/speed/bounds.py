@@ -19,12 +19,12 @@ class SpeedBounds:
     against_baseline: bool
 
 
-def bounds_of(floor: float, baseline_alone: bool, old: Sequence[Any], old_named: Mapping[str, Any]) -> SpeedBounds:
+def bounds_of(floor: float, old: Sequence[Any], old_named: Mapping[str, Any]) -> SpeedBounds:
     """The bounds of ``fp8_pair.speedup``. ``floor``: the case's own; ``old``, ``old_named``: arguments of earlier
     versions, where there are any. Raises ``TypeError`` for an argument that never was one."""
     if old or old_named:
         return _old_bounds(floor, *old, **old_named)
-    return SpeedBounds("speedup", None if baseline_alone else floor, against_baseline=True)
+    return SpeedBounds("speedup", None, against_baseline=True)
 
 
 def _old_bounds(case_floor: float, floor: float | None = -1.0, against_baseline: bool = True) -> SpeedBounds:
@@ -34,11 +34,9 @@ def _old_bounds(case_floor: float, floor: float | None = -1.0, against_baseline:
     if not against_baseline:
         instead = f"assert_faster({number})" if bound is not None else "timing_evidence()"
     elif bound is None:
-        instead = "assert_speedup(baseline_alone=True)"
-    elif number:
-        instead = f"assert_faster({number}) and assert_speedup(baseline_alone=True)"
-    else:
         instead = "assert_speedup()"
+    else:
+        instead = f"assert_faster({number}) and assert_speedup()"
     warnings.warn(
         f"speedup(floor=..., against_baseline=...) is two questions now: write fp8_pair.{instead}",
         DeprecationWarning,
