@@ -76,7 +76,9 @@ def unimportable_modules(value: Any) -> list[ModuleType]:
     """Modules whose functions and classes travel by value: test modules and conftests, which an arm must not import,
     and the modules of ``value`` and of a dataclass's fields, if another process cannot import them."""
     found = [module for name, module in list(sys.modules.items()) if _is_of_tests(name, module)]
-    for held in [value, *(vars(value).values() if dataclasses.is_dataclass(value) else ())]:
+    # A dataclass with slots has no __dict__.
+    held_by = getattr(value, "__dict__", {}).values() if dataclasses.is_dataclass(value) else ()
+    for held in [value, *held_by]:
         module = sys.modules.get(_home(held))
         if module is not None and module not in found and not _importable(module):
             found.append(module)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -344,3 +346,23 @@ def test_imports_look_for_no_garbage_and_later_collections_skip_what_they_made()
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["0", "True", "True"]
+
+
+def test_a_fork_may_have_children_as_an_interpreter_may(fresh):
+    fresh.build(spec())
+
+    def child_s_exit_code():
+        import multiprocessing
+
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join()
+        return child.exitcode
+
+    assert call(fresh, child_s_exit_code) == 0
+
+
+def test_the_fork_server_serves_other_processes_of_this_one_as_before(arm):
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        assert pool.apply(gc.isenabled), "the collector is on"
+        assert pool.apply(os.readlink, ["/proc/self/fd/1"]) == os.readlink("/proc/self/fd/1")

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,15 +87,13 @@ class Arm:
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None, log_folder: Path | None = None) -> None:
-        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only. ``log_folder``: where
-        arms write their output."""
+    def __init__(self, gpu: Gpu | None) -> None:
+        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only."""
         self.gpu = gpu
         self.seconds: dict[str, float] = {}
         """Time spent waiting for arms, by operation."""
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
-        self._log_folder = log_folder
         self._processes: dict[str, ArmProcess] = {}
         self._spares: dict[str, ArmProcess] = {}
         """Processes started ahead, by the backend whose library they have imported."""
@@ -230,7 +228,8 @@ class ArmPool:
                 for arm in [*arms, *ahead]:
                     process = self._start(arm)
                     started.append((arm, process))
-                    process.start_build(arm.spec)
+                    known = self._facts.get(arm.key, {}).get("first_step", "")
+                    process.start_build(replace(arm.spec, first_step=known))
                 self._start_spares()
                 for arm, process in started:
                     try:
@@ -251,18 +250,18 @@ class ArmPool:
             backend = arm.spec.case.backend
             usable = arm.spec.device == "cuda" and arm.environment is None
             if usable and backend not in self._spares and len(self._spares) < MOST_SPARES:
-                self._spares[backend] = ArmProcess(backend, self._log_folder)
+                self._spares[backend] = ArmProcess(backend)
 
     def _start(self, arm: Arm) -> ArmProcess:
         backend = arm.spec.case.backend
         if arm.environment is not None:
-            return ArmProcess(backend, self._log_folder, arm.environment)
+            return ArmProcess(backend, arm.environment)
         spare = self._spares.pop(backend, None)
         if spare is not None:
             if spare.alive:
                 return spare
             spare.close()
-        return ArmProcess(backend, self._log_folder, fork=self.gpu is None)
+        return ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
 
     def _further_arms_that_fit(self, building: list[Arm]) -> int:
         """How many arms of the same model can warm up at the same time as these, beside those already resident.

@@ -40,7 +40,6 @@ class ArmProcess:
     def __init__(
         self,
         backend: str = "bf16",
-        log_folder: Path | None = None,
         environment: ArmEnvironment | None = None,
         fork: bool = False,
     ) -> None:
@@ -50,7 +49,7 @@ class ArmProcess:
         ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
         CUDA cannot be forked.
         """
-        handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log", dir=log_folder)
+        handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log")
         self.log = Path(name)
         self.name = "an arm"
         self._asked, self._answer_due = "", False

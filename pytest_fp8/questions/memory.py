@@ -114,8 +114,8 @@ def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
             "expected": f"at most {stored:.3f}x +{TOLERANCE:.0%}",
             "seen": seen,
             "cause": "FP8 copies of weights or activations kept beside the high-precision ones",
-            "next_step": "compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger forward "
-            "peak is activations, a larger optimizer peak is weights or their states",
+            "next_step": "compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger "
+            "forward peak is activations, a larger optimizer peak is weights or their states",
         }
     if ratio < min(baseline) * (1 - TOLERANCE):
         return Verdict.IMPROVED, {

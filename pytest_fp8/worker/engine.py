@@ -40,10 +40,8 @@ class Engine:
     """One trainable variant of a case, live on its device."""
 
     def __init__(self, spec: ArmSpec, explain_failure: Callable[[Engine], None] | None = None) -> None:
-        """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs.
-
-        With emulated FP8 it is called before the first step: a CPU multiplies sizes that no FP8 kernel takes.
-        """
+        """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
+        emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
         self.device = torch.device(spec.device)
         self.backend = backend(self.case.backend)

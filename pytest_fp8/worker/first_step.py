@@ -25,14 +25,16 @@ VARY = "other shapes with other data"
 
 
 def first_step(spec: ArmSpec) -> str:
-    """16 hex digits, equal in every process and on every device; empty for an arm that is no own model's reference.
+    """16 hex digits, equal in every process and on every device; empty unless the arm is an own model's reference.
+
+    A fresh process of an arm that has run it before is told the result and does not run it again.
 
     Call it before the arm builds anything. It runs on a copy of the workload, a model and an optimizer of its own, and
     gives back the random state and the memory, so that the arm's own numbers are what they are without it. State that
     an importable module of the user's keeps is shared with the arm.
     """
-    if spec.workload is None or spec.case != spec.case.reference():
-        return ""
+    if spec.first_step or spec.workload is None or spec.case != spec.case.reference():
+        return spec.first_step
     content = json.dumps(executed(spec))
     gc.collect()
     if spec.device == "cuda":

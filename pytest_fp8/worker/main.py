@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -38,6 +39,8 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
     os.environ.update(env)
+    # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
+    multiprocessing.current_process().daemon = False
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     import_ahead(backend)
     serve(connection)

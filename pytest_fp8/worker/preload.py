@@ -8,18 +8,35 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
 
-# Libraries warn when they are imported. An arm's output goes to its own log; the terminal is pytest's.
-with open(os.devnull, "wb") as nowhere:
-    os.dup2(nowhere.fileno(), 1)
-    os.dup2(nowhere.fileno(), 2)
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Libraries warn when they are imported, and the terminal is pytest's. Restored afterwards: processes of the
+    user's own tests may come from this fork server too."""
+    held = [os.dup(stream) for stream in (1, 2)]
+    with open(os.devnull, "wb") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    try:
+        yield
+    finally:
+        for stream, was in zip((1, 2), held, strict=True):
+            os.dup2(was, stream)
+            os.close(was)
+
+
 # Imports make next to no garbage, and a collection would write into pages that the arms share.
 gc.disable()
-with contextlib.suppress(Exception):
-    import transformers.models.llama.modeling_llama  # noqa: F401
+with _silent():
+    with contextlib.suppress(Exception):
+        import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import pytest_fp8.worker.server  # noqa: F401
-with contextlib.suppress(Exception):
-    # torchao's conversion imports it, compiled or not: a third of a second.
-    import torchao.float8  # noqa: F401
+        import pytest_fp8.worker.server  # noqa: F401
+    with contextlib.suppress(Exception):
+        # torchao's conversion imports it, compiled or not: a third of a second.
+        import torch._inductor.codegen.triton  # noqa: F401
+        import torchao.float8  # noqa: F401
 gc.freeze()
+gc.enable()

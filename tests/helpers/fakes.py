@@ -93,9 +93,7 @@ class FakeProcess:
     world = World()
     _pids = itertools.count(1000)
 
-    def __init__(
-        self, backend: str = "bf16", log_folder: Any = None, environment: Any = None, fork: bool = False
-    ) -> None:
+    def __init__(self, backend: str = "bf16", environment: Any = None, fork: bool = False) -> None:
         self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
         self.alive = True
