@@ -52,7 +52,7 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
     assert set(control.breaks) <= {"fp8", "bf16"}
     if control.case is not None:
         question = "speedup" if control.question == "faster" else control.question
-    assert control.case.asks(question), "its case can answer its question"
+        assert control.case.asks(question), "its case can answer its question"
 
 
 @pytest.mark.parametrize("control", [c for c in CATALOGUE if c.case is not None], ids=lambda control: control.id)

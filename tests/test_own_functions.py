@@ -272,7 +272,7 @@ def compiled(parameters):
 
 
 @pytest.mark.parametrize("step", [None, loop()], ids=["loss", "step"])
-def test_an_optimizer_that_is_compiled_in_one_piece_steps_and_its_products_are_no_layer_s(step):
+def test_products_of_an_optimizer_compiled_in_one_piece_are_no_layer_s(step):
     decision = judge(serve(step=step, loss=loss, optimizer=compiled))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["fp8_share"] == pytest.approx(ALL)
