@@ -60,8 +60,8 @@ def test_a_group_is_chosen_by_its_mark():
             assert (case.id in cases) == (matrix.group_of(case) == group), (group, case.id)
 
 
-def test_the_commands_of_the_readme_ask_every_case_once():
-    rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_commands_of_the_ci_page_ask_every_case_once():
+    rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
     assert len(rows) > 2 * len(matrix.GROUPS)
     whole, *asked = collected([], *map(shlex.split, rows))
     # Where a GPU is declared the emulated cases skip.

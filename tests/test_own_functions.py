@@ -14,6 +14,8 @@ from pytest_fp8.backends.torchao import ComputedWeightError
 from pytest_fp8.worker.step import StepError, WorkloadError
 from pytest_fp8.worker.token_count import TokenCountError
 
+pytestmark = pytest.mark.slow
+
 
 def loss(model, rows):
     return (model(rows) - rows).float().pow(2).mean()
