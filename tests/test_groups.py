@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import matrix
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +55,7 @@ def cases_in(tests):
     return {test.rpartition("[")[2].rstrip("]") for test in tests if "[" in test}
 
 
+@pytest.mark.slow
 def test_a_group_is_chosen_by_its_mark():
     for group, tests in zip(matrix.GROUPS, collected(*(["-m", group] for group in matrix.GROUPS)), strict=True):
         cases = cases_in(tests)
@@ -60,6 +63,7 @@ def test_a_group_is_chosen_by_its_mark():
             assert (case.id in cases) == (matrix.group_of(case) == group), (group, case.id)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_ci_page_ask_every_case_once():
     rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
     assert len(rows) > 2 * len(matrix.GROUPS)
