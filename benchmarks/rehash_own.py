@@ -20,7 +20,8 @@ from typing import Any
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.baselines.store import load_baseline, write_atomically
+from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.report.tables import table
 
 ROOT = Path(__file__).parent.parent

@@ -144,7 +144,7 @@ class Fp8Pair:
     # -- assertions -----------------------------------------------------------------------------------------------
 
     def assert_layers(self) -> Decision:
-        """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, where it says anything but PASS."""
+        """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, where it says neither PASS nor IMPROVED."""
         __tracebackhide__ = True
         return self._require(self.layers)
 

@@ -38,8 +38,8 @@ def vision_transformer(case):
     return Workload(build=build, batch=batch, learning_rate=None if small else 2e-5)
 
 
-def mixture(padded=True, width=64, experts=EXPERTS):
-    """One routed expert of five for each token. ``padded``: each expert's rows brought to a multiple of 16."""
+def mixture(width=64, experts=EXPERTS):
+    """One routed expert of five for each token; each expert's rows are padded to a multiple of 16."""
     import torch
     from torch import nn
 
@@ -62,8 +62,7 @@ def mixture(padded=True, width=64, experts=EXPERTS):
             out = torch.zeros_like(x)
             for index, expert in enumerate(self.experts):
                 mine = (chosen == index).nonzero().flatten()
-                rows = pad_to_multiple(x[mine]) if padded else x[mine]
-                out = out.index_add(0, mine, expert(rows)[: len(mine)])
+                out = out.index_add(0, mine, expert(pad_to_multiple(x[mine]))[: len(mine)])
             return x + weights.to(x.dtype)[:, None] * out
 
     class Mixture(nn.Module):

@@ -40,6 +40,9 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 def main() -> int:
     arguments = _arguments()
+    if not any(arguments.k in control.id for control in CATALOGUE):
+        print(f"no control's id has {arguments.k!r} in it; ids: {', '.join(c.id for c in CATALOGUE)}", file=sys.stderr)
+        return 2
     gpu, why = detect()
     on_gpu = gpu is not None and arguments.gpu is not None and is_kind(gpu, arguments.gpu)
     pool = ArmPool(gpu)

@@ -77,8 +77,8 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         "reserved_ratio": evidence.fp8.peak_reserved / evidence.bf16.peak_reserved,
         "bf16_peak_gib": evidence.bf16.peak_allocated / GIB,
         "fp8_peak_gib": evidence.fp8.peak_allocated / GIB,
-        # Evaluation is no training, and in no peak.
-        "phases": {n: p.allocated / GIB for n, p in evidence.fp8.phases.items() if n != EVALUATION},
+        "phases": _peaks(evidence.fp8),
+        "bf16_phases": _peaks(evidence.bf16),
     }
     phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
     seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"
@@ -92,6 +92,11 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         numbers["baseline"] = max(baseline)
     verdict, lines = _judge(ratio, baseline, seen)
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
+
+
+def _peaks(arm: StepMemory) -> dict[str, float]:
+    """Peak of allocated memory in each phase, in GiB. Evaluation is no training, and in no peak."""
+    return {name: peak.allocated / GIB for name, peak in arm.phases.items() if name != EVALUATION}
 
 
 def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
@@ -109,7 +114,8 @@ def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
             "expected": f"at most {stored:.3f}x +{TOLERANCE:.0%}",
             "seen": seen,
             "cause": "FP8 copies of weights or activations kept beside the high-precision ones",
-            "next_step": "compare the phases in the report: forward is activations, optimizer is weights",
+            "next_step": "compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger forward "
+            "peak is activations, a larger optimizer peak is weights or their states",
         }
     if ratio < min(baseline) * (1 - TOLERANCE):
         return Verdict.IMPROVED, {
