@@ -1,7 +1,8 @@
-"""Fixtures of the plugin's own tests."""
+"""Fixtures and markers of the plugin's own tests."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,12 +11,31 @@ import pytest
 pytest_plugins = ["pytester"]
 sys.path.insert(0, str(Path(__file__).parent))
 
+SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "inner_pytest: runs pytest with the plugin; added to whatever uses `pytester`.")
     config.addinivalue_line(
-        "markers", 'slow: takes more than a second or two; the inner loop leaves it out: -m "not slow"'
+        "markers", "slow: imports torch, starts an arm or starts workers of pytest-xdist; the fast set leaves it out."
     )
+
+
+def fast(config):
+    """Whether this run is of the fast set: ``-m "not slow"``."""
+    return config.option.markexpr == "not slow"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """The fast set does not even import the modules that are slow as a whole: most import torch."""
+    if fast(config) and collection_path.suffix == ".py" and SLOW_MODULE in collection_path.read_text():
+        return True
+    return None
+
+
+def pytest_collection_finish(session):
+    if fast(session.config) and "torch" in sys.modules:
+        raise pytest.UsageError("a module of the fast set imports torch: mark it as slow, whole")
 
 
 def pytest_collection_modifyitems(items):
@@ -25,10 +45,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def _fast_tests_import_no_torch(request):
+    loaded = "torch" in sys.modules
+    yield
+    if fast(request.config):
+        assert loaded or "torch" not in sys.modules, "this test imports torch: mark it as slow"
+
+
+@pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch):
     """The environment of whoever runs the tests decides nothing in them."""
-    import os
-
     from pytest_fp8.options import CI_VARIABLES
 
     for name in list(os.environ):

@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted(Path(__file__).parent.glob("test_*.py"))
 TORCH = ("torch", "torchao", "transformers", "transformer_engine", "accelerate", "peft", "safetensors", "unsloth")
 WITH_TORCH = ("worker", "backends", "zoo")
 """Folders whose code runs in an arm's process."""
@@ -41,20 +42,9 @@ NEVER = {
 CROSSES_THE_PIPE = ("arms.spec", "worker.main")
 """What an arm is to be, plain data that both sides read; and the first function of an arm's process."""
 LONGEST_FILE, LONGEST_FUNCTION = 300, 60
-TOO_LONG = {
-    "backends.base",
-    "controls.catalogue",
-    "fingerprint",
-    "questions.checkpoints._transfer",
-    "questions.loss.check_loss",
-    "questions.speed.check_speedup",
-    "rules.speed",
-    "worker.checkpoint_stores",
-    "worker.engine",
-    "worker.observe.observe_forward",
-    "worker.phases.follow",
-}
-"""Files and functions that are still to be split."""
+"""Lines."""
+LONGEST_NAME = 88
+"""Characters, with `def`."""
 
 
 def name_of(path: Path) -> str:
@@ -158,9 +148,25 @@ def test_a_file_says_first_what_lives_there(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_are_short(path):
-    long = {name_of(path)} if len(path.read_text().splitlines()) > LONGEST_FILE else set()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST_FUNCTION:
-            long.add(f"{name_of(path)}.{node.name}")
-    assert long <= TOO_LONG
+def test_a_file_is_short(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= LONGEST_FILE
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_functions_are_short(path):
+    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    lines = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
+    assert [(name, count) for name, count in lines if count > LONGEST_FUNCTION] == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_a_test_module_imports_no_other_one(path):
+    """What several need stands in tests/helpers."""
+    assert [name for name in imported(tree(path)) if name.startswith(("test_", "tests."))] == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_names_of_tests_fit_a_line(path):
+    names = [node.name for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    assert [name for name in names if len(f"def {name}") > LONGEST_NAME] == []

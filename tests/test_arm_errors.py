@@ -31,6 +31,7 @@ def batch(step):
     return torch.randn(16, 32)
 
 
+@pytest.mark.slow
 def test_a_tensor_of_another_type_is_named_with_the_users_line_and_what_to_do():
     arm = ArmProcess()
     try:
@@ -59,6 +60,7 @@ def deep_in_torch():
     torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4)))(torch.ones(2, 3))  # the user's line
 
 
+@pytest.mark.slow
 def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     error = raised(deep_in_torch)
     trace = trace_of(error)
@@ -69,6 +71,7 @@ def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     assert "# the user's line" in users_line(error)
 
 
+@pytest.mark.slow
 def test_a_short_trace_is_shown_once():
     def fail():
         raise ValueError("mine")

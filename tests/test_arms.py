@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import math
 import multiprocessing
 import os
@@ -20,12 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.arms import all_end, make_batch, running, spec
-from pytest_fp8 import ArmError, Case, SettingsError, Workload
+from helpers.arms import all_end, running, spec
+from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.shipping import ship, unship
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -110,25 +109,6 @@ def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path
     finally:
         arm.close()
     assert seen == ("new", str(tmp_path), 7)
-
-
-def test_the_spec_that_an_arm_reads_is_the_one_that_was_sent():
-    sent = dataclasses.replace(spec(), case=Case("tiny", "torchao", "rowwise", lora=8, lora_targets=("q_proj",)))
-    assert from_plain(ArmSpec, json.loads(json.dumps(to_plain(sent)))) == sent
-
-
-@pytest.mark.parametrize("part", ["ArmSpec", "ArmSpec.case"])
-def test_a_spec_with_a_key_too_few_or_too_many_is_an_error_that_names_it(part):
-    for change in ({"new": 1}, None):
-        data = json.loads(json.dumps(to_plain(spec())))
-        record = data if part == "ArmSpec" else data["case"]
-        gone = "control" if part == "ArmSpec" else "floor"
-        if change is None:
-            del record[gone]
-        else:
-            record.update(change)
-        with pytest.raises(ValueError, match=rf"{part}.* '{'new' if change else gone}'"):
-            from_plain(ArmSpec, data)
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------
@@ -260,17 +240,6 @@ def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
     assert layers["converted"] == ["2"]
     assert layers["skipped"]["0"] == "size: out_features=10 is not a multiple of 16"
     assert layers["skipped"]["1"] == "size: in_features=10 is not a multiple of 16"
-
-
-def test_a_function_that_cannot_travel_names_the_test_that_asked():
-    lock = threading.Lock()
-
-    def build():
-        return lock
-
-    with pytest.raises(SettingsError, match=r"cannot be sent to the arm's process \(asked by test_mine\)") as error:
-        Workload(build=build, batch=make_batch).ship("test_mine")
-    assert "lock" in str(error.value)
 
 
 # -- nothing stays behind -----------------------------------------------------------------------------------------

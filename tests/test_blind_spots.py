@@ -12,6 +12,8 @@ from helpers.loops import CASE, batch, build, judge, loop, serve
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.zoo import adapters
 
+pytestmark = pytest.mark.slow
+
 
 def frozen_bypass():
     """A net that uses the weight of its frozen second layer without calling the layer."""

@@ -11,6 +11,8 @@ from helpers.loops import ALL, batch, judge, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.worker.layers import observed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("keyword", [False, True])
 @pytest.mark.parametrize("optimizer", [lbfgs, sam])

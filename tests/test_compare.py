@@ -251,6 +251,7 @@ def built(environment):
         arm.close()
 
 
+@pytest.mark.slow
 def test_two_commits_run_their_own_code_with_one_instrument(project):
     with ExitStack() as held:
         base, head = environments(Side(revision="base"), Side(), project, held)
@@ -264,6 +265,7 @@ def test_two_commits_run_their_own_code_with_one_instrument(project):
     assert len(listed.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path):
     other = tmp_path / "other"
     venv.create(other, symlinks=True, with_pip=False)
@@ -293,6 +295,7 @@ def test_a_checkout_below_the_root_of_a_repository(project):
         assert (folder / "here.txt").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_an_arm_of_another_environment_leaves_nothing_behind(project):
     environment = probed("head", sys.executable, project)
     arm = ArmProcess(environment=environment)

@@ -10,6 +10,8 @@ import torch
 
 from pytest_fp8.worker import cpu_products
 
+pytestmark = pytest.mark.slow
+
 # In a process of its own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch

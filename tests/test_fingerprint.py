@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +12,11 @@ pytest.importorskip("torch")
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.source_text import text_of
 from pytest_fp8.worker import engine
 from pytest_fp8.worker.first_step import VARY, executed, first_step
 from pytest_fp8.worker.server import ArmServer
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 CASE = Case("own", "torchao", "tensorwise", emulated=True, loss_steps=4)
@@ -177,101 +174,3 @@ def test_the_arm_s_numbers_are_what_they_are_without_it(monkeypatch, changes):
     plain, *expected = numbers()
     assert evidence == expected
     assert all(torch.equal(state[name], plain[name]) for name in plain)
-
-
-# -- the functions' own text ------------------------------------------------------------------------------------------
-
-MODULE = """
-import functools
-from pytest_fp8 import Workload
-
-RATE = 3
-
-def scaled(k):
-    def around(fn):
-        @functools.wraps(fn)
-        def wrapper(*a): return fn(*a) * k
-        return wrapper
-    return around
-
-class Loss:
-    def __call__(self, model, x):
-        return model(x, 2)
-
-@scaled(4)
-def build(width=5):
-    assert width, "message"
-    return f"{width!r:>{width}} {'six'}"
-
-MADE = [lambda step: 7, lambda step: 8]
-
-def workload():
-    return Workload(build=functools.partial(build, 9, name="ten"), batch=MADE[0], loss=Loss(), step=lambda *a: (
-        a, 11), version=12)
-
-if __name__ == "__main__" or __name__ == "test_made":
-    print("HASH", workload().fingerprint("executed"))
-
-def test_says():
-    print("HASH", workload().fingerprint("executed"))
-"""
-
-
-def said(folder, source=MODULE, how=("test_made.py",), **env):
-    """The hash that a process of its own prints of the workload in that source."""
-    folder.mkdir(exist_ok=True)
-    (folder / "test_made.py").write_text(source)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env}
-    done = subprocess.run(
-        [sys.executable, *how], cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=120
-    )
-    return next(line.split()[-1] for line in done.stdout.splitlines() if "HASH" in line)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return said(tmp_path_factory.mktemp("here"))
-
-
-def test_it_is_the_same_in_every_process_and_folder(tmp_path, made):
-    pytest_ = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_made.py")
-    assert made == said(tmp_path / "there", PYTHONHASHSEED="2")
-    assert made == said(tmp_path, how=("-O", "test_made.py"))
-    assert made == said(tmp_path, how=pytest_)
-    assert made == "a77014c71e15367d", "with another Python or a changed pytest-fp8 stored baselines are stale"
-
-
-EDITS = {
-    "width=5": "width=6",
-    "'six'": "'seven'",
-    '"message"': '"other"',
-    "x, 2": "x, 3",
-    "step: 7": "step: 6",
-    "build, 9": "build, 8",
-    '"ten"': '"nine"',
-    "a, 11": "a, 12",
-    "version=12": "version=13",
-}
-
-
-@pytest.mark.parametrize(("old", "new"), EDITS.items(), ids=EDITS)
-def test_a_change_of_a_function_of_its_arguments_or_of_the_version_is_seen(tmp_path, made, old, new):
-    assert MODULE.count(old) == 1
-    assert said(tmp_path, MODULE.replace(old, new)) != made
-
-
-def test_comments_layout_docstrings_and_neighbours_are_not(tmp_path, made):
-    source = MODULE.replace("    assert width", '    "Docstring."\n    # A comment.\n    assert (width)')
-    source = source.replace("[lambda step: 7, lambda", "[\n    lambda step: 7,  # seven\n    lambda")
-    source = source.replace("step: 8", "step: 9").replace("RATE = 3", "\n\nRATE = 4")
-    assert said(tmp_path, source) == made
-
-
-def test_a_library_s_function_and_what_has_no_source_count_by_their_names():
-    space = {}
-    exec("def made(): return 1", space)
-    assert text_of(space["made"]) == "made"
-    assert text_of(textwrap.dedent) == "dedent"
-    assert text_of(len) == "len"
-    assert text_of(["/a/b/data", 1.5, None]) == text_of(["/c/data", 1.5, None])
-    assert text_of(functools.cache(batch)) != text_of(functools.cache(loss))

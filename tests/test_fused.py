@@ -24,6 +24,8 @@ from pytest_fp8.worker.layers import layers
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.shapes import SHAPES
 
+pytestmark = pytest.mark.slow
+
 SMALL = replace(SHAPES["micro"], tied=True)
 HEAD = "lm_head.weight"
 

@@ -20,7 +20,6 @@ from benchmarks.gate.noise import (
     CONDITIONS,
     QUIET,
     Condition,
-    _centred,
     assumed_launch_bound,
     autocorrelation,
     draw,
@@ -276,14 +275,13 @@ def test_noise_scales_with_its_case(noise):
 
 
 def test_two_modes_within_an_arm_do_not_pass_for_a_spread_between_processes():
-    rng = np.random.default_rng(3)
-
-    def process() -> np.ndarray:
-        # Turns of two blocks: the first of BF16's is slower than its second, the first of FP8's faster.
-        modes = np.array([0.0, -0.02, 0.02, 0.03])
-        return modes + rng.normal(0, 0.003, (8, 4))
-
-    for _ in range(50):
-        quads = _centred(process())
-        ratios = (quads[:, 0] + quads[:, 3] - quads[:, 1] - quads[:, 2]) / 2
-        assert np.median(ratios) == pytest.approx(0, abs=1e-12)
+    data = recording(block=0.003, run=0.0, processes=50, seed=3)
+    # Turns of two blocks: the first of BF16's is faster than its second, and so is the first of FP8's.
+    modes = {"bf16": np.exp([0.0, 0.03]), "fp8": np.exp([-0.02, 0.02])}
+    for entry in data["processes"]:
+        for arm, factors in modes.items():
+            entry[arm] = [float(x) for x in np.asarray(entry[arm]) * np.tile(factors, BLOCKS)]
+    quads = fit({"1b-x": [from_recording(data, "x")]})["1b-x"].residuals
+    assert quads.shape == (50, BLOCKS, 4)
+    ratios = (quads[..., 0] + quads[..., 3] - quads[..., 1] - quads[..., 2]) / 2
+    assert np.median(ratios, axis=1) == pytest.approx(0, abs=1e-12)

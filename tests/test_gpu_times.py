@@ -1,70 +1,11 @@
-"""Where a step's time goes on the GPU, and what that says of an FP8 arm that is slow."""
+"""What the times of kernels in a step say of an FP8 arm that is slow."""
 
 from __future__ import annotations
-
-import pytest
 
 from pytest_fp8.questions.speed.causes import LAUNCH_BOUND
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.verdicts import Verdict
-from pytest_fp8.worker.profile import TraceEvent, kernel_times, read_profile
-
-MS = 1_000_000
-
-
-def kernel(start, end):
-    """A kernel that ran from one millisecond to another."""
-    return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("kernels", "busy"),
-    [
-        ([], 0),
-        ([kernel(3, 5)], 2),
-        ([kernel(3, 5), kernel(10, 11)], 3),
-        ([kernel(3, 5), kernel(4, 7)], 4),
-        ([kernel(3, 9), kernel(4, 5), kernel(8, 10)], 7),
-        ([kernel(10, 11), kernel(3, 9), kernel(4, 5)], 7),
-    ],
-    ids=["none", "one", "a pause", "two streams", "one within another", "as they come"],
-)
-def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
-    assert kernel_times({}, kernels)["busy"] == busy
-
-
-def test_what_no_product_or_attention_took_is_the_rest_overlapping_or_not():
-    spent = {"fp8 products": 4 * MS, "other products": MS, "attention": 2 * MS}
-    kernels = [kernel(0, 5), kernel(4, 6), kernel(20, 23)]
-    assert kernel_times(spent, kernels) == {
-        "fp8 products": 4,
-        "other products": 1,
-        "attention": 2,
-        "rest": 3,
-        "busy": 9,
-    }
-
-
-def test_what_is_evaluated_in_the_step_is_no_time_of_it():
-    """The blocks leave it out too: the two are compared."""
-
-    def host(name, start, end):
-        return TraceEvent(name, False, start * MS, end * MS, 7, 0)
-
-    def launched(number, at, start, end):
-        launch = TraceEvent("cudaLaunchKernel", False, at * MS, at * MS + 1, 7, number)
-        return [launch, TraceEvent("kernel", True, start * MS, end * MS, 0, number)]
-
-    events = [
-        host("fp8 phase: forward", 0, 5),
-        *launched(1, 1, 10, 18),
-        host("fp8 phase: evaluation", 5, 9),
-        *launched(2, 6, 18, 38),
-    ]
-    assert read_profile(events)["milliseconds"]["busy"] == 8
-    assert read_profile(events)["milliseconds"]["rest"] == 8
-
 
 STEP = 120.0
 BF16 = {"fp8 products": 0.0, "other products": 80.0, "attention": 10.0, "rest": 8.0, "busy": 98.0}

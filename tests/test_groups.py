@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import matrix
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +55,7 @@ def cases_in(tests):
     return {test.rpartition("[")[2].rstrip("]") for test in tests if "[" in test}
 
 
+@pytest.mark.slow
 def test_a_group_is_chosen_by_its_mark():
     for group, tests in zip(matrix.GROUPS, collected(*(["-m", group] for group in matrix.GROUPS)), strict=True):
         cases = cases_in(tests)
@@ -60,8 +63,9 @@ def test_a_group_is_chosen_by_its_mark():
             assert (case.id in cases) == (matrix.group_of(case) == group), (group, case.id)
 
 
-def test_the_commands_of_the_readme_ask_every_case_once():
-    rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+@pytest.mark.slow
+def test_the_commands_of_the_ci_page_ask_every_case_once():
+    rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
     assert len(rows) > 2 * len(matrix.GROUPS)
     whole, *asked = collected([], *map(shlex.split, rows))
     # Where a GPU is declared the emulated cases skip.

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("torchao")
 hatchling = pytest.importorskip("hatchling.build")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 MY_PROJECT = '''
 """A user's own project: a small vision transformer."""

@@ -22,6 +22,8 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, role_table
 from pytest_fp8.zoo.shapes import SHAPES
 
+pytestmark = pytest.mark.slow
+
 CASE = Case("micro", "torchao", "tensorwise", lora=8, emulated=True)
 BLOCKS, PROJECTIONS = SHAPES["micro"].layers, 7
 BASE = BLOCKS * PROJECTIONS

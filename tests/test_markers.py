@@ -102,6 +102,17 @@ def test_a_case_that_cannot_be_is_refused(wrong):
         Case(model="tiny", **wrong)
 
 
+def test_full_fine_tuning_with_unsloth_is_refused_with_its_message():
+    with pytest.raises(SettingsError, match="not compatible with full finetuning"):
+        Case("1b", "unsloth", "rowwise")
+
+
+@pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
+def test_of_unsloth_neither_compiling_nor_checkpointing_can_be_asked(more):
+    with pytest.raises(SettingsError, match="compiles its model itself"):
+        Case("1b", "unsloth", "rowwise", lora=16, **more)
+
+
 def test_emulated_cases_never_answer_for_speed_or_memory():
     case = Case("tiny", "torchao", "rowwise", emulated=True)
     assert not case.asks("speedup")

@@ -239,6 +239,7 @@ def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypat
     result.stdout.fnmatch_lines(["*recipe 'mxfp8' of transformer_engine needs compute capability 10.0*9.0*"])
 
 
+@pytest.mark.slow
 def test_under_xdist_the_controller_has_the_whole_table(suite, monkeypatch):
     pytest.importorskip("xdist")
     install(monkeypatch, None)

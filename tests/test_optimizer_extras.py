@@ -12,6 +12,8 @@ from helpers.closures import closing, lbfgs
 from helpers.loops import loop, serve
 from pytest_fp8.worker import optimizer_extras
 
+pytestmark = pytest.mark.slow
+
 
 def keeping(**given):
     """An optimizer that reads and writes a number, a text and a nested dict, and keeps ``given`` besides."""

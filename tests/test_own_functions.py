@@ -14,6 +14,8 @@ from pytest_fp8.backends.torchao import ComputedWeightError
 from pytest_fp8.worker.step import StepError, WorkloadError
 from pytest_fp8.worker.token_count import TokenCountError
 
+pytestmark = pytest.mark.slow
+
 
 def loss(model, rows):
     return (model(rows) - rows).float().pow(2).mean()
@@ -272,7 +274,7 @@ def compiled(parameters):
 
 
 @pytest.mark.parametrize("step", [None, loop()], ids=["loss", "step"])
-def test_an_optimizer_that_is_compiled_in_one_piece_steps_and_its_products_are_no_layer_s(step):
+def test_products_of_an_optimizer_compiled_in_one_piece_are_no_layer_s(step):
     decision = judge(serve(step=step, loss=loss, optimizer=compiled))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["fp8_share"] == pytest.approx(ALL)

@@ -16,6 +16,8 @@ from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.zoo import data, models, training
 
+pytestmark = pytest.mark.slow
+
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import resolve
 from pytest_fp8 import ArmError, Verdict
+from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.precision import Switches, check_precision, winner
 
 HEALTHY = [
@@ -69,7 +70,9 @@ def program(monkeypatch):
     def run(command, environment):
         made.started.append(command)
         answers = "".join(
-            resolve.MARK + json.dumps({"used": "fp8"}) + "\n" for part in command if part.startswith("--ask")
+            resolve.MARK + json.dumps(to_plain(Switches(used="fp8"))) + "\n"
+            for part in command
+            if part.startswith("--ask")
         )
         return subprocess.CompletedProcess(command, made.status, answers, "its last words")
 

@@ -4,8 +4,6 @@ import pytest
 
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, attribute, role_table
-from pytest_fp8.worker.profile import PHASE, TraceEvent, read_profile
-from pytest_fp8.worker.te_products import TE_RANGE, te_extents
 
 CALLS = [
     LayerCall("a", 64, 128, rows=32, fp8=True),
@@ -125,19 +123,6 @@ def test_in_the_forward_pass_order_counts():
 
 
 @pytest.mark.parametrize(
-    ("layout", "a", "b", "role"),
-    [
-        ("TN", (128, 64), (32, 64), "fprop"),
-        ("NN", (128, 64), (32, 128), "dgrad"),
-        ("NT", (32, 64), (32, 128), "wgrad"),
-    ],
-)
-def test_transformer_engines_layouts_are_roles(layout, a, b, role):
-    phase, inner, outer = CALLS[0].expected(role)
-    assert Product(phase, *te_extents(layout, a, b), FP8, "te").extents == (phase, inner, outer)
-
-
-@pytest.mark.parametrize(
     ("name", "family"),
     [
         ("nvjet_sm90_qqtst_128x128_128x6_2x1_v_bz_ovscale_TNT", "nvjet_sm90_qqtst"),
@@ -155,61 +140,6 @@ def test_transformer_engines_layouts_are_roles(layout, a, b, role):
 )
 def test_a_family_is_a_kernel_without_its_size(name, family):
     assert kernel_family(name) == family
-
-
-def event(name, start, end, gpu=False, correlation=0, shapes=(), dtypes=()):
-    return TraceEvent(name, gpu, start, end, 1, correlation, shapes, dtypes)
-
-
-BF16, E4M3 = "c10::BFloat16", "c10::Float8_e4m3fn"
-
-
-def test_a_profile_is_read_by_where_kernels_were_launched():
-    events = [
-        event(PHASE + "forward", 0, 100),
-        event("aten::linear", 5, 40, shapes=([32, 64], [128, 64]), dtypes=(BF16, BF16)),
-        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
-        event("cuLaunchKernelEx", 15, 16, correlation=1),
-        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
-        event("cudaLaunchKernel", 17, 18, correlation=2),
-        event("splitKreduce", 520, 522, gpu=True, correlation=2),
-        event(PHASE + "backward", 100, 200),
-        event("aten::_scaled_mm", 110, 130, shapes=([32, 128], [128, 64]), dtypes=(E4M3, E4M3)),
-        event("cuLaunchKernelEx", 115, 116, correlation=3),
-        event("nvjet_sm90_qqtst_1x1", 530, 540, gpu=True, correlation=3),
-        event(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
-        event("cuLaunchKernelEx", 145, 146, correlation=4),
-        event("nvjet_sm90_qrtst_1x1", 550, 560, gpu=True, correlation=4),
-        event("aten::_scaled_dot_product_cudnn_attention", 170, 180),
-        event("cuLaunchKernelEx", 172, 173, correlation=5),
-        event("cudnn_sdpa_knob_3", 570, 580, gpu=True, correlation=5),
-    ]
-    profile = read_profile(events)
-    assert [(p.phase, p.inner, p.outer, p.kind, p.kernel) for p in profile["products"]] == [
-        ("forward", 64, (32, 128), "bfloat16", "nvjet_sm90_tst_1x1"),
-        ("backward", 128, (32, 64), FP8, "nvjet_sm90_qqtst_1x1"),
-        ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
-    ]
-    assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
-
-
-@pytest.mark.parametrize("inner", ["aten::_scaled_mm", "aten::_scaled_mm_v2"])
-def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
-    # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.
-    events = [
-        event(PHASE + "forward", 0, 100),
-        event("aten::mm", 10, 50, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
-        event(inner, 20, 40, shapes=([32, 64], [64, 128]), dtypes=(E4M3, E4M3)),
-        event("cuLaunchKernelEx", 25, 26, correlation=1),
-        event("nvjet_sm90_qqtst_1x1", 500, 520, gpu=True, correlation=1),
-        event("aten::mm", 60, 80, shapes=([32, 128], [128, 16]), dtypes=(BF16, BF16)),
-        event("cuLaunchKernelEx", 65, 66, correlation=2),
-        event("nvjet_sm90_tst_1x1", 530, 540, gpu=True, correlation=2),
-    ]
-    assert [(p.inner, p.kind, p.kernel) for p in read_profile(events)["products"]] == [
-        (64, FP8, "nvjet_sm90_qqtst_1x1"),
-        (128, "bfloat16", "nvjet_sm90_tst_1x1"),
-    ]
 
 
 def one_step(call, phase="forward", rows=None):

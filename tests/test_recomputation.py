@@ -25,6 +25,8 @@ from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.recompute import NothingRecomputes
 from pytest_fp8.worker.server import ArmServer
 
+pytestmark = pytest.mark.slow
+
 CASE = Case("micro", "transformer_engine", "delayed", compile=False, activation_checkpointing=True)
 LAYERS = 14
 

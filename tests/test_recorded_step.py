@@ -17,6 +17,8 @@ from pytest_fp8.questions.layers.products import FP8, LayerCall, attribute, role
 from pytest_fp8.worker.profile import TraceEvent, read_profile
 from pytest_fp8.zoo.shapes import SHAPES
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "data" / "h200_1b_torchao_tensorwise_step.json.gz"
 SHAPE = SHAPES["1b"]
 

@@ -14,6 +14,8 @@ from pytest_fp8.backends import backend
 
 pytest.importorskip("torchao")
 
+pytestmark = pytest.mark.slow
+
 
 each = pytest.mark.parametrize(
     ("name", "library", "recipe"),

@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 from pytest_fp8.worker import checkpoint_stores  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TENSORS = {f"layers.{i}.weight": torch.arange(i, i + 64, dtype=torch.bfloat16).reshape(8, 8) for i in range(5)}
 
 

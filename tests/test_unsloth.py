@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pytest_fp8 import Case, SettingsError
+from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker import checkpoint_stores, checkpoints
@@ -23,6 +23,8 @@ from pytest_fp8.worker.observe import observe_forward
 from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
+
+pytestmark = pytest.mark.slow
 
 CASE = Case("micro", "unsloth_bf16", "none", lora=4, lora_targets=("q_proj", "v_proj"))
 
@@ -216,17 +218,6 @@ def test_the_product_of_an_fp8_weight_is_compared_with_the_values_it_holds():
     assert gain == pytest.approx(1, abs=0.01)
     assert sqnr > 40
     assert output_accuracy(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
-
-
-def test_full_fine_tuning_is_refused_with_the_librarys_message():
-    with pytest.raises(SettingsError, match="not compatible with full finetuning"):
-        Case("1b", "unsloth", "rowwise")
-
-
-@pytest.mark.parametrize("more", [{"compile": False}, {"activation_checkpointing": True}])
-def test_neither_compiling_nor_checkpointing_can_be_asked_for(more):
-    with pytest.raises(SettingsError, match="compiles its model itself"):
-        Case("1b", "unsloth", "rowwise", lora=16, **more)
 
 
 def test_the_reference_is_the_same_librarys_16_bit_lora():

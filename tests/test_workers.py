@@ -82,6 +82,7 @@ def host(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
     result, seen = host(2, "-n2", "--fp8-gpu=h200")
     result.assert_outcomes(passed=12)
@@ -97,11 +98,13 @@ def test_each_worker_has_a_gpu_and_each_case_a_worker(host):
     assert all(len(workers) == 1 for workers in of_case.values())
 
 
+@pytest.mark.slow
 def test_the_users_own_choice_of_gpus_is_shared_out(host):
     _, seen = host(4, "-n2", "--fp8-gpu=h200", visible="3,1")
     assert {(note["worker"], note["gpu"], note["arms see"]) for note in seen} == {("gw0", 3, "3"), ("gw1", 1, "1")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "workers", "says"), [(2, 3, "*next:*-n 2*"), (1, 2, "*leave -n out*")])
 def test_a_gate_whose_workers_would_share_a_gpu_does_not_start(host, gpus, workers, says):
     result, seen = host(gpus, f"-n{workers}", "--fp8-gpu=h200")
@@ -110,6 +113,7 @@ def test_a_gate_whose_workers_would_share_a_gpu_does_not_start(host, gpus, worke
     assert seen == []
 
 
+@pytest.mark.slow
 def test_without_a_declared_gpu_nothing_is_refused(host):
     """Others' tests run beside; what is timed on a shared GPU is INVALID by itself."""
     result, seen = host(1, "-n2")

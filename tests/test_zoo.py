@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pytest_fp8.zoo import models  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -1,0 +1,91 @@
+"""What the questions say of a model that Accelerate prepared: options it drops, layers it skips, ties it breaks."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.evidence import curves, layers_evidence, loaded, saved
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.questions.checkpoints.check import check_checkpoints
+from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.loss.check import check_loss
+from pytest_fp8.questions.loss.evidence import LossEvidence
+
+DEFAULT = Case("1b", "accelerate_te", "delayed")
+
+
+def test_a_default_that_accelerate_drops_is_named_with_its_reason():
+    seen = {"recipe": "delayed", **DEFAULT.full_options, "amax_compute_algo": "max"}
+    decision = check_layers(DEFAULT, layers_evidence(case=DEFAULT, recipes={"q": seen, "up": seen}))
+    assert decision.verdict is Verdict.FAIL
+    assert "amax_compute_algo=most_recent" in decision.message
+    assert "to_kwargs()" in decision.message
+    asked = replace(DEFAULT, options={"amax_compute_algo": "max"})
+    assert check_layers(asked, layers_evidence(case=asked)).verdict is Verdict.PASS
+
+
+def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
+    sizes = {"mlp.gate": (64, 64), "mlp.router": (64, 10), "mlp.up": (64, 256)}
+    evidence = layers_evidence(
+        originals=sizes,
+        converted=["mlp.gate", "mlp.up"],
+        skipped={"mlp.router": "size: out_features=10 is not a multiple of 16"},
+        live_fp8=["mlp.gate"],
+    )
+    decision = check_layers(DEFAULT, evidence)
+    assert decision.verdict is Verdict.FAIL
+    assert "stopped early, at mlp.router" in decision.message
+    assert "not FP8: mlp.up" in decision.message
+
+
+def test_weights_that_no_optimizer_steps_fail_the_loss():
+    reference = {s: replace(c, trained=["a", "b"]) for s, c in curves().items()}
+    whole = {s: replace(c, trained=["a", "b"]) for s, c in curves(0.001).items()}
+    part = {s: replace(c, trained=["a"]) for s, c in curves(0.001).items()}
+    twin = curves(0.0005)
+    assert check_loss(LossEvidence(whole, reference, twin)).verdict is Verdict.PASS
+    decision = check_loss(LossEvidence(part, reference, twin))
+    assert decision.verdict is Verdict.FAIL
+    assert "never stepped: b" in decision.message
+
+
+def transfer(digests=None):
+    source = saved(keys=["e", "h"], digests={"e": 1, "h": 2}, untied={"h": "e"})
+    return Transfer("fp8 -> bf16", "safetensors", source, loaded(digests=digests or {"e": 1}), 0.0, 0.1)
+
+
+def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
+    decision = check_checkpoints([transfer()])
+    assert decision.verdict is Verdict.FAIL
+    assert "h to stay one with e" in decision.message
+    assert "untied" in decision.message
+    assert check_checkpoints([transfer(digests={"e": 1, "h": 2})]).verdict is Verdict.PASS
+
+
+def test_converted_adapters_fail_with_unfrozen_weights_and_advice_for_the_library():
+    names = {"q": (32, 32), "q.lora_A": (32, 16)}
+    evidence = layers_evidence(
+        originals=names,
+        converted=["q"],
+        skipped={"q.lora_A": "adapter: LoRA"},
+        live_fp8=list(names),
+        unfrozen=["q.weight"],
+    )
+    decision = check_layers(DEFAULT, evidence)
+    assert "was an adapter" in decision.message
+    assert "take gradients: q.weight" in decision.message
+    assert "module_filter_fn" not in decision.message
+    assert "module_filter_fn" in check_layers(Case("1b", "torchao", "tensorwise"), evidence).message
+
+
+def test_an_update_does_not_ask_what_is_known_to_fail():
+    """`-m hugging_face` with an update must not refuse 1b-accelerate.te for the known defect of its head."""
+    tree = ast.parse((Path(__file__).parent.parent / "suites" / "test_defects.py").read_text())
+    for node in tree.body:
+        functions = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+        pairs = [f for f in functions if isinstance(f, ast.FunctionDef) and "fp8_pair" in {a.arg for a in f.args.args}]
+        if pairs and isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert any("healthy_alone" in ast.unparse(d) for d in node.decorator_list), node.name

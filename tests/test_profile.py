@@ -1,0 +1,137 @@
+"""What the profiler saw of a step, read: products with their kernels, Transformer Engine's, and where time went."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.worker.profile import PHASE, TraceEvent, kernel_times, read_profile
+from pytest_fp8.worker.te_products import TE_RANGE, te_extents
+
+pytestmark = pytest.mark.slow
+
+
+def event(name, start, end, gpu=False, correlation=0, shapes=(), dtypes=()):
+    return TraceEvent(name, gpu, start, end, 1, correlation, shapes, dtypes)
+
+
+BF16, E4M3 = "c10::BFloat16", "c10::Float8_e4m3fn"
+
+
+def test_a_profile_is_read_by_where_kernels_were_launched():
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::linear", 5, 40, shapes=([32, 64], [128, 64]), dtypes=(BF16, BF16)),
+        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 15, 16, correlation=1),
+        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
+        event("cudaLaunchKernel", 17, 18, correlation=2),
+        event("splitKreduce", 520, 522, gpu=True, correlation=2),
+        event(PHASE + "backward", 100, 200),
+        event("aten::_scaled_mm", 110, 130, shapes=([32, 128], [128, 64]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 115, 116, correlation=3),
+        event("nvjet_sm90_qqtst_1x1", 530, 540, gpu=True, correlation=3),
+        event(TE_RANGE + "NT|32x64|32x128|fp8", 140, 160),
+        event("cuLaunchKernelEx", 145, 146, correlation=4),
+        event("nvjet_sm90_qrtst_1x1", 550, 560, gpu=True, correlation=4),
+        event("aten::_scaled_dot_product_cudnn_attention", 170, 180),
+        event("cuLaunchKernelEx", 172, 173, correlation=5),
+        event("cudnn_sdpa_knob_3", 570, 580, gpu=True, correlation=5),
+    ]
+    profile = read_profile(events)
+    assert [(p.phase, p.inner, p.outer, p.kind, p.kernel) for p in profile["products"]] == [
+        ("forward", 64, (32, 128), "bfloat16", "nvjet_sm90_tst_1x1"),
+        ("backward", 128, (32, 64), FP8, "nvjet_sm90_qqtst_1x1"),
+        ("backward", 32, (128, 64), FP8, "nvjet_sm90_qrtst_1x1"),
+    ]
+    assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
+
+
+@pytest.mark.parametrize("inner", ["aten::_scaled_mm", "aten::_scaled_mm_v2"])
+def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
+    # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::mm", 10, 50, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event(inner, 20, 40, shapes=([32, 64], [64, 128]), dtypes=(E4M3, E4M3)),
+        event("cuLaunchKernelEx", 25, 26, correlation=1),
+        event("nvjet_sm90_qqtst_1x1", 500, 520, gpu=True, correlation=1),
+        event("aten::mm", 60, 80, shapes=([32, 128], [128, 16]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 65, 66, correlation=2),
+        event("nvjet_sm90_tst_1x1", 530, 540, gpu=True, correlation=2),
+    ]
+    assert [(p.inner, p.kind, p.kernel) for p in read_profile(events)["products"]] == [
+        (64, FP8, "nvjet_sm90_qqtst_1x1"),
+        (128, "bfloat16", "nvjet_sm90_tst_1x1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "a", "b", "role"),
+    [
+        ("TN", (128, 64), (32, 64), "fprop"),
+        ("NN", (128, 64), (32, 128), "dgrad"),
+        ("NT", (32, 64), (32, 128), "wgrad"),
+    ],
+)
+def test_transformer_engines_layouts_are_roles(layout, a, b, role):
+    phase, inner, outer = LayerCall("a", 64, 128, rows=32, fp8=True).expected(role)
+    assert Product(phase, *te_extents(layout, a, b), FP8, "te").extents == (phase, inner, outer)
+
+
+# -- where time went -------------------------------------------------------------------------------------------------
+
+MS = 1_000_000
+
+
+def kernel(start, end):
+    """A kernel that ran from one millisecond to another."""
+    return TraceEvent("kernel", True, start * MS, end * MS, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "busy"),
+    [
+        ([], 0),
+        ([kernel(3, 5)], 2),
+        ([kernel(3, 5), kernel(10, 11)], 3),
+        ([kernel(3, 5), kernel(4, 7)], 4),
+        ([kernel(3, 9), kernel(4, 5), kernel(8, 10)], 7),
+        ([kernel(10, 11), kernel(3, 9), kernel(4, 5)], 7),
+    ],
+    ids=["none", "one", "a pause", "two streams", "one within another", "as they come"],
+)
+def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
+    assert kernel_times({}, kernels)["busy"] == busy
+
+
+def test_what_no_product_or_attention_took_is_the_rest_overlapping_or_not():
+    spent = {"fp8 products": 4 * MS, "other products": MS, "attention": 2 * MS}
+    kernels = [kernel(0, 5), kernel(4, 6), kernel(20, 23)]
+    assert kernel_times(spent, kernels) == {
+        "fp8 products": 4,
+        "other products": 1,
+        "attention": 2,
+        "rest": 3,
+        "busy": 9,
+    }
+
+
+def test_what_is_evaluated_in_the_step_is_no_time_of_it():
+    """The blocks leave it out too: the two are compared."""
+
+    def host(name, start, end):
+        return TraceEvent(name, False, start * MS, end * MS, 7, 0)
+
+    def launched(number, at, start, end):
+        launch = TraceEvent("cudaLaunchKernel", False, at * MS, at * MS + 1, 7, number)
+        return [launch, TraceEvent("kernel", True, start * MS, end * MS, 0, number)]
+
+    events = [
+        host("fp8 phase: forward", 0, 5),
+        *launched(1, 1, 10, 18),
+        host("fp8 phase: evaluation", 5, 9),
+        *launched(2, 6, 18, 38),
+    ]
+    assert read_profile(events)["milliseconds"]["busy"] == 8
+    assert read_profile(events)["milliseconds"]["rest"] == 8
