@@ -167,7 +167,9 @@ def test_the_options_page_lists_every_option():
 
 
 def headlines():
-    return re.findall(r"^### `(.*)`$", PAGES["troubleshooting.md"].read_text(), flags=re.MULTILINE)
+    """Of the troubles, but for one that torch words."""
+    found = re.findall(r"^### `(.*)`$", PAGES["troubleshooting.md"].read_text(), flags=re.MULTILINE)
+    return [headline for headline in found if headline != "a different number of tensors was saved"]
 
 
 @cache
@@ -185,8 +187,6 @@ def messages():
 
 @pytest.mark.parametrize("headline", headlines())
 def test_each_trouble_is_a_message_of_the_code(headline):
-    if headline == "a different number of tensors was saved":
-        pytest.skip("torch's own words")
     pattern = ".*".join(re.escape(part) for part in headline.split("…"))
     assert any(re.search(pattern, message, flags=re.DOTALL) for message in messages())
 

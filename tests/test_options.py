@@ -7,7 +7,7 @@ from pytest_fp8.options import OPTIONS, read_settings
 
 
 def settings_of(pytester, *arguments):
-    return read_settings(pytester.parseconfigure(*arguments))
+    return read_settings(pytester.parseconfig(*arguments))
 
 
 def test_defaults(pytester):

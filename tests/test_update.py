@@ -247,8 +247,10 @@ def test_a_run_of_a_part_names_no_orphans(stored, monkeypatch, arguments):
 
 
 def test_a_whole_run_that_used_all_baselines_names_none(stored):
-    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*orphaned*")
-    stored.runpytest("--fp8-gpu=h200").stdout.no_fnmatch_line("*unexercised*")
+    result = stored.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(passed=10)
+    result.stdout.no_fnmatch_line("*orphaned*")
+    result.stdout.no_fnmatch_line("*unexercised*")
 
 
 def test_one_partial_xdist_worker_makes_the_run_partial():

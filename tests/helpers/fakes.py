@@ -5,14 +5,18 @@ With them the plugin's behaviour on a GPU can be tested where there is none.
 
 from __future__ import annotations
 
+import email.parser  # noqa: F401
 import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import filelock  # noqa: F401
 import numpy as np
+import rich.console
+import rich.table  # noqa: F401
 
 # Loaded before pytester takes its snapshot of sys.modules: a module that a test run loads afresh would not be the one
-# that install() changed.
+# that install() changed, and libraries would be loaded once more in each run.
 import pytest_fp8.arms.pair
 import pytest_fp8.arms.pool
 import pytest_fp8.backends.bf16
