@@ -43,6 +43,9 @@ ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 CHIPS = ("hopper", "blackwell", "ada")
 
 
+CHECKPOINT_FORMATS = ("safetensors", "dcp")
+
+
 @dataclass(frozen=True)
 class Case:
     """Model x backend x recipe x options. Fields marked *gate* decide verdicts and are not in the hash.
@@ -83,7 +86,7 @@ class Case:
     where the measurement proves it and cannot exclude one of this size."""
     floor: float = 1.0
     """*gate*: the speedup over BF16 that FP8 must exceed."""
-    checkpoint_formats: tuple[str, ...] = ("safetensors", "dcp")
+    checkpoint_formats: tuple[str, ...] = CHECKPOINT_FORMATS
     """*gate*: the stores that the checkpoint question goes through."""
     resume: bool = True
     """*gate*: whether the checkpoint question also carries the optimizer and resumes training."""
@@ -122,6 +125,9 @@ class Case:
             refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
+        formats = self.checkpoint_formats
+        if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS}:
+            refuse("checkpoint_formats of a case", expected=f"some of {CHECKPOINT_FORMATS}", seen=repr(formats))
 
     def _require_adapters(self) -> None:
         if not self.lora:

@@ -150,6 +150,14 @@ def test_an_own_model_s_hash_that_never_stays_is_explained(tmp_path):
     assert "pytest -k own.net-torchao-rowwise --fp8-gpu=h200" in str(error.value)
 
 
+def test_an_emulated_case_is_measured_again_without_a_declared_gpu(tmp_path):
+    write_baseline(tmp_path, replace(GOOD, gpu="emulated"))
+    with pytest.raises(BaselineError) as error:
+        read_baseline(tmp_path, "emulated", GOOD.case, "def")
+    assert "--fp8-gpu" not in str(error.value)
+    assert f"-k {GOOD.case} --fp8-update-baselines" in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "", ".hidden", "x\n"])
 def test_a_name_cannot_leave_the_folder(tmp_path, name):
     with pytest.raises(BaselineError, match="cannot name a baseline"):

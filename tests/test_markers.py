@@ -95,6 +95,9 @@ def test_another_step_is_another_case_and_says_its_size(more, size):
         {"backend": "transformer_engine", "recipe": "delayed", "options": {"amax_history_len": 0}},
         {"backend": "torchao", "recipe": "rowwise", "tolerance": 3},
         {"backend": "torchao", "recipe": "rowwise", "chip": "volta"},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ("dpc",)},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": ()},
+        {"backend": "torchao", "recipe": "rowwise", "checkpoint_formats": "dcp"},
     ],
 )
 def test_a_case_that_cannot_be_is_refused(wrong):

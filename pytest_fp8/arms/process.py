@@ -56,7 +56,9 @@ class ArmProcess:
         self._held = contextlib.ExitStack()
         self._connection, theirs = Pipe()
         env = self._held.enter_context(arm_env(backend, environment))
-        with contextlib.closing(theirs), open(handle, "wb") as log:
+        # Ctrl-C may come while the fork server imports its libraries, which takes seconds.
+        with contextlib.closing(theirs), open(handle, "wb") as log, contextlib.ExitStack() as failed:
+            failed.callback(self.log.unlink, missing_ok=True)
             self._process: subprocess.Popen[bytes] | ForkedProcess
             if fork and environment is None and can_fork(env):
                 self._process = ForkedProcess(theirs, self.log, backend, env)
@@ -71,6 +73,7 @@ class ArmProcess:
                     start_new_session=True,
                     env=env,
                 )
+            failed.pop_all()
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.log)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.store import Baseline, gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import BaselineError
@@ -69,11 +69,11 @@ def _inspect_file(
     folder, name = (path.parts[0] if len(path.parts) > 1 else ""), path.stem
     if isinstance(stored, BaselineError):
         seen = stored.seen or stored.headline
-        return [Finding("error", "unreadable", folder, name, seen, f"git checkout -- the file {path}, or delete it")]
+        return [Finding("error", "unreadable", folder, name, seen, f"restore {path} (git checkout), or delete it")]
     if (stored.gpu, stored.case) != (folder, name) or len(path.parts) != 2:
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
         return [Finding("error", "misplaced", folder, name, message, "move it back to where it belongs")]
-    again = f'pytest suites -k {name} --fp8-gpu={folder} --fp8-update-baselines --fp8-reason "..."'
+    again = f'pytest suites -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
     case = with_and_without_weights(cases_for(cases, folder)).get(name)
     found: list[Finding | None] = [_definition(stored, case, again)]
     if "unfit" in stored.provenance:
@@ -116,7 +116,7 @@ def _lacks_one(case: Case, stored: Collection[str]) -> bool:
 
 def _unexercised(case: Case, gpu: str) -> Finding:
     message = "the suite defines this case and no baseline is stored for it"
-    measure = f'pytest suites -k {case.id} --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "first"'
+    measure = f'pytest suites -k {case.id} {gpu_option(gpu)}--fp8-update-baselines --fp8-reason "first"'
     return Finding("note", "unexercised", gpu, case.id, message, measure)
 
 

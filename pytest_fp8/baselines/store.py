@@ -79,7 +79,7 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
             expected=gpu,
             seen=found.gpu,
             cause="the file was copied between GPU folders",
-            next_step=f"delete it, then measure on a {gpu}: pytest suites --fp8-gpu={gpu} "
+            next_step=f"delete it, then measure on a {gpu}: pytest suites {gpu_option(gpu)}"
             '--fp8-update-baselines --fp8-reason "..."',
         )
     if found.case != case:
@@ -95,6 +95,12 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
     return found
 
 
+def gpu_option(gpu: str) -> str:
+    """pytest's option to measure baselines of this folder, with a space behind it. Emulated cases run where no GPU is
+    declared: ``emulated`` is a folder and no GPU's name."""
+    return "" if gpu == "emulated" else f"--fp8-gpu={gpu} "
+
+
 def _redefined(path: Path, found: Baseline, case_hash: str) -> BaselineError:
     own = found.case.startswith(OWN)
     return BaselineError(
@@ -105,7 +111,7 @@ def _redefined(path: Path, found: Baseline, case_hash: str) -> BaselineError:
         "changed since; or a function draws sizes at random, so that each run has another hash"
         if own
         else "the case's model, recipe, sizes, data or way of measuring changed since",
-        next_step=f"measure it again: pytest {'' if own else 'suites '}-k {found.case} --fp8-gpu={found.gpu} "
+        next_step=f"measure it again: pytest {'' if own else 'suites '}-k {found.case} {gpu_option(found.gpu)}"
         '--fp8-update-baselines --fp8-reason "the case changed: ..."',
     )
 
@@ -220,5 +226,6 @@ def _broken(path: Path, why: str) -> BaselineError:
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
         seen=why,
         cause="the file was cut off, edited by hand or merged with conflict markers",
-        next_step=f"git checkout -- {path}, or delete it and measure again with --fp8-update-baselines",
+        next_step=f"restore it (git checkout -- {path}), or delete it and measure again: "
+        '--fp8-update-baselines --fp8-reason "..."',
     )

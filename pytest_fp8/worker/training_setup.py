@@ -36,7 +36,11 @@ class TrainingSetup:
             torch.manual_seed(seed)
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
-                raise TypeError(f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}")
+                raise WorkloadError(
+                    f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}",
+                    "a function without a return gives None",
+                    "return the model at the end of build()",
+                )
             _require_weights(model)
             model = model.to(device=self.device, dtype=torch.bfloat16).train()
         if self.case.lora:
@@ -51,7 +55,14 @@ class TrainingSetup:
             assert tokens is not None, "a model of the suite has its sizes"
             return self._place(data.text_batch(*tokens, seed, step))
         torch.manual_seed(1_000_003 * (seed + 1) + step)
-        return self._place(self.own.batch(step))
+        batch = self.own.batch(step)
+        if type(batch).__module__ == "numpy":
+            raise WorkloadError(
+                f"the workload's batch(step) must give tensors, it gave {type(batch).__name__}",
+                "a batch is a tensor, or a dict, list or tuple of tensors",
+                "torch.from_numpy(array), drawn by torch's generators: numpy's are not seeded for each step",
+            )
+        return self._place(batch)
 
     def timing_batch(self, step: int) -> Any:
         """The batch of one timed step: random tokens for the suite's models."""

@@ -22,6 +22,9 @@ class SpeedBounds:
 def bounds_of(floor: float, old: Sequence[Any], old_named: Mapping[str, Any]) -> SpeedBounds:
     """The bounds of ``fp8_pair.speedup``. ``floor``: the case's own; ``old``, ``old_named``: arguments of earlier
     versions, where there are any. Raises ``TypeError`` for an argument that never was one."""
+    unknown = sorted(old_named.keys() - {"floor", "against_baseline"})
+    if unknown:
+        raise TypeError(f"speedup() has no argument {unknown[0]!r}; a floor is asked for by assert_faster(floor=...)")
     if old or old_named:
         return _old_bounds(floor, *old, **old_named)
     return SpeedBounds("speedup", None, against_baseline=True)
