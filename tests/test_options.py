@@ -63,4 +63,4 @@ def test_a_word_that_is_neither_true_nor_false(pytester, monkeypatch):
 
 def test_the_header_says_what_is_in_use(pytester):
     pytester.makepyfile("def test_a(): pass")
-    pytester.runpytest().stdout.fnmatch_lines(["fp8: GPU *(auto); torch *; baselines: *"])
+    pytester.runpytest().stdout.fnmatch_lines(["fp8: *(--fp8-gpu: auto); torch *; baselines: *"])

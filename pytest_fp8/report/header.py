@@ -12,7 +12,7 @@ def header(settings: Settings, look: bool) -> list[str]:
     declared = "auto" if not settings.declared else f"{settings.gpu}, declared"
     key = settings.gpu
     if not look:
-        return [f"fp8: GPU not looked at for a mere collection ({declared})"]
+        return [f"fp8: GPU not looked at for a mere collection (--fp8-gpu: {declared})"]
     from pytest_fp8.gpu import detect
     from pytest_fp8.libraries import library_versions
 
@@ -25,4 +25,4 @@ def header(settings: Settings, look: bool) -> list[str]:
     update = " (updating)" if settings.update else ""
     versions = library_versions(LIBRARIES)
     libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
-    return [f"fp8: GPU {seen} ({declared}); {libraries}; baselines: {baselines}{update}"]
+    return [f"fp8: {seen} (--fp8-gpu: {declared}); {libraries}; baselines: {baselines}{update}"]

@@ -67,7 +67,7 @@ class AllSkipped(Control):
             env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
             done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
         headline = next((line for line in done.stdout.splitlines() if cls.cause in line), done.stdout[-200:])
-        return Outcome(cls, "FAIL" if done.returncode else "PASS", headline, done.stdout)
+        return Outcome(cls, "FAIL" if done.returncode else "PASS", headline, done.stdout + done.stderr)
 
 
 _SUITE = """
