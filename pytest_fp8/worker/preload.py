@@ -10,6 +10,8 @@ import gc
 import os
 from collections.abc import Iterator
 
+from pytest_fp8.worker.main import die_with
+
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
@@ -27,6 +29,9 @@ def _silent() -> Iterator[None]:
             os.close(was)
 
 
+# Without it the fork server outlives pytest by the seconds that Python takes to end with torch loaded; its arms end
+# with it.
+die_with(os.getppid())
 # Imports make next to no garbage, and a collection would write into pages that the arms share.
 gc.disable()
 with _silent():
