@@ -18,7 +18,7 @@ def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
     """Date, commit, GPU, driver, libraries and the reason given. No host name, user name, path or environment."""
     history = _git_or_none(root, "rev-parse", "--short=12", "HEAD")
     named = os.environ.get(COMMIT_VARIABLE, "")
-    # None: nobody can say whether the files were changed since that commit, for there is no history to compare with.
+    # None: without a history there is no commit to compare the files with.
     changes = None
     if history and named in ("", history):
         changes = _git_or_none(root, "status", "--porcelain", "--untracked-files=no")

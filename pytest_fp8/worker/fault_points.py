@@ -1,6 +1,6 @@
 """The points at which an arm can be broken on purpose: which there are, and when each is called.
 
-An arm that is measured in earnest has :class:`FaultPoints`, which changes nothing. A control overrides what it breaks;
+A healthy arm has :class:`FaultPoints`, which changes nothing. A control overrides what it breaks;
 the arm's spec names the control's class by import path, and :func:`fault_points_of` makes it. Nothing else may
 override a fault point.
 """
