@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest_fp8
 from pytest_fp8.errors import SettingsError
+from pytest_fp8.git import GitError, git
 
 PROBE = """
 import importlib.util, json, sys
@@ -147,14 +148,13 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
 
 
 def _git(folder: Path, revision: str, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-    if done.returncode != 0:
+    try:
+        # A large checkout takes its time.
+        return git(folder, *arguments, seconds=120).strip()
+    except GitError as error:
         raise SettingsError(
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
-            seen=done.stderr.strip() or "no such revision",
+            seen=str(error) or "no such revision",
             next_step="git log --oneline -5",
-        )
-    return done.stdout.strip()
+        ) from error

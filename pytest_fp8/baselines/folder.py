@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_fp8.baselines.git import GitError, git
 from pytest_fp8.baselines.store import Baseline, load_baseline, parse_text
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.git import GitError, git
 
 Files = Mapping[Path, Baseline | BaselineError]
 """Path below the folder -> the baseline, or why it cannot be read."""

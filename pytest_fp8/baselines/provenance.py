@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.git import GitError, git
+from pytest_fp8.git import GitError, git
 from pytest_fp8.libraries import library_versions
 
 COMMIT_VARIABLE = "PYTEST_FP8_COMMIT"

@@ -76,7 +76,7 @@ class Engine:
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
         mark_skipped(self.model, own.leave if own is not None else ())
         self.compiled = self.case.compile and self.fault_points.compiles
-        self.prepared: Prepared | None = None
+        self._prepared: Prepared | None = None
         """What the backend's own conversion gave; ``None`` where the workload converts."""
         self.conversion = self._observed_conversion()
         self.switches["accelerate"] = accelerate_precision()
@@ -86,7 +86,7 @@ class Engine:
             checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
         if self.compiled and not self.backend.compiles_itself:
             compile_blocks(self.model)
-        prepared = self.prepared or Prepared(self.model, self.conversion)
+        prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
         self.backward = prepared.backward
         self.optimizer = self.fault_points.optimizer(
@@ -108,11 +108,11 @@ class Engine:
         if own is not None and own.convert is not None:
             self.model = own.converted(self.model)
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
-        self.prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
-        self.model = self.prepared.model
-        if self.prepared.layers is not None:
-            self.originals = dict(self.prepared.layers)
-        return self.prepared.conversion
+        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
+        self.model = self._prepared.model
+        if self._prepared.layers is not None:
+            self.originals = dict(self._prepared.layers)
+        return self._prepared.conversion
 
     def _precision(self) -> Callable[[], Any]:
         own = self._own_fp8()

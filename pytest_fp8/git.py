@@ -13,11 +13,11 @@ class GitError(Exception):
     """git is not installed, took too long or refused; the text is its own."""
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """What ``git ARGUMENTS`` prints in ``folder``. Raises :class:`GitError`."""
+def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
+    """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. Raises :class:`GitError`."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(str(error)) from error
