@@ -1,0 +1,60 @@
+"""Runs one training step for observers to watch: uncompiled, from known weights, without effect on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from pytest_fp8.worker.step import muted
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.engine import Engine
+
+SEED = 0
+"""Of the weights, the batch and the random state of the step: the same in every arm."""
+
+
+class Observer(Protocol):
+    """Watches the step. Both contexts may change hooks and dispatch modes, and must leave none behind."""
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Opened once, around the whole step."""
+
+    def in_phase(self, name: str) -> AbstractContextManager[Any]:
+        """Opened around each part of the step: ``forward``, ``backward``, ``optimizer``, ``evaluation``. Micro-batches
+        alternate, so that a part comes several times."""
+
+
+def instrumented_step(engine: Engine, *observers: Observer) -> torch.Tensor:
+    """One step in which both arms do the same work; gives its loss, detached.
+
+    The arm restarts with the weights of :data:`SEED`, gets the first batch of that seed's curve, and draws from
+    generators that are seeded alike, so that dropout masks are the same in both arms. Compiled code runs uncompiled,
+    because hooks do not run inside it. The optimizer changes no weight, and gradients are dropped afterwards.
+    """
+    engine.restart(SEED)
+    batch = engine.training_batch(SEED, step=0)
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for observer in observers:
+                stack.enter_context(observer.in_phase(name))
+            yield
+
+    with ExitStack() as stack:
+        stack.enter_context(muted(engine.optimizer))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for observer in observers:
+            stack.enter_context(observer.watching())
+        loss = engine.step(batch, phase=phase)
+    engine.park()
+    return loss
