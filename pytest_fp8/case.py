@@ -44,6 +44,8 @@ CHIPS = ("hopper", "blackwell", "ada")
 
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
+OWN_STORE = "own"
+"""The store that is a workload's own ``save()`` and ``load()``."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Case:
     floor: float = 1.0
     """*gate*: the speedup over BF16 that FP8 must exceed."""
     checkpoint_formats: tuple[str, ...] = CHECKPOINT_FORMATS
-    """*gate*: the stores that the checkpoint question goes through."""
+    """*gate*: the stores that the checkpoint question goes through. ``own`` is added where the workload has ``save``
+    and ``load``."""
     resume: bool = True
     """*gate*: whether the checkpoint question also carries the optimizer and resumes training."""
     slower_because: str = ""
@@ -126,8 +129,9 @@ class Case:
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
         formats = self.checkpoint_formats
-        if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS}:
-            refuse("checkpoint_formats of a case", expected=f"some of {CHECKPOINT_FORMATS}", seen=repr(formats))
+        if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
+            known = (*CHECKPOINT_FORMATS, OWN_STORE)
+            refuse("checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
 
     def _require_adapters(self) -> None:
         if not self.lora:

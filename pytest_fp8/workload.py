@@ -44,6 +44,13 @@ class Workload:
     Linear that ``convert`` leaves though its size and name would allow FP8 must be in ``leave``, or the layers question
     fails, because a filtered Linear and a forgotten one look alike.
 
+    ``save(model, optimizer, folder)`` and ``load(model, optimizer, folder)`` are your own way to keep a checkpoint, and
+    the checkpoint question then goes through them, too, from FP8 to BF16 and back. ``folder`` is a ``pathlib.Path`` of
+    an empty folder. ``save`` writes all that training needs to go on: weights, the optimizer's state, the schedule.
+    ``load`` is given a model and an optimizer of the same kind with other values, and puts the stored ones into them in
+    place. What it returns is not used. Neither may change how training goes on otherwise. They are no part of
+    :meth:`fingerprint`.
+
     ``version``: raise it after a change that :meth:`fingerprint` cannot see, so that no stored baseline is compared
     with the changed workload.
     """
@@ -59,6 +66,17 @@ class Workload:
     learning_rate: float | None = None
     name: str = "own"
     version: int | str = ""
+    save: Callable[[Any, Any, Any], Any] | None = None
+    load: Callable[[Any, Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.save is None) != (self.load is None):
+            refuse(
+                "a workload needs both save= and load=, or neither",
+                expected="Workload(save=..., load=...): what one writes, the other reads",
+                seen="save= alone" if self.load is None else "load= alone",
+                next_step="give both, as save(model, optimizer, folder) and load(model, optimizer, folder)",
+            )
 
     def converted(self, model: Any) -> Any:
         """The model that ``convert`` gives, or ``model`` itself where it works in place and gives nothing."""
@@ -83,6 +101,8 @@ class Workload:
 
         # A field at its default is left out, so that a new field changes no stored hash.
         held = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        for name in _NO_NUMBER_OF_A_BASELINE:
+            held.pop(name, None)
         return hashlib.sha256(f"{first_step} {text_of(held)}".encode()).hexdigest()[:16]
 
     def ship(self, asked_by: str = "") -> str:
@@ -90,6 +110,10 @@ class Workload:
         from pytest_fp8.shipping import ship
 
         return ship(self, "the workload's functions", asked_by)
+
+
+_NO_NUMBER_OF_A_BASELINE = ("save", "load")
+"""Fields that change no number a baseline holds, as a case's ``checkpoint_formats`` does not."""
 
 
 class Reference(Protocol):

@@ -10,8 +10,6 @@ import pytest
 from helpers.evidence import CASE, SIZES, curves, layers_evidence, loaded, saved, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.plain import PlainDataError, from_plain, to_plain
-from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
-from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import check_layers, counted
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.loss.check import check_loss
@@ -207,59 +205,6 @@ def test_activations_are_described_and_decide_nothing():
     assert less.numbers["activation_ratio"] == pytest.approx(20 / 50)
     no_forward = memory(90, phase="backward")
     assert "activation_ratio" not in check_memory(MemoryEvidence(memory(100), no_forward), [0.9]).numbers
-
-
-def transfer(source=None, target=None, **changes):
-    made = Transfer(
-        direction="fp8 -> bf16",
-        store="dcp",
-        saved=saved(**(source or {})),
-        loaded=loaded(**(target or {})),
-        logit_distance=0.01,
-        logit_limit=0.1,
-        with_optimizer=True,
-        source_losses=[2.0, 1.9],
-        resumed_losses=[2.0, 1.9],
-    )
-    return replace(made, **changes)
-
-
-@pytest.mark.parametrize(
-    ("source", "resumed"),
-    [([2.0, 1.9], [2.04, 1.94]), ([0.021, 0.019], [0.0215, 0.0193]), ([-0.4, 0.2], [-0.39, 0.2])],
-    ids=["nats", "a small squared error", "both signs"],
-)
-def test_checkpoints_healthy(source, resumed):
-    done = check_checkpoints([transfer(source_losses=source, resumed_losses=resumed)])
-    verdict_of(done, Verdict.PASS, "2 weights bit-equal")
-
-
-@pytest.mark.parametrize(
-    ("broken", "says"),
-    [
-        (transfer(source={"on_disk": {"F8_E4M3": 2}}), "stored in FP8"),
-        (transfer(source={"on_disk": {"float8_e5m2": 1}}), "stored in FP8"),
-        (transfer(target={"missing": ["w"]}), "missing from the checkpoint"),
-        (transfer(target={"unexpected": ["module.w"]}), "keys with no home"),
-        (transfer(target={"wrong_shape": ["w"]}), "another shape"),
-        (transfer(target={"digests": {"w": 1, "v": 3}}), "changed on the way"),
-        (transfer(target={"optimizer_digests": {}}), "optimizer's state did not arrive"),
-        (transfer(logit_distance=1.4), "computes something else"),
-        (transfer(logit_distance=math.nan), "computes something else"),
-        (transfer(resumed_losses=[3.0, 2.9]), "does not go on where the source was"),
-        (transfer(resumed_losses=[math.nan, 2.0]), "does not go on where the source was"),
-        (transfer(source_losses=[0.021, 0.019], resumed_losses=[0.06, 0.055]), "within 0.00105 on average"),
-        (transfer(source_losses=[-0.4, 0.2], resumed_losses=[-0.3, 0.3]), "does not go on where the source was"),
-    ],
-)
-def test_checkpoints_broken(broken, says):
-    verdict_of(check_checkpoints([transfer(), broken]), Verdict.FAIL, says, "fp8 -> bf16 through dcp")
-
-
-def test_the_limit_of_logits_never_reaches_unrelated_weights():
-    assert logit_limit(0.001) == 0.05
-    assert logit_limit(0.1) == 0.2
-    assert logit_limit(10) == 1.0 < 2**0.5
 
 
 # -- causes that the catalogue of controls asks for -------------------------------------------------------------------

@@ -93,13 +93,13 @@ def _dcp_entries(folder: Path) -> dict[str, Any]:
 
 
 def dtypes_on_disk(folder: Path, store: str) -> dict[str, int]:
-    """dtype -> number of stored tensors, read from the files themselves."""
+    """dtype -> number of stored tensors, read from the files themselves; of other kinds of files nothing."""
     counts: dict[str, int] = {}
     if store == "safetensors":
         from safetensors import safe_open
 
         names = []
-        for shard in sorted(folder.glob("*.safetensors")):
+        for shard in sorted(folder.rglob("*.safetensors")):
             with safe_open(shard, framework="pt") as file:
                 names += [str(file.get_slice(key).get_dtype()) for key in file.keys()]  # noqa: SIM118 - not a dict
     else:

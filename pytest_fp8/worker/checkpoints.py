@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker import checkpoint_stores, optimizer_extras, optimizer_state
+from pytest_fp8.worker import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.fused_params import plain_name, split
 
@@ -34,15 +34,16 @@ class UnreadableWeightError(TypeError):
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
-    held = _optimizer_state(engine) if optimizer else {}
+    held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
-    state_digests = _state_digests(held)
+    of_optimizer = state_digests(held)
     written = engine.fault_points.stored(engine, weights)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
     optimizer_extras.write({key: value for key, value in held.items() if key not in state}, path)
     if optimizer:
+        training_state.write(engine.optimizer, path)
         optimizer_state.save_schedule(engine.optimizer, path)
     engine.synchronize()
     return {
@@ -54,8 +55,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
-        "optimizer_digests": state_digests,
+        "optimizer_digests": of_optimizer,
         "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        "own": None,
     }
 
 
@@ -82,6 +84,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "loaded": not (missing or unexpected or shapes),
         "digests": {},
         "optimizer_digests": {},
+        "own": None,
     }
     if not report["loaded"]:
         return report
@@ -92,15 +95,17 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     # Free the copies before anything is computed: at 8B they are 15 GiB.
     found.clear()
     stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
-    engine.renew_scales()
+    with training_state.buffers_kept(engine.model):
+        engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
         engine.optimizer.state.clear()
         if engine.fault_points.loads_optimizer():
             extras = optimizer_extras.read(path)
             optimizer_state.load_state(engine.model, engine.optimizer, _plain_fused(engine), stored, extras)
+            training_state.read(engine.optimizer, path)
             optimizer_state.load_schedule(engine.optimizer, path)
-        report["optimizer_digests"] = _state_digests(_optimizer_state(engine))
+        report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
     engine.park()
     return report
 
@@ -139,9 +144,11 @@ def _plain_fused(engine: Engine) -> FusedParams:
     return {plain_name(name): parts for name, parts in engine.fused_params.items()}
 
 
-def _optimizer_state(engine: Engine) -> dict[str, Any]:
+def optimizer_state_of(engine: Engine) -> dict[str, Any]:
+    """What the optimizer keeps of each parameter, by plain names."""
     return optimizer_state.state_of(engine.model, engine.optimizer, _plain_fused(engine))
 
 
-def _state_digests(state: dict[str, Any]) -> dict[str, int]:
+def state_digests(state: dict[str, Any]) -> dict[str, int]:
+    """A digest of each part of :func:`optimizer_state_of`'s entries."""
     return digests({name: leaf for key, value in state.items() for name, leaf in optimizer_extras.leaves(key, value)})

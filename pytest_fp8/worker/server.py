@@ -9,12 +9,13 @@ import torch
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.accelerate_state import forget_accelerate
+from pytest_fp8.case import OWN_STORE
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.shipping import ship, unship
-from pytest_fp8.worker import checkpoints, memory
+from pytest_fp8.worker import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.layers import layers
-from pytest_fp8.worker.step import first_output
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import require_aligned_rows
 
@@ -63,6 +64,7 @@ class ArmServer:
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,
+            "own_checkpoints": own_checkpoints.are_given(engine),
         }
         if engine.device.type == "cuda":
             free, total = torch.cuda.mem_get_info()
@@ -91,30 +93,24 @@ class ArmServer:
         return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        if store == OWN_STORE:
+            return own_checkpoints.save(self.engine, folder, optimizer)
         return checkpoints.save(self.engine, folder, store, optimizer)
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        if store == OWN_STORE:
+            return own_checkpoints.load(self.engine, folder, optimizer)
         return checkpoints.load(self.engine, folder, store, optimizer)
 
     def logits(self, seed: int) -> bytes:
         """The model's output on the first rows of one held-out batch: float32, at most 64 x 4096 values."""
-        engine = self.engine
-        batch = engine.training_batch(seed, step=1_000_000)
-        # Uncompiled: to compile a forward pass without gradients for one batch would take longer than all else here.
-        with torch.compiler.set_stance("force_eager"), torch.no_grad(), engine.precision():
-            if engine.own_step is not None:
-                with torch.enable_grad():
-                    output = first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
-            elif isinstance(batch, dict) and "input_ids" in batch:
-                output = engine.model(input_ids=batch["input_ids"]).logits
-            else:
-                output = engine.loss_of(engine.model, batch)
+        output = held_out_output(self.engine, seed)
         rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
         return bytes(rows[:64, :4096].contiguous().cpu().numpy().tobytes())
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
-        """Go on training from where the arm is; the curve of the steps from ``first_step`` on."""
-        return self.engine.curve(seed, steps, first_step=first_step)
+        """Go on training from where the arm is: losses from ``first_step`` on, and what these steps were given."""
+        return own_checkpoints.resumed(self.engine, seed, first_step, steps)
 
     def call(self, function: str) -> str:
         """Run a shipped function of the user on the live model; its result is shipped back."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.phases import StepCounts, called, closure_of, follow, innermost, is_training_call
+from pytest_fp8.worker.model_output import Enough, first_call, tensor_of
+from pytest_fp8.worker.phases import StepCounts, closure_of, follow, innermost
 from pytest_fp8.zoo.training import Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
@@ -130,10 +131,6 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
     return getattr(innermost(optimizer), "scheduler", None)
 
 
-class _Enough(BaseException):
-    """Ends a step once its first output is there. A user's ``except Exception`` does not catch a BaseException."""
-
-
 def first_output(
     step: Step, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, precision: Callable[[], Any]
 ) -> torch.Tensor:
@@ -141,26 +138,18 @@ def first_output(
 
     Raises :class:`StepError` where the step goes backward or ends without having called the model.
     """
-    outputs: list[Any] = []
-
-    @contextmanager
-    def catch(result: list[Any]) -> Iterator[None]:
-        training = is_training_call()
-        yield
-        if training:
-            outputs.extend(result)
-            raise _Enough
 
     def backward_without_a_call(_: None) -> torch.Tensor:
-        raise _Enough
+        raise Enough
 
     nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward_without_a_call)
-    try:
-        with muted(optimizer), called(model, catch), nothing:
-            step(model, batch, optimizer, precision)
-    except _Enough:
-        if outputs:
-            return _tensor_of(outputs[0]).detach()
+    with muted(optimizer), nothing:
+        calls = first_call(model, lambda: step(model, batch, optimizer, precision))
+    if calls:
+        output = tensor_of(calls[0])
+        if output is None:
+            raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
+        return output.detach()
     raise StepError(
         f"the step {name_of(step)} never called the model itself, so there is no output to compare",
         "it calls a part of the model or another method, as in model.encoder(...) or model.training_step(...), or it "
@@ -168,20 +157,6 @@ def first_output(
         "call model(...) in the step and do that work in the model's forward(); make a wrapper around the model in "
         "build() or convert()",
     )
-
-
-def _tensor_of(output: Any) -> torch.Tensor:
-    """The tensor to compare: the output itself, its logits, or the largest tensor of a tuple or dict."""
-    if isinstance(output, torch.Tensor):
-        return output
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, torch.Tensor):
-        return logits
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    if not tensors:
-        raise TypeError(f"the model gave {described(output)}, which has no tensor to compare")
-    return max(tensors, key=torch.Tensor.numel)
 
 
 def name_of(function: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.loss.evidence import Curve
@@ -71,6 +71,27 @@ def saved(**changes):
         bytes=16,
     )
     return replace(healthy, **changes)
+
+
+def transfer(saved_changes=None, loaded_changes=None, **changes):
+    """A healthy checkpoint through DCP, but for changes of what was saved, of what was loaded, and of the rest."""
+    made = Transfer(
+        direction="fp8 -> bf16",
+        store="dcp",
+        saved=saved(**(saved_changes or {})),
+        loaded=loaded(**(loaded_changes or {})),
+        logit_distance=0.01,
+        logit_limit=0.1,
+        with_optimizer=True,
+        source=trained([2.0, 1.9]),
+        resumed=trained([2.0, 1.9]),
+    )
+    return replace(made, **changes)
+
+
+def trained(losses, data=1, inputs=(), **kept):
+    """Steps after a checkpoint; ``kept`` as in :class:`Kept`."""
+    return Resumed(losses, data, list(inputs), replace(NOT_RESUMED.kept, **kept))
 
 
 def loaded(**changes):

@@ -29,6 +29,7 @@ import pytest_fp8.report.terminal  # noqa: F401
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, Gpu
 from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.recipes import FPROP, RECOMPUTE, recipe_facts
 
@@ -191,7 +192,8 @@ class FakeProcess:
         return {"seed": seed, "losses": losses, "gradient_norms": [1.0] * steps, "data": 0, "trained": sorted(SIZES)}
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
-        return self.curve(seed, steps, first_step=first_step)
+        losses = self.curve(seed, steps, first_step=first_step)["losses"]
+        return {**to_plain(NOT_RESUMED), "losses": losses}
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
@@ -220,6 +222,7 @@ class FakeProcess:
             "digests": {"w": 1},
             "optimizer_digests": state,
             "bytes": 2,
+            "own": None,
         }
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
@@ -233,6 +236,7 @@ class FakeProcess:
             "loaded": True,
             "digests": {"w": 1},
             "optimizer_digests": state,
+            "own": None,
         }
 
     def logits(self, seed: int) -> bytes:

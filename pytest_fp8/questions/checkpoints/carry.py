@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fp8.case import Case
+from pytest_fp8.case import OWN_STORE, Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
-from pytest_fp8.questions.checkpoints.evidence import Loaded, Saved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Resumed, Saved, Transfer
 
 STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
@@ -31,8 +31,8 @@ class Source:
     saved: Mapping[str, Saved]
     """By store."""
     logits: NDArray[np.float32]
-    losses: Sequence[float]
-    """Of the steps that it went on to train; empty where the case does not resume."""
+    went_on: Resumed
+    """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
 
 
 def transfers_of(pair: PairArms) -> list[Transfer]:
@@ -44,14 +44,20 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
     kept for the other cases that share it."""
     distance = _distance_at_start(pair)
-    stores = pair.case.checkpoint_formats
+    stores = _stores(pair)
     with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
-        forth = _source(pair.case, pair.fp8, Path(name))
+        forth = _source(pair.case, pair.fp8, Path(name), stores)
         transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, distance) for store in stores]
     what = f"checkpoint {pair.case.resume} {stores}"
-    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what)))
+    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
     transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, distance) for store in stores]
     return transfers
+
+
+def _stores(pair: PairArms) -> tuple[str, ...]:
+    """The case's, and the user's own where the workload has one."""
+    asked = pair.case.checkpoint_formats
+    return asked if OWN_STORE in asked or not pair.fp8.facts.get("own_checkpoints") else (*asked, OWN_STORE)
 
 
 def _distance_at_start(pair: PairArms) -> float:
@@ -64,24 +70,24 @@ def _distance_at_start(pair: PairArms) -> float:
     return relative_distance(logits_of(pair.fp8), pair.shared("logits at start", lambda: logits_of(pair.bf16)))
 
 
-def _source(case: Case, arm: Arm, folder: Path) -> Source:
+def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:
     arm.request("curve", seed=SEED, steps=STEPS)
     saved = {
         store: from_plain(
             Saved,
             arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(case, store)),
         )
-        for store in case.checkpoint_formats
+        for store in stores
     }
     logits = _logits(arm)
-    return Source(folder, saved, logits, _resumed(arm) if case.resume else [])
+    return Source(folder, saved, logits, _resumed(arm) if case.resume else NOT_RESUMED)
 
 
 def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, distance: float) -> Transfer:
     optimizer = _with_optimizer(case, store)
     answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
     loaded = from_plain(Loaded, answer)
-    apart, resumed = math.nan, []
+    apart, resumed = math.nan, NOT_RESUMED
     if loaded.loaded:
         apart = relative_distance(_logits(target), source.logits)
         if optimizer:
@@ -94,18 +100,19 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
         logit_distance=apart,
         logit_limit=logit_limit(distance),
         with_optimizer=optimizer,
-        source_losses=source.losses,
-        resumed_losses=resumed,
+        source=source.went_on,
+        resumed=resumed,
     )
 
 
 def _with_optimizer(case: Case, store: str) -> bool:
-    """Weights travel alone through safetensors, as they are published; the training state through DCP."""
-    return case.resume and store == "dcp"
+    """Weights travel alone through safetensors, as they are published; the training state through DCP and through the
+    user's own functions."""
+    return case.resume and store in ("dcp", OWN_STORE)
 
 
-def _resumed(arm: Arm) -> list[float]:
-    return list(arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS)["losses"])
+def _resumed(arm: Arm) -> Resumed:
+    return from_plain(Resumed, arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS))
 
 
 def _logits(arm: Arm) -> NDArray[np.float32]:

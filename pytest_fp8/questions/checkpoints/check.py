@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.checkpoints.own import check_own, remarks
+from pytest_fp8.questions.checkpoints.resuming import check_resumed
 from pytest_fp8.questions.findings import Finding, fail, some
-from pytest_fp8.rules.loss import LOSS_MARGIN
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "checkpoints"
@@ -31,16 +31,17 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
                 "logits": t.logit_distance,
                 "limit": t.logit_limit,
                 "bytes": t.saved.bytes,
-                "resumed": list(t.resumed_losses),
-                "source": list(t.source_losses),
+                "resumed": list(t.resumed.losses),
+                "source": list(t.source.losses),
                 "scaling_state": len(t.saved.scaling_state),
                 "frozen": t.saved.frozen,
+                "remarks": remarks(t),
             }
             for t in transfers
         ]
     }
     for transfer in transfers:
-        for rule in (_stored_in_fp8, _untied, _keys, _weights, _optimizer, _logits, _resumed):
+        for rule in _OWN_RULES if transfer.saved.own is not None else _RULES:
             found = rule(transfer)
             if found is not None:
                 verdict, lines = found
@@ -50,7 +51,8 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     keys = len(transfers[0].saved.keys) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
-    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}", numbers=numbers)
+    said = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in remarks(t)))
+    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}{said}", numbers=numbers)
 
 
 def _stored_in_fp8(t: Transfer) -> Finding | None:
@@ -147,22 +149,6 @@ def _logits(t: Transfer) -> Finding | None:
     )
 
 
-def _resumed(t: Transfer) -> Finding | None:
-    if not t.with_optimizer:
-        return None
-    gap = sum(t.resumed_losses) / len(t.resumed_losses) - sum(t.source_losses) / len(t.source_losses)
-    # As in the loss question a share of losses below 1; of the largest, which no change of sign brings to zero.
-    limit = LOSS_MARGIN[1] * min(1.0, max(abs(loss) for loss in t.source_losses))
-    if abs(gap) <= limit and math.isfinite(gap):
-        return None
-    return fail(
-        "training does not go on where the source was",
-        expected=f"the source's losses {_losses(t.source_losses)} within {limit:.3g} on average",
-        seen=f"{_losses(t.resumed_losses)} ({gap:+.3g})",
-        cause="the optimizer or the scaling state restarted from nothing",
-        next_step="check that optimizer state and step count were loaded",
-    )
-
-
-def _losses(values: Sequence[float]) -> str:
-    return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
+_RULES = (_stored_in_fp8, _untied, _keys, _weights, _optimizer, _logits, check_resumed)
+_OWN_RULES = (check_own, _logits, check_resumed)
+"""In this order: the first that finds something is the verdict."""

@@ -6,6 +6,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+Entry = Any
+"""A number as it is; a tensor as the text ``tensor <digest>``."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an arm keeps beside its weights and the optimizer's state of each parameter, by readable names."""
+
+    schedule: Mapping[str, Entry]
+    """Of the schedule at ``optimizer.scheduler``: ``last_epoch``, ``base_lrs[0]``."""
+    groups: Mapping[str, Entry]
+    """Of the optimizer's parameter groups: ``group 0: lr``."""
+    attributes: Mapping[str, Entry]
+    """Of the optimizer as an object: ``ema[0]``."""
+    buffers: Mapping[str, Entry]
+    """Buffers that the model declares as not persistent."""
+    generators: Mapping[str, Entry]
+    """States of the random generators: ``torch``, ``torch on the GPU``, ``random``, ``numpy``."""
+
+
+@dataclass(frozen=True)
+class OwnSaved:
+    """What an arm held when the user's own ``save()`` wrote its checkpoint."""
+
+    kept: Kept
+    changed_by_saving: Sequence[str]
+    """Weights that the call itself changed in the live model."""
+    buffers: Sequence[str]
+    """Those of the weights that are buffers."""
+    casts: Mapping[str, Mapping[str, int]]
+    """dtype -> weight -> digest of its values after a cast to that dtype and back."""
+    narrowed: Mapping[str, int]
+    """Optimizer tensor of another dtype than its parameter -> digest after a cast to that of the parameter."""
+    drawn: Sequence[str]
+    """Generators that a forward pass in training draws from."""
+
+
+@dataclass(frozen=True)
+class OwnLoaded:
+    """What an arm held after the user's own ``load()`` had read a checkpoint into it."""
+
+    kept: Kept
+    untouched: Sequence[str]
+    """Weights that are what they were before the call: those of another seed."""
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -30,6 +75,8 @@ class Saved:
     optimizer_digests: Mapping[str, Any]
     """Optimizer tensor -> digest of its values; empty where the optimizer was not saved."""
     bytes: int
+    own: OwnSaved | None = None
+    """``None`` where one of pytest-fp8's own stores was written."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +96,24 @@ class Loaded:
     digests: Mapping[str, Any]
     """Of the weights that the arm holds afterwards; empty where nothing was loaded."""
     optimizer_digests: Mapping[str, Any]
+    own: OwnLoaded | None = None
+    """As in :class:`Saved`."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The steps that an arm trained after it had saved or loaded a checkpoint."""
+
+    losses: Sequence[float]
+    data: int
+    """Fingerprint of the batches."""
+    inputs: Sequence[int]
+    """Fingerprint of what entered the model, by call."""
+    kept: Kept
+    """After these steps."""
+
+
+NOT_RESUMED = Resumed([], 0, [], Kept({}, {}, {}, {}, {}))
 
 
 @dataclass(frozen=True)
@@ -58,14 +123,14 @@ class Transfer:
     direction: str
     """``fp8 -> bf16`` or ``bf16 -> fp8``."""
     store: str
-    """``safetensors`` or ``dcp``."""
+    """``safetensors``, ``dcp`` or ``own``."""
     saved: Saved
     loaded: Loaded
     logit_distance: float
     """Relative L2 distance of the target's logits after loading from the source's."""
     logit_limit: float
     with_optimizer: bool = False
-    source_losses: Sequence[float] = ()
-    """Of the steps that the source went on to train after saving."""
-    resumed_losses: Sequence[float] = ()
-    """Of the same steps, trained by the target after loading."""
+    source: Resumed = NOT_RESUMED
+    """The steps that the source went on to train after saving."""
+    resumed: Resumed = NOT_RESUMED
+    """The same steps, trained by the target after loading."""

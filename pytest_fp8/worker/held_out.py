@@ -1,0 +1,41 @@
+"""The output of an arm's model on a held-out batch, taken where its own loss or step calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.worker.model_output import output_of
+from pytest_fp8.worker.step import first_output
+from pytest_fp8.worker.training_state import buffers_kept, generators_kept, seed_generators
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.engine import Engine
+
+STEP = 1_000_000
+"""The batch's number: no curve is that long."""
+
+
+def held_out_output(engine: Engine, seed: int) -> torch.Tensor:
+    """Of one forward pass as in training, without effect on weights and buffers."""
+    # Uncompiled: to compile a forward pass for one batch would take longer than all else here.
+    stance = torch.compiler.set_stance("force_eager")
+    with generators_kept(), buffers_kept(engine.model), stance:
+        # Dropout masks are the same in every arm, whatever generator draws them.
+        seed_generators(seed)
+        batch = engine.training_batch(seed, STEP)
+        return output_on(engine, batch)
+
+
+def output_on(engine: Engine, batch: Any) -> torch.Tensor:
+    """The model's output on a batch, in a forward pass as in training."""
+    with engine.precision():
+        if engine.setup.own is None:
+            with torch.no_grad():
+                logits: torch.Tensor = engine.model(input_ids=batch["input_ids"]).logits
+            return logits
+        # With gradients, as in training: a loss may take some of its own, and evaluation does not count.
+        if engine.own_step is not None:
+            return first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
+        return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))

@@ -1,0 +1,56 @@
+"""Both arms of a case in this process, on a CPU, for the checkpoint question."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.loops import batch, build
+from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.questions.checkpoints.carry import transfers_of
+from pytest_fp8.questions.checkpoints.check import check_checkpoints
+from pytest_fp8.worker.server import ArmServer
+
+CASE = Case("own", "torchao", "tensorwise", emulated=True, name="carried", checkpoint_formats=("own",))
+
+
+class LiveArm:
+    """An arm that answers as through the pipe: plain data."""
+
+    def __init__(self, case, shipped):
+        self._server = ArmServer(ArmSpec(case, "cpu", shipped, threads=1))
+        self.facts = json.loads(json.dumps(self._server.describe()))
+
+    def request(self, operation, **arguments):
+        answer = self._server.answer(operation, arguments)
+        return answer if isinstance(answer, bytes) else json.loads(json.dumps(answer))
+
+
+class LivePair:
+    def __init__(self, case, folder, workload):
+        shipped = workload.ship("a test")
+        self.case, self._folder = case, folder
+        self.fp8, self.bf16 = LiveArm(case, shipped), LiveArm(case.reference(), shipped)
+
+    def once(self, what, ask):
+        return ask()
+
+    shared = once
+
+    def folder(self, what):
+        return self._folder
+
+
+def carried(case=CASE, **parts):
+    """The decision of the checkpoint question; ``parts`` are those of the :class:`Workload`."""
+    workload = Workload(**{"build": build, "batch": batch, **parts})
+    with tempfile.TemporaryDirectory() as folder:
+        return check_checkpoints(transfers_of(LivePair(case, Path(folder), workload)))
+
+
+def through(*stores, **changes):
+    """The case through these stores."""
+    return replace(CASE, checkpoint_formats=stores, **changes)

@@ -1,0 +1,158 @@
+"""The checkpoint question's check on evidence written by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from helpers.evidence import trained, transfer, verdict_of
+from pytest_fp8 import Verdict
+from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved
+
+
+def losses(source, resumed):
+    return transfer(source=trained(source), resumed=trained(resumed))
+
+
+def transfer_of(source=None, target=None, **changes):
+    return transfer(saved_changes=source, loaded_changes=target, **changes)
+
+
+@pytest.mark.parametrize(
+    ("source", "resumed"),
+    [
+        ([2.0, 1.9], [2.04, 1.94]),
+        ([0.021, 0.019], [0.0215, 0.0193]),
+        ([-0.4, 0.2], [-0.39, 0.2]),
+        ([1900.0, 1850.0], [1903.0, 1854.0]),
+        ([60.0, 60.25], [60.25, 60.5]),
+    ],
+    ids=["nats", "a small squared error", "both signs", "a sum over the batch", "a loss in bfloat16"],
+)
+def test_healthy(source, resumed):
+    verdict_of(check_checkpoints([losses(source, resumed)]), Verdict.PASS, "2 weights bit-equal")
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (transfer_of(source={"on_disk": {"F8_E4M3": 2}}), "stored in FP8"),
+        (transfer_of(source={"on_disk": {"float8_e5m2": 1}}), "stored in FP8"),
+        (transfer_of(target={"missing": ["w"]}), "missing from the checkpoint"),
+        (transfer_of(target={"unexpected": ["module.w"]}), "keys with no home"),
+        (transfer_of(target={"wrong_shape": ["w"]}), "another shape"),
+        (transfer_of(target={"digests": {"w": 1, "v": 3}}), "changed on the way"),
+        (transfer_of(target={"optimizer_digests": {}}), "optimizer's state did not arrive"),
+        (transfer_of(logit_distance=1.4), "computes something else"),
+        (transfer_of(logit_distance=math.nan), "computes something else"),
+        (losses([2.0, 1.9], [3.0, 2.9]), "does not go on where the source was"),
+        (losses([2.0, 1.9], [math.nan, 2.0]), "does not go on where the source was"),
+        (losses([0.021, 0.019], [0.06, 0.055]), "within 0.00105 on average"),
+        (losses([-0.4, 0.2], [-0.3, 0.3]), "does not go on where the source was"),
+        (losses([1900.0, 1850.0], [1960.0, 1910.0]), "within 19 on average"),
+    ],
+)
+def test_broken(broken, says):
+    verdict_of(check_checkpoints([transfer(), broken]), Verdict.FAIL, says, "fp8 -> bf16 through dcp")
+
+
+def test_the_limit_of_logits_never_reaches_unrelated_weights():
+    assert logit_limit(0.001) == 0.05
+    assert logit_limit(0.1) == 0.2
+    assert logit_limit(10) == 1.0 < 2**0.5
+
+
+def test_other_data_for_the_resumed_steps_is_no_fault_of_the_checkpoint():
+    other = transfer(resumed=trained([2.0, 1.9], data=2))
+    verdict_of(check_checkpoints([other]), Verdict.INVALID, "the resumed run was given other data")
+
+
+def test_other_inputs_count_only_where_the_losses_differ():
+    """A model may be given what it computed itself, which differs with the precision."""
+    source = trained([2.0, 1.9], inputs=[1, 2])
+    close = transfer(source=source, resumed=trained([2.0, 1.9], inputs=[1, 3]))
+    assert check_checkpoints([close]).verdict is Verdict.PASS
+    apart = transfer(source=source, resumed=trained([3.0, 2.9], inputs=[1, 3]))
+    verdict_of(check_checkpoints([apart]), Verdict.INVALID, "the resumed run was given other data")
+
+
+# -- through the user's own functions ---------------------------------------------------------------------------------
+
+KEPT = replace(
+    NOT_RESUMED.kept,
+    schedule={"last_epoch": 4},
+    groups={"group 0: lr": 3e-4},
+    attributes={"count": 4, "ema[0]": "tensor 8x8 0001"},
+    buffers={"cache": "tensor 8 0001"},
+    generators={"torch": "state 1"},
+)
+LATER = replace(KEPT, schedule={"last_epoch": 8}, attributes={"count": 8, "ema[0]": "tensor 8x8 0002"})
+
+
+def own(kept=None, later=None, target=None, **saved):
+    """A checkpoint through the user's functions; ``kept`` and ``later``: what the target has in other values."""
+    source = OwnSaved(
+        kept=KEPT, changed_by_saving=[], buffers=["v"], casts={"float16": {"w": 7}}, narrowed={"o": 6}, drawn=[]
+    )
+    arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {})), untouched=[]), **(target or {})}
+    return transfer(
+        saved_changes={"own": replace(source, **saved)},
+        loaded_changes=arrived,
+        store="own",
+        source=replace(trained([2.0, 1.9]), kept=LATER),
+        resumed=replace(trained([2.0, 1.9]), kept=replace(LATER, **(later or {}))),
+    )
+
+
+def untouched(*names):
+    return OwnLoaded(kept=KEPT, untouched=list(names))
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (own(changed_by_saving=["w"]), "saving changed the model itself"),
+        (own(target={"digests": {"w": 7, "v": 2}}), "weights were cast to float16 on the way"),
+        (own(target={"digests": {"w": 8, "v": 2}}), "weights changed on the way"),
+        (own(target={"digests": {"w": 8, "v": 2}, "own": untouched("w")}), "weights were not loaded"),
+        (own(target={"digests": {"w": 1, "v": 8}, "own": untouched("v")}), "buffers were not carried"),
+        (own(target={"digests": {"w": 8, "v": 8}, "own": untouched("w", "v")}), "load() loaded nothing"),
+        (own(target={"optimizer_digests": {}}), "weights were loaded and the optimizer was not"),
+        (own(target={"optimizer_digests": {"o": 9}}), "cast or changed on the way"),
+        (own(kept={"schedule": {"last_epoch": 0}}, later={"schedule": {"last_epoch": 4}}), "last_epoch 4 -> 0"),
+        (own(kept={"groups": {"group 0: lr": 1e-3}}, later={"groups": {"group 0: lr": 1e-3}}), "0.0003 -> 0.001"),
+        (own(kept={"attributes": {"count": 4}}, later={"attributes": {"count": 8}}), "ema[0] is missing"),
+    ],
+)
+def test_own_functions_that_lose_something(broken, says):
+    verdict_of(check_checkpoints([own(), broken]), Verdict.FAIL, says, "fp8 -> bf16 through own")
+
+
+def test_what_each_step_computes_anew_is_not_lost():
+    norm, gone = {**KEPT.attributes, "norm": 0.5}, KEPT.attributes
+    found = own(kept={"attributes": gone}, later={"attributes": {**LATER.attributes, "norm": 0.52}})
+    found = replace(
+        found, source=replace(found.source, kept=replace(LATER, attributes={**LATER.attributes, "norm": 0.5}))
+    )
+    saved_own = replace(found.saved.own, kept=replace(KEPT, attributes=norm))
+    found = replace(found, saved=replace(found.saved, own=saved_own))
+    assert check_checkpoints([found]).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        (own(kept={"generators": {}}, drawn=["torch"]), "(torch) is not carried: a resumed run draws other dropout"),
+        (own(kept={"buffers": {"cache": "tensor 8 0009"}}), "not persistent are not carried: cache"),
+        (own(target={"optimizer_digests": {"o": 6}}), "1 optimizer tensors arrive in their parameter's dtype"),
+    ],
+)
+def test_what_fails_nothing_is_said_in_the_pass(lost, says):
+    verdict_of(check_checkpoints([lost]), Verdict.PASS, says)
+
+
+def test_generators_that_the_model_does_not_draw_from_are_not_mentioned():
+    assert "generator" not in check_checkpoints([own(kept={"generators": {}})]).headline
