@@ -92,7 +92,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
     weights, _, scaling = checkpoints.weights_of(engine)
     state = _state_after_load(engine) if optimizer else {}
-    report = {
+    report: dict[str, Any] = {
         "missing": [],
         "unexpected": [],
         "wrong_shape": [],
