@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.training_setup import TrainingSetup
 
 Precision = Callable[[], AbstractContextManager[Any]]
+SaveOrLoad = Callable[[Any, Any, Any], Any]
+"""``save(model, optimizer, folder)`` or ``load(model, optimizer, folder)``."""
 
 
 class BreakableEngine(Protocol):
@@ -89,6 +91,10 @@ class FaultPoints:
         """Called when a checkpoint is loaded. ``stored`` has the keys as they are on disk. Returns whether this has
         loaded the weights; otherwise the arm does."""
         return False
+
+    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
+        """Called when a checkpoint goes through the workload's own functions. Returns those that are called."""
+        return save, load
 
     def loads_optimizer(self) -> bool:
         """Called when a checkpoint is loaded. Returns whether the stored optimizer state is loaded, too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
 from pytest_fp8.worker import checkpoint_stores, checkpoints
 from pytest_fp8.worker.checkpoint_stores import digests
+from pytest_fp8.worker.fault_points import SaveOrLoad
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import output_on
 from pytest_fp8.worker.model_output import inputs_noted
@@ -29,8 +30,6 @@ OTHER_SEED = 1_000_003
 accident."""
 CASTS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
 """Casts that a checkpoint may have made, from the coarsest."""
-
-SaveOrLoad = Callable[[Any, Any, Any], Any]
 
 
 def are_given(engine: Engine) -> bool:
@@ -127,7 +126,7 @@ def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
             "the store 'own' is what these two functions write and read",
             "Workload(save=..., load=...), or leave 'own' out of checkpoint_formats",
         )
-    return own.save, own.load
+    return engine.fault_points.own_functions(own.save, own.load)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
-from pytest_fp8.worker.fault_points import BreakableEngine
+from controls.own_checkpoints import CASE, SAVED, STATE
+from pytest_fp8.worker.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch
@@ -60,3 +61,132 @@ class OptimizerNotLoaded(Control):
 
     def loads_optimizer(self) -> bool:
         return False
+
+
+class OwnFunctions(Control):
+    """A workload whose own ``save()`` or ``load()`` is replaced in both arms by one that loses something."""
+
+    source = "own checkpoints"
+    question, case, workload = "checkpoints", CASE, SAVED
+    breaks = ("fp8", "bf16")
+
+    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
+        import torch
+
+        def broken_save(model: Any, optimizer: Any, folder: Any) -> None:
+            save(model, optimizer, folder)
+            state = torch.load(folder / STATE, weights_only=True)
+            self.lose(model, state)
+            torch.save(state, folder / STATE)
+
+        return broken_save, load
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        """Take something out of what was saved: ``model``, ``optimizer``, ``schedule``, ``average``."""
+
+
+class OwnOptimizerLost(OwnFunctions):
+    """The user's ``save()`` leaves the optimizer out."""
+
+    number, id = 76, "own-optimizer-lost"
+    title = "own save() without the optimizer"
+    cause = "weights were loaded and the optimizer was not"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        del state["optimizer"]
+
+
+class ScheduleRestarts(OwnFunctions):
+    """The user's ``save()`` leaves the learning-rate schedule out, which then starts at step 0."""
+
+    number, id = 77, "schedule-restarts"
+    title = "own save() without the schedule"
+    cause = "the schedule's state was not saved or not loaded"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        del state["schedule"]
+
+
+class BuffersLost(OwnFunctions):
+    """The user's ``save()`` takes the parameters alone: running statistics are gone."""
+
+    number, id = 78, "buffers-lost"
+    title = "own save() without buffers"
+    cause = "running statistics are buffers"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        parameters = {name for name, _ in model.named_parameters()}
+        state["model"] = {name: value for name, value in state["model"].items() if name in parameters}
+
+
+class OwnStoredInFp8(OwnFunctions):
+    """The user's ``save()`` stores matrices as e4m3."""
+
+    number, id = 79, "own-stored-in-fp8"
+    title = "own save() of FP8 copies"
+    cause = "the FP8 copies were saved in place of the master weights"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        import torch
+
+        held = state["model"]
+        state["model"] = {name: w.to(torch.float8_e4m3fn) if w.dim() == 2 else w for name, w in held.items()}
+
+
+class KeysRenamed(OwnFunctions):
+    """One block was renamed between save and load; ``strict=False`` drops its keys."""
+
+    number, id = 80, "keys-renamed"
+    title = "renamed keys, strict=False"
+    cause = "keys that were renamed or not saved"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        state["model"] = {name.replace("up.", "expand."): value for name, value in state["model"].items()}
+
+
+class CastToHalf(OwnFunctions):
+    """The user's ``save()`` stores weights as float16, whose smallest numbers are larger than bfloat16's."""
+
+    number, id = 81, "cast-to-half"
+    title = "own save() in float16"
+    cause = "casts to float16"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        state["model"] = {
+            name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()
+        }
+
+
+class AverageLost(OwnFunctions):
+    """The optimizer keeps an average of the weights as an attribute, which its ``state_dict()`` does not hold."""
+
+    number, id = 82, "average-lost"
+    title = "an average of the weights is not saved"
+    cause = "that are attributes of the object are not in it"
+
+    def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        del state["average"]
+
+
+class OtherOrderOfData(Control):
+    """After a checkpoint was loaded, batches come from another place of the data."""
+
+    number, id = 83, "other-order"
+    title = "a resumed run draws another order of data"
+    source = "own checkpoints"
+    question, cause = "checkpoints", "a resumed run draws another order"
+    case, workload = CASE, SAVED
+    verdicts = ("INVALID",)
+
+    def __init__(self) -> None:
+        self._loaded = False
+
+    def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:
+        def noting(model: Any, optimizer: Any, folder: Any) -> None:
+            self._loaded = True
+            load(model, optimizer, folder)
+
+        return save, noting
+
+    def batch(self, seed: int, step: int) -> tuple[int, int]:
+        return seed, step + 100 if self._loaded and step < 100 else step
