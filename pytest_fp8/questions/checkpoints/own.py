@@ -192,7 +192,7 @@ def _kept(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
 _KINDS = (
     (
         "schedule",
-        "the schedule restarted",
+        "the schedule is not where the source's was",
         "the schedule's state was not saved or not loaded: its next step starts from the wrong place",
         "save optimizer.scheduler.state_dict(), and give it to optimizer.scheduler.load_state_dict()",
         EXACT,
