@@ -69,15 +69,6 @@ class Workload:
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
 
-    def __post_init__(self) -> None:
-        if (self.save is None) != (self.load is None):
-            refuse(
-                "a workload needs both save= and load=, or neither",
-                expected="Workload(save=..., load=...): what one writes, the other reads",
-                seen="save= alone" if self.load is None else "load= alone",
-                next_step="give both, as save(model, optimizer, folder) and load(model, optimizer, folder)",
-            )
-
     def converted(self, model: Any) -> Any:
         """The model that ``convert`` gives, or ``model`` itself where it works in place and gives nothing."""
         assert self.convert is not None, "asked where there is one"
@@ -101,19 +92,25 @@ class Workload:
 
         # A field at its default is left out, so that a new field changes no stored hash.
         held = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        for name in _NO_NUMBER_OF_A_BASELINE:
-            held.pop(name, None)
+        # These change no number that a baseline holds, as a case's checkpoint_formats does not.
+        held = {name: value for name, value in held.items() if name not in ("save", "load")}
         return hashlib.sha256(f"{first_step} {text_of(held)}".encode()).hexdigest()[:16]
+
+    def _require_both(self) -> None:
+        if (self.save is None) != (self.load is None):
+            refuse(
+                "a workload needs both save= and load=, or neither",
+                expected="Workload(save=..., load=...): what one writes, the other reads",
+                seen="save= alone" if self.load is None else "load= alone",
+                next_step="give both, as save(model, optimizer, folder) and load(model, optimizer, folder)",
+            )
 
     def ship(self, asked_by: str = "") -> str:
         """The workload as text that an arm's process can rebuild (:func:`pytest_fp8.shipping.ship`)."""
         from pytest_fp8.shipping import ship
 
+        self._require_both()
         return ship(self, "the workload's functions", asked_by)
-
-
-_NO_NUMBER_OF_A_BASELINE = ("save", "load")
-"""Fields that change no number a baseline holds, as a case's ``checkpoint_formats`` does not."""
 
 
 class Reference(Protocol):

@@ -248,7 +248,7 @@ def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, sa
 
 def test_one_function_alone_is_refused():
     with pytest.raises(SettingsError, match="both save= and load="):
-        Workload(build=build, batch=batch, save=with_model)
+        Workload(build=build, batch=batch, save=with_model).ship("a test")
 
 
 def test_own_functions_that_are_asked_for_and_not_given_are_named():
