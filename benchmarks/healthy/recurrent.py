@@ -52,7 +52,8 @@ class Tagger(nn.Module):
         self.head = nn.Linear(64, 256)
 
     def forward(self, ids):
-        return self.head(self.hidden(self.recur(self.enter(self.embed(ids)).tanh())[0]).relu())
+        states = self.recur(self.enter(self.embed(ids)).tanh())[0]
+        return self.head(self.hidden(states.contiguous()).relu())
 
 
 def next_byte(model, batch):
@@ -166,7 +167,7 @@ class StateSpace(nn.Module):
 
     def forward(self, ids):
         x, gate = self.enter(self.embed(ids)).chunk(2, -1)
-        x = F.silu(self.short(x.transpose(1, 2))[..., : ids.shape[1]].transpose(1, 2))
+        x = F.silu(self.short(x.transpose(1, 2))[..., : ids.shape[1]].transpose(1, 2)).contiguous()
         rate = (F.softplus(self.step_size(x).float()) * self.decay.float().exp()).cumsum(1)
         state = (x.float() * (rate - rate[:, -1:]).exp()).cumsum(1) * (rate[:, -1:] - rate).exp()
         return self.head(self.out(state.to(x.dtype) / (1 + state.abs().amax()).to(x.dtype) * F.silu(gate)))
@@ -190,7 +191,7 @@ def connectionist_temporal_loss():
             self.head = nn.Linear(64, 12)
 
         def forward(self, wave):
-            return self.head(self.mix(self.convolve(wave).transpose(1, 2)))
+            return self.head(self.mix(self.convolve(wave).transpose(1, 2).contiguous()))
 
     def loss(model, batch):
         wave, labels = batch
