@@ -101,7 +101,10 @@ def _watch(engine: Engine, first: list[Drawn], before_training: bool) -> list[An
         # An evaluation has no weight gradient; the forward pass before training runs without gradients.
         if not (looks_at_all or torch.is_grad_enabled()):
             return
-        given = input_of(args, kwargs)
+        try:
+            given = input_of(args, kwargs)
+        except StopIteration:
+            return  # no tensor: the layer's own error says so
         rows = given.numel() // max(1, given.shape[-1])
         if rows % engine.backend.token_multiple == 0:
             return
