@@ -108,12 +108,14 @@ def _watch(engine: Engine, first: list[Drawn], before_training: bool) -> list[An
         rows = given.numel() // max(1, given.shape[-1])
         if rows % engine.backend.token_multiple == 0:
             return
-        said = f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(given.shape)})"
-        drawn = engine.setup.drawn
         # Of batches with equal shapes the rows are a router's choice.
-        if first and all(drawn.shapes != other.shapes for other in first):
-            raise LaterBatchError(f"{said} from {drawn}; FP8 needs a multiple of {ALIGNMENT}")
-        raise TokenCountError(f"{said}; FP8 needs a multiple of {ALIGNMENT}")
+        drawn = engine.setup.drawn
+        later = bool(first) and all(drawn.shapes != other.shapes for other in first)
+        whence = f" from {drawn}" if later else ""
+        raise (LaterBatchError if later else TokenCountError)(
+            f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(given.shape)}){whence}; "
+            f"FP8 needs a multiple of {ALIGNMENT}"
+        )
 
     return [modules[name].register_forward_pre_hook(look, with_kwargs=True) for name in names.values()]
 
