@@ -6,6 +6,8 @@ import base64
 import dataclasses
 import functools
 import hashlib
+import importlib
+import io
 import re
 import sys
 from types import ModuleType
@@ -28,7 +30,7 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
     for module in local:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return base64.b64encode(cloudpickle.dumps(value)).decode()
+        return base64.b64encode(_pickled(value)).decode()
     except Exception as error:
         refuse(
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
@@ -42,6 +44,27 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
     finally:
         for module in local:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _pickled(value: Any) -> bytes:
+    """cloudpickle's bytes; modules of a class of their own, too, go by their name.
+
+    cloudpickle sends such a module by its content, which cannot be pickled. ``torch.backends.cudnn`` is one, and goes
+    along with each function that mentions it.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, held: Any) -> Any:
+            if isinstance(held, ModuleType) and type(held) is not ModuleType:
+                for name, module in list(sys.modules.items()):
+                    if module is held:
+                        return importlib.import_module, (name,)
+            return super().reducer_override(held)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def identity(shipped: str) -> str:

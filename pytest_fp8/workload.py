@@ -10,6 +10,7 @@ The zoo's models have one ready; a user's own model needs two functions::
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,14 +21,27 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
 
 
+ARGUMENTS = {
+    "build": (),
+    "batch": ("step",),
+    "loss": ("model", "batch"),
+    "optimizer": ("parameters",),
+    "step": ("model", "batch", "optimizer", "precision"),
+    "convert": ("model",),
+    "precision": (),
+}
+"""The functions of a workload, and the arguments that each is called with."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A user's own model. All functions run inside the arm's process, never in pytest's.
 
     ``build()`` gives the ``torch.nn.Module``. torch's generators are seeded before each call. The arm moves the model
-    to its device in bfloat16. ``batch(step)`` gives one batch: a tensor, or a dict, list or tuple of tensors. torch is
-    seeded before each step too, so that ``torch.randn`` inside gives every arm the same data. ``loss(model, batch)``
-    gives a scalar tensor. Without it the model is called with the batch, and its result, or that result's ``.loss``, is
+    to its device in bfloat16. ``batch(step)`` gives one batch: a tensor, or what holds tensors: a dict, list, tuple,
+    dataclass or object of your own. torch is seeded before each step too, so that ``torch.randn`` inside gives every
+    arm the same data. ``loss(model, batch)`` gives a scalar tensor. Without it the model is called with the batch (with
+    a dict's entries by name), and its result, or that result's ``.loss``, is
     the loss. ``optimizer(parameters)`` gives the optimizer. Without it the arm uses AdamW with ``learning_rate``, by
     default 1e-3, or 2e-4 with adapters. A learning-rate schedule goes to ``optimizer.scheduler``: it is then restarted,
     saved and loaded with the optimizer.
@@ -68,6 +82,21 @@ class Workload:
     version: int | str = ""
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""
+        for name, given in ARGUMENTS.items():
+            function = getattr(self, name)
+            if function is not None or name in ("build", "batch"):
+                _require_function(name, function, given)
+        if isinstance(self.leave, str):
+            refuse(
+                "the workload's leave= is a text",
+                expected="a tuple of name patterns",
+                seen=repr(self.leave),
+                cause="without a comma the brackets make no tuple, and each letter would be a pattern",
+                next_step=f"leave=({self.leave!r},)",
+            )
 
     def converted(self, model: Any) -> Any:
         """The model that ``convert`` gives, or ``model`` itself where it works in place and gives nothing."""
@@ -111,6 +140,36 @@ class Workload:
 
         self._require_both()
         return ship(self, "the workload's functions", asked_by)
+
+
+def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> None:
+    """Raise :class:`SettingsError` unless ``function`` can be called with as many arguments."""
+    call = f"{name}({', '.join(arguments)})"
+    # A model is callable as well, and so is its class, which is a function that makes one.
+    is_model = hasattr(function, "named_parameters") and not isinstance(function, type)
+    if is_model or not callable(function):
+        kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
+        refuse(
+            f"the workload's {name}= is no function",
+            expected=f"a function, called as {call}",
+            seen=kind,
+            cause="each arm makes its model, batches and optimizer itself, in a process of its own, from a seed",
+            next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
+        )
+    try:
+        wanted = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some functions written in C tell no signature
+    try:
+        wanted.bind(*arguments)
+    except TypeError as error:
+        refuse(
+            f"the workload's {name}= takes other arguments than it is called with",
+            expected=f"a function that can be called as {call}",
+            seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {error}",
+            cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in each arm",
+            next_step=f"def {call}: ...",
+        )
 
 
 class Reference(Protocol):

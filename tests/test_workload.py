@@ -215,3 +215,37 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
         ]
     )
     assert not (pytester.path / "out/candidates").exists(), "whose would it be"
+
+
+@pytest.mark.slow
+def test_a_function_may_mention_a_module_of_a_class_of_its_own():
+    import torch.backends.cudnn
+
+    def build():
+        torch.backends.cudnn.benchmark = False
+        return str(torch.backends.cudnn.__name__)
+
+    assert elsewhere(ship(build, "a function")) == "torch.backends.cudnn"
+
+
+@pytest.mark.slow
+def test_a_test_file_may_set_flags_of_cudnn(pytester):
+    pytester.makepyfile(
+        """
+        import torch
+        from pytest_fp8 import Workload
+
+        torch.backends.cudnn.benchmark = False
+
+        def build():
+            with torch.backends.cudnn.flags(enabled=False):
+                return torch.nn.Linear(16, 16)
+
+        def test_it():
+            from pytest_fp8.shipping import identity, unship
+            one, two = (Workload(build=build, batch=lambda step: step).ship() for _ in range(2))
+            assert identity(one) == identity(two)
+            assert unship(one).build().in_features == 16
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)

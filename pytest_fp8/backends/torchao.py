@@ -33,6 +33,16 @@ class ComputedWeightError(TypeError):
     fp8_next = "keep the layer in high precision by its name, Workload(leave=(...,)), or remove the parametrization"
 
 
+class NotContiguousError(RuntimeError):
+    """torchao's rowwise layers were given an input that is not contiguous."""
+
+    fp8_cause = (
+        "torchao scales each row of the input by itself, and cannot copy such a tensor into another order: the input "
+        "comes from x.transpose(...), x.permute(...) or a recurrent layer"
+    )
+    fp8_next = "x.contiguous() before the layer that the trace shows; or recipe='tensorwise', which takes such inputs"
+
+
 class TorchAO(Backend):
     """``convert_to_float8_training`` with a filter that gives a reason for each Linear it skips."""
 
@@ -72,6 +82,11 @@ class TorchAO(Backend):
         put_in_place(model, {linear: after[name] for name, linear in wanted.items()})
         result.model = model
         return result
+
+    def raise_explained(self, error: Exception) -> None:
+        """torchao 0.18 raises an AssertionError that names an operator and no reason."""
+        if isinstance(error, AssertionError) and "axiswise scaling is not supported" in str(error):
+            raise NotContiguousError(f"torchao: {error}").with_traceback(error.__traceback__) from error
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         from torchao.float8.float8_linear import Float8Linear

@@ -17,7 +17,7 @@ from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.timing import timed_blocks
-from pytest_fp8.worker.token_count import require_aligned_rows
+from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
 
 
 class ArmServer:
@@ -44,7 +44,11 @@ class ArmServer:
         }
         if operation not in operations:
             raise ValueError(f"unknown operation {operation!r}")
-        result = operations[operation](**arguments)
+        try:
+            result = operations[operation](**arguments)
+        except RuntimeError:
+            explain_rows(self.engine)
+            raise
         self.engine.backend.drop_pending_recomputation()
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
         # the pair asks for it if it must.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_fp8.zoo.batch import tensors_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -67,10 +69,7 @@ def fingerprint(batch: Any, start: int = 0) -> int:
     """CRC-32 of a batch's tensors, continued from ``start``: equal data gives equal numbers in every process."""
     import torch
 
-    if isinstance(batch, torch.Tensor):
-        flat = batch.detach().cpu().contiguous().reshape(-1)
-        return zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), start)
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    for part in parts:
-        start = fingerprint(part, start)
+    for _, tensor in tensors_of(batch):
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        start = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), start)
     return start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def language_model_loss(compiled: bool) -> LossFunction:
 
 def default_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """The loss of a user's own model: what ``model(**batch)`` or ``model(batch)`` gives, or its ``.loss``."""
-    output = model(**batch) if isinstance(batch, dict) else model(batch)
+    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     return getattr(output, "loss", output)  # type: ignore[no-any-return]
 
 

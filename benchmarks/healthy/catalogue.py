@@ -1,0 +1,20 @@
+"""The sound workloads, all of them."""
+
+from __future__ import annotations
+
+from benchmarks.healthy import (  # noqa: F401
+    attention,
+    batches,
+    experts,
+    fields,
+    huggingface,
+    layers,
+    loops,
+    objectives,
+    optimizers,
+    recurrent,
+    vision,
+)
+from benchmarks.healthy.sound import CATALOGUE
+
+__all__ = ["CATALOGUE"]

@@ -1,0 +1,171 @@
+"""Mixtures of experts, each kind as people write it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.healthy.sound import sound, vectors
+from pytest_fp8 import Workload, pad_to_multiple
+
+WIDTH, EXPERTS = 64, 4
+
+
+def apart(model, x):
+    return (model(x) - x.sin()).float().square().mean()
+
+
+def rows(step):
+    return vectors(128)
+
+
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.down(F.silu(self.up(x)))
+
+
+class TopTwo(nn.Module):
+    """Two experts of four for each row; each expert's rows are padded."""
+
+    def __init__(self, count=EXPERTS, shared=False):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, count, bias=False)
+        self.experts = nn.ModuleList(Expert() for _ in range(count))
+        self.shared = Expert() if shared else None
+
+    def forward(self, x):
+        weights, chosen = self.router(x).float().softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        for index, expert in enumerate(self.experts):
+            row, place = (chosen == index).nonzero(as_tuple=True)
+            given = pad_to_multiple(x[row])
+            out = out.index_add(0, row, weights[row, place, None].to(x.dtype) * expert(given)[: len(row)])
+        return out
+
+
+@sound()
+def experts_in_a_list():
+    """A list of Linears and a top-2 router; rows are padded for each expert."""
+    return Workload(build=TopTwo, batch=rows, loss=apart)
+
+
+@sound()
+def a_shared_expert():
+    """The same with an expert that takes every row."""
+    return Workload(build=lambda: TopTwo(shared=True), batch=rows, loss=apart)
+
+
+class Resting(TopTwo):
+    """Experts without rows are not called; one of six gets hardly any."""
+
+    def __init__(self):
+        super().__init__(6)
+        self.rare = nn.Parameter(torch.tensor([0.0, 0, 0, 0, 0, -4.0]), requires_grad=False)
+
+    def forward(self, x):
+        weight, chosen = (self.router(x).float() + self.rare.float()).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for index in chosen.unique().tolist():
+            row = (chosen == index).nonzero().flatten()
+            out = out.index_add(0, row, self.experts[index](pad_to_multiple(x[row]))[: len(row)])
+        return weight.to(x.dtype)[:, None] * out
+
+
+@sound()
+def an_expert_that_rests():
+    """A top-1 router that calls only the experts that have rows."""
+    return Workload(build=Resting, batch=rows, loss=apart)
+
+
+class Stacked(nn.Module):
+    """All experts in two 3-D parameters, multiplied by ``bmm``; every expert sees every row."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(0.1 * torch.randn(EXPERTS, WIDTH, 128))
+        self.down = nn.Parameter(0.1 * torch.randn(EXPERTS, 128, WIDTH))
+
+    def forward(self, x):
+        x = self.enter(x)
+        weights = self.gate(x).float().softmax(-1).to(x.dtype)
+        each = torch.bmm(F.gelu(torch.bmm(x.expand(EXPERTS, -1, -1), self.up)), self.down)
+        return torch.einsum("ne,enw->nw", weights, each)
+
+
+@sound()
+def experts_in_one_parameter():
+    """Experts in 3-D parameters, through bmm and einsum, behind one Linear."""
+    return Workload(build=Stacked, batch=rows, loss=apart)
+
+
+class Sorted(nn.Module):
+    """Rows are sorted by expert and multiplied group by group."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.weights = nn.Parameter(0.1 * torch.randn(EXPERTS, WIDTH, WIDTH))
+
+    def forward(self, x):
+        x = self.enter(x)
+        weight, chosen = self.router(x).float().softmax(-1).max(-1)
+        order = chosen.argsort()
+        counts = chosen.bincount(minlength=EXPERTS)
+        groups = x[order].split(counts.tolist())
+        done = torch.cat([group @ matrix for group, matrix in zip(groups, self.weights, strict=True)])
+        back = torch.empty_like(done).index_copy(0, order, done)
+        return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
+
+
+@sound()
+def rows_sorted_by_expert():
+    """Rows sorted by expert, one product for each group, between two Linears."""
+    return Workload(build=Sorted, batch=rows, loss=apart)
+
+
+class Grouped(Sorted):
+    """The same through torch's grouped product."""
+
+    def forward(self, x):
+        x = self.enter(x)
+        weight, chosen = self.router(x).float().softmax(-1).max(-1)
+        order = chosen.argsort()
+        ends = chosen.bincount(minlength=EXPERTS).cumsum(0).to(torch.int32)
+        done = F.grouped_mm(x[order], self.weights, offs=ends)
+        back = torch.empty_like(done).index_copy(0, order, done)
+        return self.leave(F.gelu(back * weight.to(x.dtype)[:, None]))
+
+
+@sound()
+def grouped_product():
+    """The same through torch.nn.functional.grouped_mm."""
+    return Workload(build=Grouped, batch=rows, loss=apart)
+
+
+class Soft(nn.Module):
+    """Soft mixture: slots are weighted means of all rows, so no row is dropped and no shape varies."""
+
+    def __init__(self, slots=16):
+        super().__init__()
+        self.slots = nn.Parameter(0.1 * torch.randn(WIDTH, EXPERTS * slots))
+        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+
+    def forward(self, x):
+        scores = (x @ self.slots).float()
+        slots = (scores.softmax(0).to(x.dtype).T @ x).chunk(EXPERTS)
+        done = torch.cat([expert(slot) for expert, slot in zip(self.experts, slots, strict=True)])
+        return scores.softmax(-1).to(x.dtype) @ done
+
+
+@sound()
+def soft_experts():
+    """A soft mixture: a raw parameter spreads rows over slots, experts are Linears."""
+    return Workload(build=Soft, batch=rows, loss=apart)

@@ -1,0 +1,93 @@
+"""Tables of embeddings, fields of coordinates, graphs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.healthy.sound import sound, vectors
+from pytest_fp8 import Workload
+
+
+class Recommender(nn.Module):
+    """DLRM: bags of embeddings, their pairwise products, two towers of Linears."""
+
+    def __init__(self):
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(100, 32, mode="sum") for _ in range(3))
+        self.dense = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, dense, sparse):
+        x = self.dense(dense)
+        parts = torch.stack([x, *(bag(ids) for bag, ids in zip(self.bags, sparse.unbind(1), strict=True))], 1)
+        pairs = torch.bmm(parts, parts.transpose(1, 2)).flatten(1)
+        return self.top(torch.cat([x, pairs], 1)).squeeze(-1)
+
+
+@sound()
+def recommender():
+    """Embedding bags, pairwise products by bmm, a head with one output."""
+
+    def batch(step):
+        dense = vectors(64, 16)
+        return {"dense": dense, "sparse": torch.randint(100, (64, 3, 4)), "clicked": (dense[:, 0] > 0).float()}
+
+    def loss(model, batch):
+        made = model(batch["dense"], batch["sparse"]).float()
+        return F.binary_cross_entropy_with_logits(made, batch["clicked"].float())
+
+    return Workload(build=Recommender, batch=batch, loss=loss)
+
+
+class Frequencies(nn.Module):
+    """Linears with bias, a buffer of frequencies, sines as activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", torch.randn(8, 32) * 2, persistent=False)
+        self.first, self.second, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 3)
+
+    def forward(self, places):
+        angles = places @ self.rates
+        x = torch.cat([angles.sin(), angles.cos()], 1)
+        return self.last(self.second(self.first(x).sin()).sin())
+
+
+@sound()
+def coordinates_to_colours():
+    """A field of coordinates (NeRF's kind): a buffer that is not saved, sines, an output of three."""
+
+    def loss(model, places):
+        wanted = torch.stack([places[:, 0].sin(), places[:, 1].cos(), places[:, 0] * places[:, 1]], 1)
+        return (model(places) - wanted).float().square().mean()
+
+    return Workload(build=Frequencies, batch=lambda step: vectors(256, 8), loss=loss)
+
+
+class Graph(nn.Module):
+    """Messages along edges: rows are gathered, changed and added."""
+
+    def __init__(self):
+        super().__init__()
+        self.message, self.update = nn.Linear(128, 64), nn.Linear(128, 64)
+
+    def forward(self, nodes, edges):
+        sent, got = edges
+        for _ in range(2):
+            messages = self.message(torch.cat([nodes[sent], nodes[got]], 1)).relu()
+            summed = torch.zeros_like(nodes).index_add(0, got, messages)
+            nodes = nodes + self.update(torch.cat([nodes, summed], 1)).tanh()
+        return nodes
+
+
+@sound()
+def graph_network():
+    """Messages along edges of a graph, two rounds with the same Linears; the batch is a list."""
+
+    def loss(model, batch):
+        nodes, edges = batch
+        return (model(nodes, edges) - nodes.roll(1, 0).sin()).float().square().mean()
+
+    return Workload(build=Graph, batch=lambda step: [vectors(32), torch.randint(32, (2, 96))], loss=loss)

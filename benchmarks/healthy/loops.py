@@ -1,0 +1,247 @@
+"""Training steps of a user's own."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.healthy.sound import classes_of, sound, vectors
+from pytest_fp8 import Workload
+
+
+class Net(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 64)
+        self.norm, self.dropout = nn.LayerNorm(64), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.last(self.norm(x + self.dropout(self.down(F.gelu(self.up(x))))))
+
+
+def apart(model, x):
+    return (model(x) - x.sin()).float().square().mean()
+
+
+def rows(step):
+    return vectors(128)
+
+
+def finish(optimizer):
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@sound()
+def accumulation_and_clipping():
+    """Four micro-batches, gradients clipped by their norm."""
+
+    def step(model, batch, optimizer, precision):
+        total = 0.0
+        for part in batch.chunk(4):
+            with precision():
+                loss = apart(model, part) / 4
+            loss.backward()
+            total = total + loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        finish(optimizer)
+        return total
+
+    return Workload(build=Net, batch=rows, step=step)
+
+
+@sound()
+def evaluation_in_the_step():
+    """Each step ends with an evaluation of an odd number of rows."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        finish(optimizer)
+        model.eval()
+        with torch.no_grad(), precision():
+            model(batch[:16])
+        model.train()
+        return loss.detach()
+
+    return Workload(build=lambda: Net(0.1), batch=rows, step=step)
+
+
+class Averaged(nn.Module):
+    """A student and the moving average of its weights, which gives the targets (BYOL, DINO)."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = Net()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            wanted = self.teacher(y)
+        return 2 - 2 * F.cosine_similarity(self.student(x).float(), wanted.float(), dim=-1).mean()
+
+    @torch.no_grad()
+    def follow(self, rate=0.9):
+        for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            old.lerp_(new, 1 - rate)
+
+
+@sound()
+def moving_average_teacher():
+    """A moving average of the weights, taken in the step, gives the targets."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = model(batch, batch + 0.2 * torch.randn_like(batch))
+        loss.backward()
+        finish(optimizer)
+        model.follow()
+        return loss.detach()
+
+    return Workload(build=Averaged, batch=rows, step=step)
+
+
+@sound()
+def loop_that_loads_its_own_data():
+    """The step draws its batches from a loader of its own; what batch(step) gives is not used."""
+
+    def step(model, batch, optimizer, precision):
+        generator = torch.Generator().manual_seed(int(batch))
+        data = torch.randn(256, 64, generator=generator).to(torch.bfloat16)
+        loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generator=generator)
+        total = 0.0
+        for part in list(loader)[:2]:
+            with precision():
+                loss = apart(model, part)
+            loss.backward()
+            total = total + loss.detach() / 2
+        finish(optimizer)
+        return total
+
+    return Workload(build=Net, batch=lambda step: torch.randint(1 << 30, ()), step=step)
+
+
+@sound()
+def closure_optimizer():
+    """LBFGS, which runs forward and backward several times inside its step."""
+
+    def step(model, batch, optimizer, precision):
+        def closure():
+            optimizer.zero_grad(set_to_none=True)
+            with precision():
+                loss = apart(model, batch)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).detach()
+
+    def slow(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.05, max_iter=2, history_size=3)
+
+    return Workload(build=Net, batch=rows, step=step, optimizer=slow)
+
+
+@sound()
+def sharpness_aware():
+    """SAM: forward and backward twice a step, the second at shifted weights."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        trained = [p for p in model.parameters() if p.grad is not None]
+        before = [p.detach().clone() for p in trained]
+        with torch.no_grad():
+            size = 0.02 / (torch.nn.utils.get_total_norm([p.grad for p in trained]) + 1e-6)
+            for p in trained:
+                p.add_(p.grad * size)
+        model.zero_grad(set_to_none=True)
+        with precision():
+            shifted = apart(model, batch)
+        shifted.backward()
+        with torch.no_grad():
+            for p, old in zip(trained, before, strict=True):
+                p.copy_(old)
+        finish(optimizer)
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step)
+
+
+class Adversaries(nn.Module):
+    """A generator and a critic in one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64))
+        self.critic = nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 16))
+
+    def forward(self, noise=None, x=None):
+        made = self.generator(noise) if x is None else x
+        return self.critic(made).float().mean(1)
+
+
+@sound()
+def generator_and_critic():
+    """A GAN: two losses, two backward passes and two steps of one optimizer; only one half moves in each."""
+
+    def step(model, batch, optimizer, precision):
+        noise = torch.randn(len(batch), 32, dtype=batch.dtype, device=batch.device)
+        with precision():
+            made = model.generator(noise)
+            critic = F.softplus(-model(x=batch.tanh())).mean() + F.softplus(model(x=made.detach())).mean()
+        critic.backward()
+        finish(optimizer)
+        model.critic.requires_grad_(False)
+        with precision():
+            loss = F.softplus(-model(noise)).mean()
+        loss.backward()
+        model.critic.requires_grad_(True)
+        finish(optimizer)
+        return critic.detach() + loss.detach()
+
+    def slow(parameters):
+        return torch.optim.AdamW(parameters, lr=5e-4, betas=(0.5, 0.9))
+
+    return Workload(build=Adversaries, batch=rows, step=step, optimizer=slow)
+
+
+@sound()
+def skipped_where_not_finite():
+    """A step that looks at its gradients' norm and would skip a bad one; mean over valid rows only."""
+
+    def step(model, batch, optimizer, precision):
+        x, valid = batch
+        with precision():
+            each = (model(x) - x.sin()).float().square().mean(1)
+        loss = (each * valid).sum() / valid.sum().clamp(min=1)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if torch.isfinite(norm):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def batch(step):
+        return vectors(64), (torch.rand(64) > 0.3).float()
+
+    return Workload(build=Net, batch=batch, step=step)
+
+
+@sound()
+def curriculum_by_step():
+    """Harder data from step to step, and a weight of one loss term that grows."""
+
+    def batch(step):
+        x = vectors(64) * (0.5 + 0.05 * min(step, 20))
+        return {"x": x, "labels": classes_of(x, 64), "weight": min(1.0, step / 20)}
+
+    def loss(model, batch):
+        made = model(batch["x"]).float()
+        return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())
+
+    return Workload(build=Net, batch=batch, loss=loss)

@@ -1,0 +1,165 @@
+"""Optimizers and schedules of a user's own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from benchmarks.healthy.loops import Net, apart, rows
+from benchmarks.healthy.sound import sound
+from pytest_fp8 import Workload
+
+
+def with_schedule(make):
+    """AdamW with a schedule on it."""
+
+    def optimizer(parameters):
+        made = torch.optim.AdamW(parameters, lr=2e-3)
+        made.scheduler = make(made)
+        return made
+
+    return optimizer
+
+
+@sound()
+def warm_up_and_cosine():
+    """A linear warm-up, then a cosine."""
+
+    def factor(step):
+        return (step + 1) / 4 if step < 4 else 0.5 * (1 + math.cos(math.pi * min(1, (step - 4) / 40)))
+
+    make = with_schedule(lambda made: torch.optim.lr_scheduler.LambdaLR(made, factor))
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
+
+
+@sound()
+def one_cycle():
+    """OneCycleLR, which also moves the momentum."""
+    make = with_schedule(lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 3e-3, total_steps=200))
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
+
+
+@sound()
+def groups_of_parameters():
+    """Norms and biases without decay, the last layer with a rate of its own."""
+
+    def optimizer(parameters):
+        held = list(parameters)
+        plain, matrices = [p for p in held if p.dim() < 2], [p for p in held if p.dim() >= 2]
+        groups = [
+            {"params": matrices[:-1], "weight_decay": 0.1},
+            {"params": matrices[-1:], "lr": 3e-4, "weight_decay": 0.1},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=optimizer)
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=3e-4):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    held = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    p.sub_((0.9 * held + 0.1 * p.grad).sign(), alpha=group["lr"])
+                    held.lerp_(p.grad, 0.01)
+
+
+@sound()
+def lion():
+    """A sign of a moving mean: the smallest gradient moves a weight as far as the largest."""
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=Lion)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal by products; what is no matrix gets plain momentum."""
+
+    def __init__(self, params, lr=5e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                held = self.state[p].setdefault("momentum", torch.zeros_like(p)).mul_(0.9).add_(p.grad)
+                p.sub_(orthogonal(held) if p.dim() == 2 else held, alpha=group["lr"])
+
+
+def orthogonal(matrix):
+    """Newton and Schulz's steps, in bfloat16, as Muon takes them."""
+    x = matrix / (matrix.norm() + 1e-7)
+    x = x.T if (tall := x.shape[0] > x.shape[1]) else x
+    for a, b, c in [(3.4445, -4.7750, 2.0315)] * 3:
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if tall else x
+
+
+@sound()
+def muon():
+    """An optimizer that multiplies matrices itself."""
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=Muon)
+
+
+class Factored(torch.optim.Optimizer):
+    """Adafactor's way: second moments by row and column, in float32."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                square, state = p.grad.float().square() + 1e-12, self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                keep = 1 - state["step"] ** -0.8
+                for name, dim in (("row", -1), ("column", 0)) if p.dim() == 2 else (("all", ()),):
+                    mean = square.mean(dim) if dim != () else square
+                    state[name] = keep * state[name] + (1 - keep) * mean if name in state else mean
+                scale = (
+                    torch.outer(state["row"], state["column"]) / state["row"].mean() if p.dim() == 2 else state["all"]
+                )
+                p.sub_((p.grad.float() * scale.rsqrt()).to(p.dtype), alpha=group["lr"])
+
+
+@sound()
+def factored_moments():
+    """Adafactor's way: state that is smaller than the weight."""
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=Factored)
+
+
+@sound()
+def master_weights():
+    """Weights in float32 beside the model's, kept by the optimizer."""
+
+    class Master(torch.optim.Optimizer):
+        def __init__(self, params, lr=1e-3):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None:
+                        continue
+                    state = self.state[p]
+                    state.setdefault("master", p.detach().float().clone())
+                    mean = state.setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
+                    square = state.setdefault("square", torch.zeros_like(p, dtype=torch.float32))
+                    mean.lerp_(p.grad.float(), 0.1)
+                    square.lerp_(p.grad.float().square(), 0.05)
+                    state["master"].sub_(mean / (square.sqrt() + 1e-8), alpha=group["lr"])
+                    p.copy_(state["master"])
+
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)

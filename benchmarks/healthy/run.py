@@ -1,0 +1,78 @@
+"""Runs sound workloads as controls are run: real arms on the CPU, every question that their case asks."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# The runner of the controls stands with the suites.
+sys.path.insert(0, str(Path(__file__).parents[2] / "suites"))
+
+from benchmarks.healthy.sound import Sound
+from control_runner import ControlRunner
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.options import Settings
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+ALARMS = ("FAIL", "INVALID", "error")
+"""What a sound workload must never hear. INCONCLUSIVE and NOT_EXERCISED are no verdict on it, and are counted."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question asked of one workload."""
+
+    workload: str
+    recipe: str
+    seed: int
+    question: str
+    verdict: str
+    headline: str
+    message: str
+
+    @property
+    def alarm(self) -> bool:
+        return self.verdict in ALARMS
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Runner:
+    """A context: the arms' processes live inside it."""
+
+    def __enter__(self) -> Runner:
+        self._pool = ArmPool(None)
+        self._controls = ControlRunner(Settings(), lambda: self._pool)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._controls.close()
+        self._pool.close()
+
+    def ask(self, entry: Sound, recipe: str, seed: int = 0) -> Iterator[Answer]:
+        """Every question that the case asks, each by the pair's method of its name."""
+        case = entry.case(recipe)
+        try:
+            pair = self._controls.pair_of(case, entry.workload(seed))
+        except Fp8Error as error:
+            yield Answer(entry.name, recipe, seed, "build", "error", error.headline, error.message)
+            return
+        for question in case.questions:
+            try:
+                decision = getattr(pair, question)()
+            except Fp8Error as error:
+                yield Answer(entry.name, recipe, seed, question, "error", error.headline, error.message)
+                continue
+            verdict = decision.verdict.value
+            yield Answer(entry.name, recipe, seed, question, verdict, decision.headline, decision.message)
+
+
+def counted(answers: list[Answer]) -> dict[str, int]:
+    """How many questions were asked, and how many ended with each verdict."""
+    return {"asked": len(answers), **dict(sorted(Counter(answer.verdict for answer in answers).items()))}

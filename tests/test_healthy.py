@@ -1,0 +1,88 @@
+"""Sound workloads of many kinds pass every question; the whole catalogue is for `python -m benchmarks.healthy`."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchao")
+
+from benchmarks.healthy.catalogue import CATALOGUE
+from benchmarks.healthy.run import Answer, Runner, counted
+from benchmarks.healthy.sound import Sound
+from pytest_fp8 import Workload
+
+pytestmark = pytest.mark.slow
+
+THIRD = CATALOGUE[::3]
+"""Every third one, so that each topic is among them."""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with Runner() as made:
+        yield made
+
+
+@pytest.mark.parametrize("entry", THIRD, ids=lambda entry: entry.name)
+def test_a_sound_workload_hears_no_alarm(runner, entry):
+    alarms = [answer.message for answer in runner.ask(entry, "tensorwise") if answer.alarm]
+    assert not alarms, "\n".join(alarms)
+
+
+def test_what_is_not_sound_is_an_alarm(runner):
+    def half_as_large(model):
+        from torchao.float8 import convert_to_float8_training
+
+        from pytest_fp8.backends.torchao import torchao_config
+
+        model = convert_to_float8_training(model, config=torchao_config("tensorwise", emulated=True))
+        model[0].weight.data *= 0.5
+        return model
+
+    def build():
+        import torch
+
+        return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+
+    def batch(step):
+        import torch
+
+        return torch.randn(32, 64)
+
+    def loss(model, x):
+        return (model(x) - x).float().square().mean()
+
+    entry = Sound("broken", "", lambda: Workload(build=build, batch=batch, loss=loss, convert=half_as_large))
+    assert any(answer.alarm for answer in runner.ask(entry, "tensorwise"))
+
+
+def test_another_seed_gives_other_weights_and_data_and_the_same_seed_the_same():
+    import torch
+
+    def drawn(seed):
+        workload = entry.workload(seed)
+        torch.manual_seed(5)
+        model = workload.build()
+        torch.manual_seed(6)
+        return next(model.parameters()).sum().item(), workload.batch(0).sum().item()
+
+    entry = next(entry for entry in CATALOGUE if entry.name == "lion")
+    zero, one = drawn(0), drawn(1)
+    assert zero == drawn(0)
+    assert one == drawn(1)
+    assert zero[0] != one[0]
+    assert zero[1] != one[1]
+
+
+def test_the_catalogue_is_wide():
+    names = [entry.name for entry in CATALOGUE]
+    assert len(names) == len(set(names)) >= 100
+    assert all(entry.what.endswith(".") for entry in CATALOGUE), "each says what is special about it"
+    assert sum(name.startswith("hf_") for name in names) >= 10
+
+
+def test_alarms_are_counted_apart_from_what_is_no_verdict():
+    verdicts = ("PASS", "INCONCLUSIVE", "NOT_EXERCISED", "FAIL", "INVALID", "error")
+    answers = [Answer("w", "tensorwise", 0, "layers", verdict, "", "") for verdict in verdicts]
+    assert [answer.verdict for answer in answers if answer.alarm] == ["FAIL", "INVALID", "error"]
+    assert counted(answers) == {"asked": 6, **dict.fromkeys(sorted(verdicts), 1)}

@@ -1,0 +1,167 @@
+"""What a stranger gets wrong in a workload: each is one plain error, and no trace of a library's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("torchao")
+
+from helpers.loops import CASE, batch, build, loop, serve
+from pytest_fp8 import Case, Workload
+from pytest_fp8.backends.torchao import NotContiguousError
+from pytest_fp8.errors import SettingsError
+from pytest_fp8.worker.step import WorkloadError
+from pytest_fp8.worker.token_count import LaterBatchError, explain_rows
+
+pytestmark = pytest.mark.slow
+
+
+def loss(model, rows):
+    return (model(rows) - rows).float().pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seen"),
+    [
+        ({"build": torch.nn.Linear(2, 2)}, "a model, Linear"),
+        ({"build": None}, "NoneType None"),
+        ({"batch": torch.ones(2)}, "Tensor tensor"),
+        ({"batch": [1, 2]}, "list"),
+        ({"batch": lambda: torch.ones(2)}, "too many positional arguments"),
+        ({"build": torch.nn.Linear}, "missing a required argument: 'in_features'"),
+        ({"loss": lambda rows: rows.mean()}, "too many positional arguments"),
+        ({"loss": lambda model, x, y: x}, "missing a required argument: 'y'"),
+        ({"step": lambda model, batch, optimizer: None}, "too many positional arguments"),
+        ({"optimizer": torch.optim.AdamW([torch.ones(1, requires_grad=True)])}, "AdamW"),
+        ({"leave": ("head")}, "'head'"),
+    ],
+)
+def test_what_is_no_function_of_these_arguments_is_refused_at_once(wrong, seen):
+    with pytest.raises(SettingsError) as error:
+        Workload(**{"build": build, "batch": batch, **wrong})
+    assert seen in error.value.seen
+    assert next(iter(wrong)) in error.value.headline
+    assert error.value.next_step
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"build": torch.nn.Flatten},
+        {"optimizer": torch.optim.AdamW},
+        {"batch": lambda *_: torch.ones(2)},
+        {"batch": torch.ones},
+        {"loss": lambda model, x, scale=2: x},
+        {"leave": ("head",)},
+    ],
+)
+def test_classes_defaults_and_open_arguments_are_fine(given):
+    Workload(**{"build": build, "batch": batch, **given})
+
+
+def numbers(step):
+    while True:
+        yield torch.randn(32, 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (numbers, "it gave a generator"),
+        (lambda step: iter([torch.ones(32, 32)]), "it gave a list_iterator"),
+        (lambda step: torch.utils.data.DataLoader(torch.ones(32, 32)), "it gave a DataLoader"),
+        (lambda step: {"x": torch.ones(32, 32).numpy()}, "it gave a numpy array: x"),
+    ],
+)
+def test_what_is_not_one_batch_is_named(given, words):
+    with pytest.raises(WorkloadError, match=words) as error:
+        serve(batch=given, loss=loss)
+    assert "batches[step % len(batches)]" in error.value.fp8_next or "torch.from_numpy" in error.value.fp8_next
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda step: (batch(step), batch(step)), r"Net cannot be called with the whole batch .*a tuple of Tensor"),
+        (lambda step: {"y": batch(step)}, r"Net cannot be called with the dict's keys as names .*unexpected keyword"),
+        (lambda step: None, "gave nothing"),
+    ],
+)
+def test_a_batch_that_the_model_cannot_be_called_with_asks_for_a_loss_function(given, words):
+    with pytest.raises(WorkloadError, match=words):
+        serve(batch=given)
+
+
+def test_an_error_inside_the_model_stays_the_users_own():
+    class Wrong(torch.nn.Module):
+        def forward(self, x):
+            return x + None
+
+    def wrong():
+        return torch.nn.Sequential(build(), Wrong())
+
+    with pytest.raises(TypeError, match="unsupported operand") as error:
+        serve(build=wrong)
+    assert not isinstance(error.value, WorkloadError)
+
+
+def short_last(step):
+    """A loader's batches: five whole ones, then 13 rows."""
+    return batch(step)[: 13 if step == 5 else 96]
+
+
+@pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop()}], ids=["loss", "step"])
+def test_a_short_last_batch_is_named_with_its_rows_and_what_to_do(parts):
+    server = serve(batch=short_last, **parts)
+    server.engine.curve(seed=1, steps=5)
+    with pytest.raises(
+        LaterBatchError, match=r"given 13 rows .* from batch\(step=5\) of seed 1 \(\(13, 32\)\)"
+    ) as error:
+        server.engine.curve(seed=1, steps=6)
+    assert "drop_last=True" in error.value.fp8_next
+    assert "multiples of 16" in error.value.fp8_cause
+
+
+def test_a_short_batch_of_the_warm_up_is_a_later_one_too():
+    with pytest.raises(LaterBatchError, match=r"batch\(step=2\)"):
+        serve(batch=lambda step: batch(step)[: 8 if step == 2 else 96], loss=loss)
+
+
+def test_after_a_librarys_error_the_rows_are_looked_at():
+    """As on a GPU, where no hook watches the training."""
+    server = serve(batch=short_last, loss=loss)
+    for module in server.engine.model.modules():
+        module._forward_pre_hooks.clear()
+
+    def failing(seed, steps):
+        server.engine.training_batch(seed, steps - 1)
+        raise RuntimeError("mat1 is not divisible by 16")
+
+    server.engine.curve = failing
+    with pytest.raises(LaterBatchError, match=r"from batch\(step=5\) of seed 2"):
+        server.answer("curve", {"seed": 2, "steps": 6})
+    with pytest.raises(RuntimeError, match="not divisible"):
+        server.answer("curve", {"seed": 2, "steps": 5})
+    explain_rows(server.engine)
+
+
+def transposed():
+    class Transposed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.last = torch.nn.Linear(16, 16), torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            x = x.unflatten(0, (-1, 16))
+            return self.last(self.mix(x.transpose(1, 2)).transpose(1, 2).flatten(0, 1))
+
+    return Transposed()
+
+
+def test_rowwise_with_an_input_that_is_not_contiguous_says_what_to_do():
+    serve(CASE, build=transposed, loss=loss)
+    rowwise = Case(model="own", backend="torchao", recipe="rowwise", emulated=True, name="loop")
+    with pytest.raises(NotContiguousError) as error:
+        serve(rowwise, build=transposed, loss=loss)
+    assert "x.contiguous()" in error.value.fp8_next
