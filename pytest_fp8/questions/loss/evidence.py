@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.rules.loss import MAX_LOSS_SEEDS
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One trained parameter over a curve."""
+
+    elements: int
+    moved: float
+    """Share of its elements whose value differs from the start."""
+    reached: float
+    """Share of its elements that had a gradient other than 0 in some step."""
+
+
+@dataclass(frozen=True)
+class ProductCount:
+    """Matrix products in one part of one step."""
+
+    fp8: int
+    other: int
+    """In another precision."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,12 @@ class Curve:
     """Checksum of the batches of all steps."""
     trained: Sequence[str] = ()
     """Parameters that the arm's optimizer steps, by the names that they have before a conversion."""
+    movement: Mapping[str, Moved] = field(default_factory=dict)
+    """By the same names."""
+    first_products: Mapping[str, ProductCount] = field(default_factory=dict)
+    """Phase of the step -> products of the first step; empty where it was not watched."""
+    last_products: Mapping[str, ProductCount] = field(default_factory=dict)
+    """The same of the last step."""
 
     @property
     def finite(self) -> bool:
