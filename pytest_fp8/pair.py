@@ -177,6 +177,9 @@ class Fp8Pair:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _loss_looks(self) -> tuple[LossEvidence, LossGap]:
+        # Each curve of the FP8 arm ends with a profiled step: see layers_evidence().
+        if self._time_first:
+            self._first_timing()
         frozen = self._stored("loss_twin_gap")
         looks = loss_looks(self._arms, twin=not frozen)
         return self._arms.once("loss", lambda: look_again(looks, lambda evidence: judge_gap(evidence, frozen)))
@@ -189,7 +192,8 @@ class Fp8Pair:
     def _speed(self, bounds: SpeedBounds) -> Decision:
         if not self.case.asks("speedup"):
             return self._note(self._cannot("speedup"))
-        if self._arms.answered("layers") and not self._arms.answered("timing"):
+        profiled = self._arms.answered("layers") or self._arms.answered("loss")
+        if profiled and not self._arms.answered("timing"):
             # A test that was marked for another question has had the arms profiled.
             self._arms.renew()
         stored = self._stored("speedup") if bounds.against_baseline and not self._settings.update else []

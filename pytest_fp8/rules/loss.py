@@ -12,14 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_fp8.rules.statistics import sample_sd, student_quantile
+from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = (0.02, 0.05)
 """Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1.
 Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
 LOSS_CONFIDENCE = 0.95
-"""Of a PASS: the mean gap is below the margin."""
+"""Of a PASS, over all numbers of seeds at which the question may look again: the mean gap is below the margin."""
+LOOK_ALPHA = {2: 0.003, 3: 0.025, 4: 0.02, 5: 0.015, 6: 0.012, 7: 0.01, 8: 0.01}
+"""Seeds -> the chance of passing at this look where the true gap is the margin; 1 - :data:`LOSS_CONFIDENCE` for more
+seeds, which are judged once. Most goes to the first look of the suite's cases. Of 200 000 simulated cases whose true
+gap is the margin, 5.1 % passed at some look from 2 seeds on, 4.9 % from 3 on, 3.5 % from 4 on; with 0.05 at each look
+15, 13 and 11 %."""
 LOSS_ALPHA = 0.01
 """Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
@@ -29,15 +34,28 @@ ROUNDED_AWAY = 2.0**-16
 output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
 
 
+LEARNS = 2.0
+"""Standard errors that the reference's loss must fall by, from its first fifth to its last. One that learns nothing
+does so in 2.5 % by chance. Falls of the emulated suite's cases are 18 and more of them."""
+
+
 @dataclass(frozen=True)
 class LossGap:
     """FP8 loss less BF16 loss at the end of the horizon, in the loss's own unit: mean over seeds, bound, margin."""
 
     gap: float
     bound: float
-    """Half-width of the one-sided 95 % interval over seeds; infinite for one seed."""
+    """Half-width of the one-sided interval over seeds that holds :data:`LOSS_CONFIDENCE` over all looks; infinite for
+    one seed."""
     margin: float
     verdict: Verdict
+    floor: float = math.inf
+    """How far below the reference a loss may end without an explanation."""
+
+    @property
+    def below(self) -> bool:
+        """Whether FP8 ends below the reference by more than noise."""
+        return self.gap + self.bound < -self.floor
 
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
@@ -55,15 +73,16 @@ def loss_noise(bf16_gaps: Sequence[float]) -> float:
     return 3 * math.sqrt(float(np.mean(np.square(bf16_gaps)))) if len(bf16_gaps) else 0.0
 
 
-def loss_margin(bf16_gaps: Sequence[float], scale: float = 1.0) -> float:
-    """:func:`loss_noise`, kept within :data:`LOSS_MARGIN` times ``scale``."""
-    return min(max(loss_noise(bf16_gaps), LOSS_MARGIN[0] * scale), LOSS_MARGIN[1] * scale)
+def loss_margin(bf16_gaps: Sequence[float], scale: float = 1.0, fp8_gaps: Sequence[float] = ()) -> float:
+    """:func:`loss_noise` of the arm that has more of it, kept within :data:`LOSS_MARGIN` times ``scale``."""
+    noise = max(loss_noise(bf16_gaps), loss_noise(fp8_gaps))
+    return min(max(noise, LOSS_MARGIN[0] * scale), LOSS_MARGIN[1] * scale)
 
 
-def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0) -> LossGap:
-    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE``. FAIL when it is above the margin and above
-    ``noise``, with ``LOSS_ALPHA`` shared by all numbers of seeds at which the question may look again. Else
-    INCONCLUSIVE. Gaps that are all 0 pass any margin, even one of 0.
+def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor: float = math.inf) -> LossGap:
+    """PASS when the mean gap is below the margin with ``LOSS_CONFIDENCE`` and not below ``-floor`` with as much. FAIL
+    when it is above the margin and above ``noise``, with ``LOSS_ALPHA``. Both are shared by all numbers of seeds at
+    which the question may look again. Else INCONCLUSIVE. Gaps that are all 0 pass any margin, even one of 0.
 
     Few seeds can be close to each other by chance. Student's t is the only guard against that, so a FAIL needs more
     confidence than a PASS.
@@ -73,15 +92,15 @@ def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0) -> Los
     bound = proven = math.inf
     if seeds > 1:
         error = sample_sd(gaps) / math.sqrt(seeds)
-        bound = student_quantile(LOSS_CONFIDENCE, seeds - 1) * error
+        bound = student_quantile(1 - LOOK_ALPHA.get(seeds, 1 - LOSS_CONFIDENCE), seeds - 1) * error
         proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
-    if mean + bound < margin or (seeds > 1 and not any(gaps)):
+    if -floor <= mean + bound < margin or (seeds > 1 and not any(gaps)):
         verdict = Verdict.PASS
     elif mean - proven > max(margin, noise):
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.INCONCLUSIVE
-    return LossGap(mean, bound, margin, verdict)
+    return LossGap(mean, bound, margin, verdict, floor)
 
 
 @dataclass(frozen=True)
@@ -117,17 +136,53 @@ def loss_scale(bf16: Sequence[Sequence[float]]) -> LossScale:
 
 
 def compare_curves(
-    fp8: Sequence[Sequence[float]], bf16: Sequence[Sequence[float]], bf16_gaps: Sequence[float]
+    fp8: Sequence[Sequence[float]],
+    bf16: Sequence[Sequence[float]],
+    bf16_gaps: Sequence[float],
+    fp8_gaps: Sequence[float] = (),
 ) -> LossGap:
     """Decide on the losses of both arms, one curve per seed, with :func:`decide_loss`.
 
-    ``bf16_gaps``: tail gaps of BF16 against BF16. The rule does not depend on the unit: gaps and margin divided by the
-    scale decide alike. Where the scale is below 1, a FAIL also needs a gap beyond BF16's own noise, which can be far
-    above the margin of a loss near zero. Where no share of the loss means anything, there is no FAIL.
+    ``bf16_gaps``, ``fp8_gaps``: tail gaps of each arm against itself, one rounding apart. The rule does not depend on
+    the unit: gaps and margin divided by the scale decide alike. Where the scale is below 1, a FAIL also needs a gap
+    beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
+    anything, there is no FAIL.
+
+    The floor is the largest margin, or the noise of either arm. Of 72 sound cases on an H200 (``baselines/h200``) eight
+    end 0.03 to 0.067 nats lower than BF16 on average, over three seeds; none is below this floor with confidence.
     """
     gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
     scale = loss_scale(bf16)
     noise = 0.0
+    floor = max(LOSS_MARGIN[1] * scale.value, loss_noise(bf16_gaps), loss_noise(fp8_gaps))
     if scale.relative:
         noise = math.inf if scale.why_none else loss_noise(bf16_gaps)
-    return decide_loss(gaps, loss_margin(bf16_gaps, scale.value), noise)
+        floor = math.inf if scale.why_none else floor
+    return decide_loss(gaps, loss_margin(bf16_gaps, scale.value, fp8_gaps), noise, floor)
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How far a loss fell from the first fifth of its curves to the last, on average over seeds."""
+
+    amount: float
+    error: float
+    """Its standard error, from how much the loss changes from step to step."""
+
+    @property
+    def learns(self) -> bool:
+        return self.amount > LEARNS * self.error
+
+
+def loss_fall(curves: Sequence[Sequence[float]]) -> Fall:
+    """The fall of the losses of one arm, one curve per seed.
+
+    A step's noise is taken from the differences between neighbouring steps, which a slow fall hardly changes.
+    """
+    falls, variances = [], []
+    for losses in curves:
+        end = tail(losses)
+        falls.append(float(np.mean(losses[: len(end)]) - np.mean(end)))
+        step = robust_sigma(np.diff(losses).tolist()) / math.sqrt(2)
+        variances.append(2 * step**2 / len(end))
+    return Fall(float(np.mean(falls)), math.sqrt(sum(variances)) / len(curves))

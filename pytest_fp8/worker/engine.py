@@ -23,17 +23,18 @@ from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship
 from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.curves import curve
 from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
-from pytest_fp8.worker.fused_params import trainable, trained
+from pytest_fp8.worker.fused_params import trainable
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.training_setup import TrainingSetup
 from pytest_fp8.workload import Workload
-from pytest_fp8.zoo import data, training
+from pytest_fp8.zoo import training
 
 
 class Engine:
@@ -237,34 +238,9 @@ class Engine:
     ) -> tuple[torch.Tensor, StepCounts]:
         return run_step(step, self.model, batch, self.optimizer, self.precision, phase, on_gradients)
 
-    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
-        """Losses (nats) and gradient norms of ``steps`` training steps from the weights of ``seed``; with
-        ``first_step`` from where the arm is."""
-        if first_step == 0:
-            self.restart(seed, jitter)
-        losses: list[torch.Tensor] = []
-        norms: list[torch.Tensor] = []
-        fingerprint = 0
-
-        def note_norm() -> None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            norms.append(torch.nn.utils.get_total_norm(gradients).float())
-
-        for step in range(first_step, first_step + steps):
-            batch = self.training_batch(seed, step)
-            fingerprint = data.fingerprint(batch, fingerprint)
-            self.fault_points.before_step(self, seed, step)
-            losses.append(self.step(batch, on_gradients=note_norm).float())
-            # A hand-written step may step its optimizer twice, or not at all where its loss is not finite.
-            last = norms[step - first_step :][-1:] or [losses[-1].new_tensor(float("nan"))]
-            norms[step - first_step :] = last
-        return {
-            "seed": seed,
-            "losses": [float(x) for x in torch.stack(losses).cpu()],
-            "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
-            "data": fingerprint,
-            "trained": trained(self.model, self.optimizer, self.fused_params),
-        }
+    def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
+        """See :func:`pytest_fp8.worker.curves.curve`."""
+        return curve(self, seed, steps, **more)
 
     def park(self) -> None:
         """Give cached memory back to the device, so that the pair's other arm can use it."""

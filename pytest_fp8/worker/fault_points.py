@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
     from pytest_fp8.worker.recompute import Recompute
     from pytest_fp8.worker.training_setup import TrainingSetup
+    from pytest_fp8.zoo.training import LossFunction
 
 Precision = Callable[[], AbstractContextManager[Any]]
 SaveOrLoad = Callable[[Any, Any, Any], Any]
@@ -37,6 +38,7 @@ class BreakableEngine(Protocol):
     attention: contextlib.ExitStack
     model: torch.nn.Module
     conversion: Conversion
+    loss_of: LossFunction
 
 
 class FaultPoints:

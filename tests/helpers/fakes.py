@@ -184,12 +184,22 @@ class FakeProcess:
         products = {"fp8 products": 10.0, "other products": 10.0, "attention": 5.0}
         return {**products, "rest": self.world.busy - 25, "busy": self.world.busy}
 
-    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0) -> dict[str, Any]:
+    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0, **_: Any) -> dict[str, Any]:
         offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter)
         losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
         if self.is_fp8 and self.world.nan_at is not None:
             losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
-        return {"seed": seed, "losses": losses, "gradient_norms": [1.0] * steps, "data": 0, "trained": sorted(SIZES)}
+        moved = {"elements": 65536, "moved": 0.9, "reached": 1.0}
+        return {
+            "seed": seed,
+            "losses": losses,
+            "gradient_norms": [1.0] * steps,
+            "data": 0,
+            "trained": sorted(SIZES),
+            "movement": dict.fromkeys(SIZES, moved),
+            "first_products": {},
+            "last_products": {},
+        }
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         losses = self.curve(seed, steps, first_step=first_step)["losses"]

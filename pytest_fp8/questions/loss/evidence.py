@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.rules.loss import MAX_LOSS_SEEDS
+
+FP8_TWINS_AT = 2
+"""The look at which the FP8 arm's twins come."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One trained parameter over a curve."""
+
+    elements: int
+    moved: float
+    """Share of its elements whose value differs from the start."""
+    reached: float
+    """Share of its elements that had a gradient other than 0 in some step."""
+
+
+@dataclass(frozen=True)
+class ProductCount:
+    """Matrix products in one part of one step."""
+
+    fp8: int
+    other: int
+    """In another precision."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +47,12 @@ class Curve:
     """Checksum of the batches of all steps."""
     trained: Sequence[str] = ()
     """Parameters that the arm's optimizer steps, by the names that they have before a conversion."""
+    movement: Mapping[str, Moved] = field(default_factory=dict)
+    """By the same names."""
+    first_products: Mapping[str, ProductCount] = field(default_factory=dict)
+    """Phase of the step -> products of the first step; empty where it was not watched."""
+    last_products: Mapping[str, ProductCount] = field(default_factory=dict)
+    """The same of the last step."""
 
     @property
     def finite(self) -> bool:
@@ -33,24 +61,29 @@ class Curve:
 
 @dataclass(frozen=True)
 class LossEvidence:
-    """Curves by seed: of the FP8 arm, of the reference, and of the reference with its weights moved by one rounding
-    (``twin``), which shows how far two honest BF16 runs drift apart."""
+    """Curves by seed: of the FP8 arm, of the reference, and of each with its weights moved by one rounding (``twin``,
+    ``fp8_twin``), which shows how far two honest runs of one arm drift apart."""
 
     fp8: Mapping[int, Curve]
     bf16: Mapping[int, Curve]
     twin: Mapping[int, Curve]
+    fp8_twin: Mapping[int, Curve] = field(default_factory=dict)
+    unfinished: bool = False
+    """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
 
 
 def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
     """All curves so far: first of the case's own number of seeds, then with one seed more at each look.
 
     It ends at ``MAX_LOSS_SEEDS`` seeds, and at the first seed that no further one can mend: with other data in an arm,
-    or with numbers that are not finite. ``twin``: whether the twin's curves are wanted too. Raises ``ArmError``.
+    or with numbers that are not finite. ``twin``: whether twins are wanted too. The FP8 arm's, of the first seeds, come
+    at the second look: they can only widen the margin, and a step in FP8 takes three times as long on a CPU. Raises
+    ``ArmError``.
     """
-    curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}}
-    seed = 0
+    curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}, "fp8_twin": {}}
+    seed = looks = 0
     while True:
-        for _ in range(arms.case.seeds if seed == 0 else 1):
+        for _ in range(1 if looks else arms.case.seeds):
             new = _curves(arms, seed, twin)
             for arm, curve in new.items():
                 curves[arm][seed] = curve
@@ -58,33 +91,37 @@ def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
             if not all(curve.finite for curve in new.values()) or len({curve.data for curve in new.values()}) > 1:
                 yield _evidence(curves)
                 return
-        yield _evidence(curves)
-        if seed >= MAX_LOSS_SEEDS:
+        looks += 1
+        if twin and (looks == FP8_TWINS_AT or (looks < FP8_TWINS_AT and seed >= MAX_LOSS_SEEDS)):
+            yield _evidence(curves, unfinished=True)
+            for one in range(arms.case.seeds):
+                curves["fp8_twin"][one] = _ask(arms.fp8, arms, one, jitter=True)
+        yield _evidence(curves, unfinished=twin and looks < FP8_TWINS_AT and seed < MAX_LOSS_SEEDS)
+        if seed >= MAX_LOSS_SEEDS or not all(curve.finite for curve in curves["fp8_twin"].values()):
             return
 
 
-def _evidence(curves: Mapping[str, Mapping[int, Curve]]) -> LossEvidence:
-    return LossEvidence(**{arm: dict(by_seed) for arm, by_seed in curves.items()})
+def _evidence(curves: Mapping[str, Mapping[int, Curve]], unfinished: bool = False) -> LossEvidence:
+    return LossEvidence(**{arm: dict(by_seed) for arm, by_seed in curves.items()}, unfinished=unfinished)
 
 
 def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
     wanted = {"seed": seed, "steps": arms.case.horizon}
     if arms.side_by_side:
         # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-        with arms.fp8.asked("curve", **wanted) as answer:
-            reference = _reference_curves(arms, wanted, twin)
+        with arms.fp8.asked("curve", watch=True, **wanted) as answer:
+            reference = _reference_curves(arms, seed, twin)
             return {"fp8": from_plain(Curve, answer()), **reference}
-    fp8 = from_plain(Curve, arms.fp8.request("curve", **wanted))
-    return {"fp8": fp8, **_reference_curves(arms, wanted, twin)}
+    return {"fp8": _ask(arms.fp8, arms, seed, watch=True), **_reference_curves(arms, seed, twin)}
 
 
-def _reference_curves(arms: PairArms, wanted: Mapping[str, Any], twin: bool) -> dict[str, Curve]:
+def _reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
     """What another case has asked of this reference is not asked again."""
-
-    def ask(jitter: bool) -> Curve:
-        return from_plain(Curve, arms.bf16.request("curve", jitter=jitter, **wanted))
-
-    curves = {"bf16": arms.shared(f"curve {wanted['seed']}", lambda: ask(jitter=False))}
+    curves = {"bf16": arms.shared(f"curve {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=False))}
     if twin:
-        curves["twin"] = arms.shared(f"twin {wanted['seed']}", lambda: ask(jitter=True))
+        curves["twin"] = arms.shared(f"twin {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=True))
     return curves
+
+
+def _ask(arm: Arm, arms: PairArms, seed: int, **how: bool) -> Curve:
+    return from_plain(Curve, arm.request("curve", seed=seed, steps=arms.case.horizon, **how))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.findings import Finding
-from pytest_fp8.rules.loss import LOSS_MARGIN, LossGap, LossScale, loss_noise
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossGap, LossScale
 from pytest_fp8.verdicts import Verdict
 
 SUMMED = 100.0
 """A loss from here on is a sum over a batch: guessing among a million tokens costs 14 nats each."""
 
 
-def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: Sequence[float]) -> Finding:
-    """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: gaps of BF16
-    against BF16."""
+def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> Finding:
+    """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
+    ends from itself one rounding apart (3 sd)."""
     seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale)
     margin = _amount(gap.margin, scale)
     if gap.verdict is Verdict.PASS:
@@ -30,13 +30,28 @@ def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]],
             "next_step": ("give the mean (reduction='mean'), then " if summed else "")
             + "try a finer recipe (rowwise, block), then the layers question for the recipe in force",
         }
-    cause, next_step = _why_undecided(scale, bf16, loss_noise(noise))
+    if gap.below:
+        return _below(gap, scale, seen)
+    cause, next_step = _why_undecided(scale, bf16, noise)
     return Verdict.INCONCLUSIVE, {
         "headline": "the seeds do not decide",
         "expected": f"a gap clearly below or above {margin}{which}",
         "seen": seen,
         "cause": cause,
         "next_step": next_step,
+    }
+
+
+def _below(gap: LossGap, scale: LossScale, seen: str) -> Finding:
+    return Verdict.INCONCLUSIVE, {
+        "headline": "FP8 training ends at a lower loss than BF16, by more than noise",
+        "expected": f"at most {_amount(gap.floor, scale)} below BF16: FP8 adds rounding, which does not teach",
+        "seen": seen,
+        "cause": "the two arms' losses are not the same quantity: a mean over fewer tokens in the FP8 arm (NaN that is "
+        "masked, labels that are ignored), dropout or another regularisation that is off in it, or another learning "
+        "rate",
+        "next_step": "in a late step of each arm, count the tokens that enter the mean, and compare model.training, "
+        "dropout and the optimizer's settings",
     }
 
 
@@ -89,7 +104,7 @@ def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: flo
         )
     if noise > LOSS_MARGIN[1] * scale.value:
         return (
-            f"BF16 against itself, one rounding apart, already ends {_amount(noise, scale)} apart (3 sd), more than "
+            f"an arm against itself, one rounding apart, already ends {_amount(noise, scale)} apart (3 sd), more than "
             "the largest margin",
             f"a larger batch or more steps, which average over more at the end; or {more}",
         )

@@ -1,0 +1,106 @@
+"""Do the weights move, and does the reference learn? Without that a loss says nothing about FP8. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
+from pytest_fp8.rules.loss import loss_fall
+from pytest_fp8.verdicts import Verdict
+
+MOVED = 0.10
+"""Share of the weights with a gradient that a curve must move in the reference. A bfloat16 weight of 0.02 only moves
+where one step changes it by 0.3 %. Measured after 12 steps of AdamW: 7.6 % at rate 5e-6 (8B on an H200 7.7 %, and the
+same in an emulated model of 4 layers), 30 % at 3e-5 (1B, and the same), 87 % at 1e-4, 99 % at 1e-3; of SGD 6 % at rate
+1e-3, 29 % at 1e-2."""
+STILL, LESS = 0.01, 0.5
+"""A weight of the FP8 arm stands still, or trains in part, where fewer of its elements moved than this share of what
+the reference moved. Of 38 weights with three recipes, two optimizers and six rates sound FP8 moved 0.87 of them at
+least, and 0.99 with AdamW. Gradients below 0.45 of their largest set to zero leave 0.02 and more."""
+ENOUGH = 100
+"""Moved elements of the reference's sample from which such a share means something."""
+
+
+def weights_stand_still(evidence: LossEvidence) -> Finding | None:
+    """Weights that train in the reference and not in the FP8 arm."""
+    return _moved_less(evidence, STILL, "do not train in the FP8 arm")
+
+
+def weights_move_less(evidence: LossEvidence) -> Finding | None:
+    """Weights of which a large part trains in the reference alone. A loss that ends higher says more than this."""
+    return _moved_less(evidence, LESS, "train only in part in the FP8 arm")
+
+
+def _moved_less(evidence: LossEvidence, share: float, words: str) -> Finding | None:
+    """Weights that move so little with every seed: an expert may rest with one."""
+    seeds = sorted(evidence.fp8)
+    first, mine = evidence.bf16[seeds[0]].movement, evidence.fp8[seeds[0]].movement
+    still = [name for name in first if all(moved_ratio(name, evidence, s) < share for s in seeds)]
+    if not still:
+        return None
+    name = still[0]
+    return fail(
+        f"{len(still)} of {len(first)} weights {words}",
+        expected=f"weights that move as in BF16, where {first[name].moved:.1%} of {name} have moved at the end",
+        seen=f"{mine[name].moved:.1%} in FP8: {some(still)}",
+        cause="their gradients are zero or lost in the FP8 arm"
+        if mine[name].reached < LESS * first[name].reached
+        else "they have gradients, but the FP8 arm's optimizer does not change them: a learning rate of 0, an "
+        "optimizer that steps other copies, a step that is skipped",
+        next_step="after a step in each arm print weight.grad.norm() of these weights and the optimizer's learning "
+        "rates",
+    )
+
+
+def moved_ratio(name: str, evidence: LossEvidence, seed: int) -> float:
+    """What moved of a weight in the FP8 arm, over what moved in the reference; 1 where too little did there."""
+    reference, mine = evidence.bf16[seed].movement[name], evidence.fp8[seed].movement.get(name)
+    if mine is None or reference.moved < MOVED / 2 or reference.moved * reference.elements < ENOUGH:
+        return 1.0
+    return mine.moved / reference.moved
+
+
+def least_moved(evidence: LossEvidence) -> float:
+    """The lowest :func:`moved_ratio` of any weight and seed."""
+    return min((moved_ratio(n, evidence, s) for s in evidence.bf16 for n in evidence.bf16[s].movement), default=1.0)
+
+
+def nothing_learnt(evidence: LossEvidence) -> Finding | None:
+    """The reference's weights hardly move, or its loss does not fall: equal losses then show nothing."""
+    seeds = sorted(evidence.bf16)
+    share = moved_share(evidence.bf16)
+    if share is not None and share < MOVED:
+        return Verdict.NOT_EXERCISED, {
+            "headline": "too few weights move in BF16 for a loss to say anything about FP8",
+            "expected": f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end",
+            "seen": f"{share:.1%} after {len(evidence.bf16[seeds[0]].losses)} steps",
+            "cause": "the learning rate is too small for bfloat16 weights: a step that changes a weight by less than "
+            "about 0.3 % is rounded away",
+            "next_step": "a larger learning rate for this test; in training, master weights in float32 or stochastic "
+            "rounding. What each layer computes does not need a loss: assert_layers()",
+        }
+    fall = loss_fall([evidence.bf16[s].losses for s in seeds])
+    if fall.learns:
+        return None
+    return Verdict.NOT_EXERCISED, {
+        "headline": "BF16 learns nothing in these steps, so its loss says nothing about FP8",
+        "expected": "a loss that falls by more than it changes from step to step",
+        "seen": f"it falls by {fall.amount:.3g} +- {2 * fall.error:.2g} from the first fifth of the steps to the last",
+        "cause": "too few steps, a learning rate too small or too large, data without anything to learn, or a loss "
+        "that training does not lower (an adversarial one)",
+        "next_step": "more steps, @pytest.mark.fp8(loss_steps=...), another learning rate, or Workload(loss=...) that "
+        "gives a loss which training lowers",
+    }
+
+
+def moved_share(curves: Mapping[int, Curve]) -> float | None:
+    """Share of an arm's weights that moved, of those with a gradient; ``None`` where no weight is known."""
+    moved, reached = _sums(list(curves.values()))
+    return moved / reached if reached else None
+
+
+def _sums(curves: Sequence[Curve]) -> tuple[float, float]:
+    every = [one for curve in curves for one in curve.movement.values()]
+    # A weight that decays moves without a gradient, too: it counts as reached where it moved.
+    return sum(m.elements * m.moved for m in every), sum(m.elements * max(m.reached, m.moved) for m in every)
