@@ -11,7 +11,13 @@ from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_looks, timing_of
+from pytest_fp8.questions.speed.evidence import (
+    TimingEvidence,
+    busy_ratios,
+    timing_for_baseline,
+    timing_looks,
+    timing_of,
+)
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import ratios_by_process
 from pytest_fp8.verdicts import Decision
@@ -67,12 +73,17 @@ class SpeedQuestion:
             baseline_reference_ms=self.stored("bf16_ms") if stored else (),
             baseline_file=self.baseline_file,
             cases=self.gated_cases,
+            busy_baseline=self.stored("busy_speedup") if against_baseline else (),
         )
 
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
-        ratios = ratios_by_process(evidence.bf16, evidence.fp8)
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
         tolerance = self.arms.case.tolerance
+        # Busy time is asked of every process where a step waits for its host, and of none elsewhere.
+        whole = len(busy) == len(ratios)
+        on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if whole else []
         return [
+            *on_busy,
             ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
             ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
             ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),
