@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
@@ -15,6 +14,7 @@ from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
+from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
@@ -24,12 +24,11 @@ from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
-from pytest_fp8.questions.speed.check import check_speedup
-from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_looks, timing_of
-from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
-from pytest_fp8.rules.speed import GATED_CASES, ratios_by_process
+from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 
@@ -57,9 +56,8 @@ class Fp8Pair:
         self.fp8: Arm = arms.fp8
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
-        self._timer = BlockTimer(arms)
-        self._baseline_file = baseline_file
-        self._gated_cases = gated_cases
+        processes = settings.processes if settings.update else None
+        self._speed_question = SpeedQuestion(arms, self._stored, baseline_file, gated_cases, processes)
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
 
@@ -74,7 +72,7 @@ class Fp8Pair:
         # Transformer Engine at 1B takes 121 ms a step before its first profile and 128 ms after it. The compiled
         # reference, which later cases share after its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
         if self._time_first:
-            self._first_timing()
+            self._speed_question.first_timing()
         return fp8_layers(self._arms)
 
     def loss_evidence(self) -> LossEvidence:
@@ -83,7 +81,7 @@ class Fp8Pair:
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
-        return timing_of(self._arms, self._timer, look)
+        return self._speed_question.timing(look)
 
     def memory_evidence(self) -> MemoryEvidence:
         return memory_of(self._arms)
@@ -184,41 +182,14 @@ class Fp8Pair:
         looks = loss_looks(self._arms, twin=not frozen)
         return self._arms.once("loss", lambda: look_again(looks, lambda evidence: judge_gap(evidence, frozen)))
 
-    def _first_timing(self) -> TimingEvidence:
-        if self._settings.update:
-            return timing_for_baseline(self._arms, self._timer, self._settings.processes)
-        return self.timing_evidence()
-
     def _speed(self, bounds: SpeedBounds) -> Decision:
         if not self.case.asks("speedup"):
             return self._note(self._cannot("speedup"))
-        profiled = self._arms.answered("layers") or self._arms.answered("loss")
-        if profiled and not self._arms.answered("timing"):
-            # A test that was marked for another question has had the arms profiled.
-            self._arms.renew()
-        stored = self._stored("speedup") if bounds.against_baseline and not self._settings.update else []
-
-        def judge(evidence: TimingEvidence) -> Decision:
-            return check_speedup(
-                evidence,
-                floor=bounds.floor,
-                tolerance=self.case.tolerance,
-                baseline=stored,
-                baseline_reference_ms=self._stored("bf16_ms") if stored else (),
-                baseline_file=self._baseline_file,
-                cases=self._gated_cases,
-            )
-
-        update = self._settings.update
-        looks = [self._first_timing()] if update else timing_looks(self._arms, self._timer)
-        evidence, decision = look_again(looks, judge)
-        decision = self._stored_now(decision)
-        self._ledger.timed(self._row, self._timer.recording())
-        ratios = ratios_by_process(evidence.bf16, evidence.fp8)
-        self._measured("speedup", "log ratio, BF16 over FP8 step time", "higher", self.case.tolerance, ratios)
-        self._measured("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16])
-        self._measured("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8])
-        return self._note(decision, bounds.question)
+        decision, rows = self._speed_question.decide(bounds)
+        self._ledger.timed(self._row, self._speed_question.timer.recording())
+        for row in rows:
+            self._measured(*row)
+        return self._note(self._stored_now(decision), bounds.question)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""
@@ -263,24 +234,3 @@ class Fp8Pair:
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []
-
-
-class _Judged(Protocol):
-    @property
-    def verdict(self) -> Verdict: ...
-
-
-E = TypeVar("E")
-J = TypeVar("J", bound=_Judged)
-
-
-def look_again(looks: Iterable[E], judge: Callable[[E], J]) -> tuple[E, J]:
-    """Gather and judge, and look again while the verdict is INCONCLUSIVE and there are looks left.
-
-    ``looks`` yields the evidence of each look when it is reached, and at least once.
-    """
-    for evidence in looks:
-        judged = judge(evidence)
-        if judged.verdict is not Verdict.INCONCLUSIVE:
-            break
-    return evidence, judged

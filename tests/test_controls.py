@@ -133,7 +133,8 @@ class BrokenProcess(FakeProcess):
     def blocks(self, count, steps, dropped):
         slower = {"fp8-slower": 1.031, "both-slower": 1.1, "no-compile": 2.7}.get(self.control, 1.0)
         base = BF16_MS / (stored_speedup(self.spec.case.recipe) if self.is_fp8 else 1.0)
-        return [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
+        times = [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
+        return {"milliseconds": times, "compilations": 0}
 
     def layers(self):
         found = super().layers()

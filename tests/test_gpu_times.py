@@ -1,8 +1,9 @@
-"""What the times of kernels in a step say of an FP8 arm that is slow."""
+"""What the times of kernels in a step say of an FP8 arm that is slow or undecided."""
 
 from __future__ import annotations
 
-from pytest_fp8.questions.speed.causes import LAUNCH_BOUND
+from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.questions.speed.account import IDLE, GpuStep
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.verdicts import Verdict
@@ -11,28 +12,37 @@ STEP = 120.0
 BF16 = {"fp8 products": 0.0, "other products": 80.0, "attention": 10.0, "rest": 8.0, "busy": 98.0}
 
 
+def product(kind, milliseconds, inner=64):
+    return Product("forward", inner, (128, 256), kind, "mm", milliseconds=milliseconds)
+
+
+REFERENCE = GpuStep(BF16, [product("bfloat16", 75.0), product("bfloat16", 5.0, inner=32)])
+
+
 def slow(busy, **more):
     """An FP8 arm at ``STEP`` ms, of which the GPU works ``busy``, against BF16 at 100 ms."""
     fp8 = {"fp8 products": 45.0, "other products": 5.0, "attention": 10.5, "rest": busy - 60.5, "busy": busy}
-    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2, bf16_gpu=BF16, fp8_gpu=fp8, **more)
+    step = GpuStep(fp8, [product(FP8, 45.0), product("bfloat16", 5.0, inner=32)])
+    evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2, bf16_gpu=REFERENCE, fp8_gpu=step, **more)
     return check_speedup(evidence, floor=1.0, tolerance=0.02).message
 
 
 def test_a_gpu_that_waits_for_the_host_makes_the_step_launch_bound():
-    said = slow(STEP / LAUNCH_BOUND - 0.5)
-    assert "launch-bound: the GPU works 103.8 ms of each 120.0 ms step and waits for the host" in said
+    said = slow(STEP * (1 - IDLE) - 0.5)
+    assert "launch-bound: the GPU works 107.5 ms of each 120.0 ms step and waits for the host" in said
     assert "CUDA graphs" in said
-    assert "products -30.0 ms, attention +0.5 ms, casts and all else +35.3 ms; the GPU idles 16.2 ms" in said
+    assert "products in FP8 earned 30.0 ms, casts and other kernels +39.0 ms, all else +11.0 ms; limit 1.43x" in said
+    assert "idle 2.0% in BF16, 10.4% in FP8" in said
 
 
 def test_a_gpu_that_works_all_the_time_is_not_launch_bound():
-    said = slow(STEP / LAUNCH_BOUND + 0.5)
+    said = slow(STEP * (1 - IDLE) + 0.5)
     assert "launch-bound" not in said
     assert "products too small for FP8 to pay" in said
 
 
 def test_a_model_that_was_not_compiled_is_the_likelier_cause():
-    said = slow(60.5, fp8_compiled=False)
+    said = slow(115.0, fp8_compiled=False)
     assert "the FP8 arm was not compiled" in said
     assert "launch-bound" not in said
 
@@ -41,12 +51,18 @@ def test_without_a_profile_nothing_is_said_of_the_gpu():
     evidence = TimingEvidence([[100.0] * 12] * 2, [[STEP] * 12] * 2)
     said = check_speedup(evidence, floor=1.0, tolerance=0.02).message
     assert "launch-bound" not in said
-    assert "the GPU idles" not in said
+    assert "idle" not in said
 
 
 def undecided(fp8_ms, bf16_ms, fp8_busy, bf16_busy):
     """The message where blocks of these milliseconds, in turn, leave it open whether FP8 is faster."""
-    gpu = [{**BF16, "busy": busy} for busy in (bf16_busy, fp8_busy)]
+    spent, kinds = (bf16_busy - 18, 0.55 * (bf16_busy - 18)), ("bfloat16", FP8)
+    gpu = [
+        GpuStep({"attention": 10.0, name: time, "rest": busy - 10 - time, "busy": busy}, [product(kind, time)])
+        for name, busy, time, kind in zip(
+            ("other products", "fp8 products"), (bf16_busy, fp8_busy), spent, kinds, strict=True
+        )
+    ]
     evidence = TimingEvidence([bf16_ms * 4] * 2, [fp8_ms * 4] * 2, bf16_gpu=gpu[0], fp8_gpu=gpu[1])
     decision = check_speedup(evidence, floor=1.0, tolerance=0.02)
     assert decision.verdict is Verdict.INCONCLUSIVE, decision.message

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.pair import look_again
 from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, loss_looks
 from pytest_fp8.rules.loss import (

@@ -89,8 +89,10 @@ def test_a_case_that_became_faster_passes_and_asks_for_a_new_baseline(suite, mon
 def test_the_cases_that_are_gated_on_speed_share_the_sessions_false_alarms(suite, monkeypatch):
     asked = []
     install(monkeypatch, H200)
-    real = pytest_fp8.pair.check_speedup
-    monkeypatch.setattr("pytest_fp8.pair.check_speedup", lambda *a, **k: asked.append(k["cases"]) or real(*a, **k))
+    real = pytest_fp8.questions.speed.question.check_speedup
+    monkeypatch.setattr(
+        "pytest_fp8.questions.speed.question.check_speedup", lambda *a, **k: asked.append(k["cases"]) or real(*a, **k)
+    )
     suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup")
     assert set(asked) == {2}
     for chosen in ("test_speedup and rowwise", "test_layers or (test_speedup and rowwise)"):

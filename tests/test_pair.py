@@ -15,7 +15,8 @@ from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.pair import Fp8Pair, look_again
+from pytest_fp8.pair import Fp8Pair
+from pytest_fp8.questions.again import look_again
 from pytest_fp8.report.ledger import Ledger
 
 CASE = Case("1b", "torchao", "rowwise", floor=1.05)

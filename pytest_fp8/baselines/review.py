@@ -21,7 +21,11 @@ EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
 DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
 """Informational metrics: never better or worse, since they change with the host or the library."""
-TOGETHER = (("speedup", "bf16_ms", "fp8_ms"), ("loss_gap", "loss_twin_gap"), ("memory_ratio", "activation_ratio"))
+TOGETHER = (
+    ("speedup", "busy_speedup", "bf16_ms", "fp8_ms"),
+    ("loss_gap", "loss_twin_gap"),
+    ("memory_ratio", "activation_ratio"),
+)
 """Metrics of one measurement: where one of them is rewritten, so are the others."""
 
 

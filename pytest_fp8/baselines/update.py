@@ -107,10 +107,8 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
 
 def _launch_bound(entry: Entry) -> list[str]:
     """A note where the speedup that was stored depends on the host as much as on the GPU."""
-    from pytest_fp8.questions.speed.causes import launch_bound
-
     numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
-    waits = launch_bound(numbers["fp8_gpu_ms"], numbers["fp8_ms"]) if numbers else ""
+    waits = numbers.get("waits_for_host", "")
     if not waits:
         return []
     return [

@@ -129,7 +129,7 @@ def _compare(
     with_bf16: bool,
     workload: WorkloadReference | None,
 ) -> Comparison:
-    from pytest_fp8.pair import look_again
+    from pytest_fp8.questions.again import look_again
     from pytest_fp8.questions.speed.timing import BlockTimer
     from pytest_fp8.rules.speed import ratios_by_process
 

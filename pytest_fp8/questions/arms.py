@@ -74,5 +74,8 @@ class PairArms(TwoArms, Protocol):
     @property
     def fp8(self) -> Arm: ...
 
+    def answered(self, what: str) -> bool:
+        """Whether these two arms have evidence whose name begins so."""
+
     def folder(self, what: str) -> Path:
         """A folder for files of the reference, kept for the other cases that share it."""

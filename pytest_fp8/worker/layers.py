@@ -9,6 +9,7 @@ import torch
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.products import LayerCall, Product
+from pytest_fp8.worker.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.cpu_profile import ProductRecorder
 from pytest_fp8.worker.kernel_families import learn_families
 from pytest_fp8.worker.observe import Part, observe_forward
@@ -40,12 +41,13 @@ def layers(engine: Engine) -> dict[str, Any]:
         seen = profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
         products: list[Product] = seen["products"]
         families = learn_families(products)
-        attention, milliseconds = seen["attention"], seen["milliseconds"]
+        attention, milliseconds, waits = seen["attention"], seen["milliseconds"], seen["waits"]
     else:
         recorder = ProductRecorder()
         with recorder.watching(modules[name] for name in engine.originals):
             engine.step(batch, recorder.in_phase, note_bypassed)
         products, families, attention, milliseconds = recorder.products, None, {}, {}
+        waits = {}
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -68,7 +70,10 @@ def layers(engine: Engine) -> dict[str, Any]:
         "families": families,
         "attention": attention,
         "milliseconds": milliseconds,
+        "waits": waits,
         "recompute": engine.case.activation_checkpointing,
+        # Last: these steps train the model, and leave torch's generators elsewhere.
+        **(busy_steps(engine) if engine.device.type == "cuda" else NO_STEPS),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.te_products import TE_RANGE, te_product, watch_transformer_engine
 
 PHASE = "fp8 phase: "
+STEP = "fp8 step"
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+"""The runtime's calls that hold the host until the GPU is done; ``tensor.item()`` makes the first of them."""
+CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communication")
+"""What is told apart of a step's kernels; all others are the rest."""
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
@@ -31,7 +36,8 @@ def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
         watch_recomputation(lambda: torch.profiler.record_function(PHASE + RECOMPUTE)),
         torch.profiler.profile(activities=ACTIVITIES, record_shapes=True) as profiler,
     ):
-        step(lambda name: torch.profiler.record_function(PHASE + name))
+        with torch.profiler.record_function(STEP):
+            step(lambda name: torch.profiler.record_function(PHASE + name))
         torch.cuda.synchronize()
     return read_profile(plain_events(profiler))
 
@@ -75,7 +81,7 @@ def plain_events(profiler: Any) -> list[TraceEvent]:
 
 
 def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
-    """Products, attention kernels and kernel times (ms) of the profiled step.
+    """Products, attention kernels, kernel times (ms) of the profiled step, and its waits for the GPU.
 
     Products of an evaluation inside the step are listed with that phase; its kernel times are left out, as they are
     from the timed blocks. A kernel belongs to the host range in which it was launched: the CUDA launch call with the
@@ -89,12 +95,15 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     products: list[Product] = []
     attention: dict[str, set[str]] = {}
     inside: dict[int, int] = {}
-    spent = dict.fromkeys(("fp8 products", "other products", "attention"), 0)
+    spent = dict.fromkeys(CLASSES, 0)
+    counted: set[int] = set()
 
     evaluated = {id(kernel) for e in host if e.name == PHASE + EVALUATION for kernel in kernels_of(e)}
 
     def add(what: str, launched: list[TraceEvent]) -> None:
-        spent[what] += sum(kernel.end - kernel.start for kernel in launched if id(kernel) not in evaluated)
+        mine = [kernel for kernel in launched if id(kernel) not in evaluated and id(kernel) not in counted]
+        counted.update(map(id, mine))
+        spent[what] += sum(kernel.end - kernel.start for kernel in mine)
 
     for event in host:
         if event.start < inside.get(event.thread, 0):
@@ -112,7 +121,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             inside[event.thread] = event.end
             product = te_product(phase, event.name, longest(kernels_of(event)))
             add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
-            products.append(product)
+            products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
         elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event):
             inside[event.thread] = event.end
             one, two = OPERANDS[operator]
@@ -120,12 +129,29 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
             left_shape, right_shape = tuple(event.shapes[one]), tuple(event.shapes[two])
             add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
-            products.append(product_of(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event))))
+            product = product_of(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event)))
+            products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
+    add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
+    add("communication", [event for event in events if event.gpu and event.name.startswith("nccl")])
     return {
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
         "milliseconds": kernel_times(spent, [event for event in events if event.gpu and id(event) not in evaluated]),
+        "waits": waits_of(host),
     }
+
+
+def waits_of(host: list[TraceEvent]) -> dict[str, int]:
+    """How often the host waited for the GPU inside the step, by the CUDA call; outside its evaluations."""
+    inside = [(event.start, event.end) for event in host if event.name == STEP]
+    evaluations = [(event.start, event.end) for event in host if event.name == PHASE + EVALUATION]
+    counts: dict[str, int] = {}
+    for event in host:
+        if event.name not in WAITS or any(a <= event.start < b for a, b in evaluations):
+            continue
+        if any(a <= event.start < b for a, b in inside):
+            counts[event.name] = counts.get(event.name, 0) + 1
+    return counts
 
 
 def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
@@ -149,13 +175,19 @@ def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
 def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, float]:
     """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel; a step that takes
     longer waits for the host."""
+    busy = busy_time(kernels)
+    total = sum(kernel.end - kernel.start for kernel in kernels)
+    times = {**spent, "rest": total - sum(spent.values()), "busy": busy}
+    return {name: nanoseconds / 1e6 for name, nanoseconds in times.items()}
+
+
+def busy_time(kernels: list[TraceEvent]) -> int:
+    """Nanoseconds in which any of the kernels ran."""
     busy, reached = 0, 0
     for kernel in sorted(kernels, key=lambda k: k.start):
         busy += max(0, kernel.end - max(kernel.start, reached))
         reached = max(reached, kernel.end)
-    total = sum(kernel.end - kernel.start for kernel in kernels)
-    times = {**spent, "rest": total - sum(spent.values()), "busy": busy}
-    return {name: nanoseconds / 1e6 for name, nanoseconds in times.items()}
+    return busy
 
 
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
@@ -182,6 +214,10 @@ def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[Tra
     """Each host range whose name begins with ``prefix``, with the kernels it launched."""
     kernels_of = kernel_finder(events)
     return [(event, kernels_of(event)) for event in events if not event.gpu and event.name.startswith(prefix)]
+
+
+def total_ms(launched: list[TraceEvent]) -> float:
+    return sum(kernel.end - kernel.start for kernel in launched) / 1e6
 
 
 def longest(launched: list[TraceEvent]) -> str:

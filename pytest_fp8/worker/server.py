@@ -13,6 +13,7 @@ from pytest_fp8.case import OWN_STORE
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoints, memory, own_checkpoints
+from pytest_fp8.worker.busy import busy_steps
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.layers import layers
@@ -33,6 +34,7 @@ class ArmServer:
             "layers": self.layers,
             "curve": self.engine.curve,
             "blocks": self.blocks,
+            "busy": self.busy,
             "memory": self.memory,
             "park": self.engine.park,
             "save": self.save,
@@ -84,9 +86,14 @@ class ArmServer:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
 
-    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
-        """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count."""
+    def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
+        """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count; and
+        how often code was compiled in these blocks."""
         return timed_blocks(self.engine.step, self.engine.timing_batches, count, steps, dropped)
+
+    def busy(self) -> dict[str, list[float]]:
+        """How long the GPU works in each of several steps. On a GPU only."""
+        return busy_steps(self.engine)
 
     def memory(self) -> dict[str, Any]:
         """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
@@ -16,8 +17,9 @@ from pytest_fp8.zoo.training import Phase
 
 def timed_blocks(
     step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
-) -> list[float]:
-    """Milliseconds per step of ``count`` blocks of ``steps`` steps each, by CUDA events.
+) -> dict[str, Any]:
+    """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
+    often torch.compile compiled code in them.
 
     ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
     Python's garbage collector is off meanwhile: its full passes come every few steps and would count as one arm's time.
@@ -27,9 +29,16 @@ def timed_blocks(
     try:
         for index in range(dropped):
             step(batches[-1 - index], nullcontext)
-        return _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        before = compiled_frames()
+        milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        return {"milliseconds": milliseconds, "compilations": compiled_frames() - before}
     finally:
         gc.enable()
+
+
+def compiled_frames() -> int:
+    """How many functions torch.compile has compiled in this process, each anew for every recompilation."""
+    return int(torch._dynamo.utils.counters["frames"]["total"])
 
 
 def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:

@@ -153,7 +153,9 @@ class FakeProcess:
                 phase, inner, outer = call.expected(role, RECOMPUTE)
                 on = call.fp8 and (FPROP if role == RECOMPUTE else role) in roles
                 kernel = "nvjet_sm90_qqtst_64x8_1" if on else "nvjet_sm90_tst_64x8_1"
-                products.append(Product(phase, inner, outer, FP8 if on else "bfloat16", "mm", kernel))
+                time = (0.03 if on else 0.06) * (self.world.busy or 0.0)
+                kind = FP8 if on else "bfloat16"
+                products.append(Product(phase, inner, outer, kind, "mm", kernel, milliseconds=time))
         converted = [c.name for c in calls if c.fp8]
         return {
             "originals": {name: list(sizes) for name, sizes in SIZES.items()},
@@ -165,7 +167,10 @@ class FakeProcess:
             "products": to_plain(products),
             "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
             "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
-            "milliseconds": self._milliseconds(),
+            "milliseconds": self._milliseconds(products),
+            "step_ms": [],
+            "busy_ms": [],
+            "waits": {},
             "recompute": case.activation_checkpointing,
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
             "in_eval": [],
@@ -178,11 +183,16 @@ class FakeProcess:
             "switches": {"asked": "", "accelerate": ""},
         }
 
-    def _milliseconds(self) -> dict[str, float]:
+    def _milliseconds(self, products: list[Product]) -> dict[str, float]:
         if self.world.busy is None:
             return {}
-        products = {"fp8 products": 10.0, "other products": 10.0, "attention": 5.0}
-        return {**products, "rest": self.world.busy - 25, "busy": self.world.busy}
+        fp8 = sum(product.milliseconds for product in products if product.kind == FP8)
+        classes = {
+            "fp8 products": fp8,
+            "other products": sum(p.milliseconds for p in products) - fp8,
+            "attention": 0.1 * self.world.busy,
+        }
+        return {**classes, "rest": self.world.busy - sum(classes.values()), "busy": self.world.busy}
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0, **_: Any) -> dict[str, Any]:
         offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter)
@@ -205,10 +215,11 @@ class FakeProcess:
         losses = self.curve(seed, steps, first_step=first_step)["losses"]
         return {**to_plain(NOT_RESUMED), "losses": losses}
 
-    def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
+    def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
         base *= 1 + self.world.slower.get((self.side, "fp8" if self.is_fp8 else "bf16"), 0.0)
-        return [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
+        times = [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
+        return {"milliseconds": times, "compilations": 0}
 
     def memory(self) -> dict[str, Any]:
         peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30

@@ -41,8 +41,14 @@ class LayersEvidence:
     recompute: bool = False
     """Whether the case asks for activation checkpointing."""
     milliseconds: Mapping[str, float] = field(default_factory=dict)
-    """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``rest``, and ``busy`` in all. Empty
-    on a CPU."""
+    """GPU time of one step: ``fp8 products``, ``other products``, ``attention``, ``optimizer`` (without its products),
+    ``communication``, ``rest``, and ``busy`` in all. Empty on a CPU."""
+    step_ms: Sequence[float] = ()
+    """Milliseconds of each of several steps in a row, with the kernels alone profiled. Empty on a CPU."""
+    busy_ms: Sequence[float] = ()
+    """Milliseconds of each of these steps in which the GPU ran any kernel."""
+    waits: Mapping[str, int] = field(default_factory=dict)
+    """CUDA call by which the host waited for the GPU inside one step -> how often."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Name -> module path and class of the live module."""
     in_eval: Sequence[str] = ()

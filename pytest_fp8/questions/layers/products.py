@@ -47,6 +47,8 @@ class Product:
     """The GPU kernel that ran it; empty on a CPU."""
     batch: int = 1
     """Products in one call, for batched operators."""
+    milliseconds: float = 0.0
+    """GPU time of the kernels that the call launched; 0 on a CPU."""
 
     @property
     def flops(self) -> int:

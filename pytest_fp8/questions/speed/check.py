@@ -10,8 +10,10 @@ import numpy as np
 
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.speed.causes import why_slow, why_slower, why_undecided
-from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.account import Account, account_of, launch_bound_arms
+from pytest_fp8.questions.speed.causes import launch_bound, why_slow, why_slower, why_undecided
+from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
+from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.speed import GATED_CASES, Process, Speedup, center, decide_speedup, ratios_by_process
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -31,32 +33,72 @@ def check_speedup(
     baseline_reference_ms: Sequence[float] = (),
     baseline_file: str = "",
     cases: int = GATED_CASES,
+    busy_baseline: Sequence[Process] = (),
+    other_work: Finding | None = None,
 ) -> Decision:
     """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
 
     ``baseline``: log ratios per process, of each block or their median; ``baseline_reference_ms``: BF16's step times
     stored with it. ``cases``: how many cases of this session are gated on speed; they share its false alarms.
+    ``busy_baseline``: log ratios of busy time, where the baseline has them. ``other_work``: what else says that the
+    arms do not do the same work.
+
+    Where an arm waits for its host, busy time is asked in place of step time: the host hardly changes it. A baseline
+    without busy times is asked for step time all the same.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
     numbers = numbers_of(evidence, result, baseline)
-    found = disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
+    account = account_of(evidence.bf16_gpu, evidence.fp8_gpu, numbers["bf16_ms"], numbers["fp8_ms"])
+    waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
+    on_busy = bool(waiting and busy and (busy_baseline or not baseline))
+    if on_busy:
+        baseline = busy_baseline if baseline else ()
+        result = decide_speedup(busy, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
+    numbers |= {
+        "gated_on": "busy time" if on_busy else "step time",
+        "gated_speedup": result.ratio,
+        "change": None if result.change is None else math.expm1(result.change),
+        "waits_for_host": launch_bound(account.fp8) if account is not None else "",
+        "account": account.numbers() if account is not None else None,
+    }
+    line = account.line() if account is not None else ""
+    found = (
+        disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
+        or other_work
+        or not_fp8s_own(account, evidence, result.interval[0], on_busy)
+    )
     if found is None:
-        low, high = result.interval
-        seen = (
-            f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
-            f"FP8 {numbers['fp8_ms']:.2f} ms a step; {len(processes)} process(es) of {len(processes[0])} blocks"
-        )
+        seen = _seen(result, numbers, account if on_busy else None)
+        seen += f"; {len(processes)} process(es) of {len(processes[0])} blocks"
         if result.change is not None:
             seen += f"; {_change(result)} against the baseline"
         against = _against(floor, tolerance, baseline)
-        found = _explain(evidence, result, numbers["fp8_ms"], seen, against, baseline_file)
+        found = _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
+    if line:
+        where = "headline" if verdict is Verdict.PASS else "seen"
+        lines = {**lines, where: f"{lines[where]}; {line}"}
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
+def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
+    """``busy``: the account, where busy time is asked."""
+    low, high = result.interval
+    if busy is None:
+        return (
+            f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
+            f"FP8 {numbers['fp8_ms']:.2f} ms a step"
+        )
+    return (
+        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, since {' and '.join(launch_bound_arms(busy))} "
+        f"waits for the host: the GPU works {busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and "
+        f"{busy.fp8.busy:.2f} ms of FP8's {busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
+    )
+
+
 def _explain(
-    evidence: TimingEvidence, result: Speedup, fp8_ms: float, seen: str, against: str, baseline_file: str
+    evidence: TimingEvidence, result: Speedup, account: Account | None, seen: str, against: str, baseline_file: str
 ) -> Finding:
     """The rule's verdict with its lines. ``against``: the bounds in words."""
     lines = {"expected": against, "seen": seen}
@@ -80,10 +122,10 @@ def _explain(
         }
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         headline = "FP8 lost speed against BF16 since the baseline"
-        return Verdict.FAIL, {**lines, "headline": headline, **why_slower(evidence, fp8_ms)}
+        return Verdict.FAIL, {**lines, "headline": headline, **why_slower(account)}
     if result.verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
-        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(evidence, fp8_ms)}
+        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
     headline = f"the blocks do not decide against the {result.reason}"
     return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence)}
 
@@ -91,7 +133,6 @@ def _explain(
 def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Process]) -> dict[str, Any]:
     """The decision's numbers: ratios, milliseconds a step (medians over all blocks), MHz."""
     low, high = result.interval
-    change = None if result.change is None else math.expm1(result.change)
     return {
         "speedup": result.ratio,
         "low": low,
@@ -100,10 +141,9 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Pro
         "fp8_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.fp8]))),
         "processes": len(evidence.fp8),
         "baseline": math.exp(center(baseline)) if baseline else None,
-        "change": change,
         "clocks_mhz": list(evidence.clocks),
-        "bf16_gpu_ms": dict(evidence.bf16_gpu),
-        "fp8_gpu_ms": dict(evidence.fp8_gpu),
+        "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
+        "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),
     }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import median
 
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+from pytest_fp8.questions.speed.account import GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
@@ -30,9 +34,14 @@ class TimingEvidence:
     """Version of the cuDNN library that the arm's torch uses; ``None`` where it has none."""
     fp8_cudnn: int | None = None
     fp8_compiled: bool = True
-    bf16_gpu: Mapping[str, float] = field(default_factory=dict)
-    """GPU milliseconds of one profiled step by kind of kernel: ``LayersEvidence.milliseconds``."""
-    fp8_gpu: Mapping[str, float] = field(default_factory=dict)
+    bf16_gpu: GpuStep = field(default_factory=GpuStep)
+    """The arm's profiled step; empty where none was."""
+    fp8_gpu: GpuStep = field(default_factory=GpuStep)
+    bf16_busy: Sequence[Sequence[float]] = ()
+    """Milliseconds a step in which the GPU works, of several steps of each process; of arms that wait for the host."""
+    fp8_busy: Sequence[Sequence[float]] = ()
+    compilations: Mapping[str, int] = field(default_factory=dict)
+    """Arm -> how often its code was compiled inside timed blocks."""
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
@@ -52,8 +61,11 @@ def timing_for_baseline(arms: PairArms, timer: BlockTimer, processes: int) -> Ti
 
 
 def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
-    timer.measure(processes, blocks)
-    fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+    for count in range(1, processes + 1):
+        timer.measure(count, blocks)
+        # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
+        fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+        _take_busy(arms, timer, gpu_step(bf16), gpu_step(fp8))
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],
         fp8=[list(x) for x in timer.other],
@@ -65,6 +77,35 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         bf16_cudnn=arms.bf16.facts["cudnn"],
         fp8_cudnn=arms.fp8.facts["cudnn"],
         fp8_compiled=arms.fp8.facts["compiled"],
-        bf16_gpu=bf16.milliseconds,
-        fp8_gpu=fp8.milliseconds,
+        bf16_gpu=gpu_step(bf16),
+        fp8_gpu=gpu_step(fp8),
+        bf16_busy=[bf16 for bf16, _ in timer.busy],
+        fp8_busy=[fp8 for _, fp8 in timer.busy],
+        compilations=dict(timer.compilations),
     )
+
+
+def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
+    """Busy times of the processes that were timed last, where a step waits for its host. Those of the first are the
+    profile's; arms that take turns would have to be built again for more."""
+    taken = len(timer.busy)
+    if taken >= len(timer.other) or (taken and arms.takes_turns):
+        return
+    bf16_ms, fp8_ms = (median(chain.from_iterable(times)) for times in (timer.reference, timer.other))
+    if not launch_bound_arms(account_of(bf16, fp8, bf16_ms, fp8_ms)):
+        return
+    if taken:
+        slow, fast = (arm.request("busy")["busy_ms"] for arm in (arms.reference, arms.other))
+        timer.busy.append((slow, fast))
+    elif bf16.busy_ms and fp8.busy_ms:
+        timer.busy.append((bf16.busy_ms, fp8.busy_ms))
+
+
+def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:
+    """Log ratios of busy time, BF16's over FP8's, of each process that was asked for it."""
+    pairs = zip(evidence.bf16_busy, evidence.fp8_busy, strict=True)
+    return [
+        [math.log(slow) - math.log(fast) for slow, fast in zip(bf16, fp8, strict=False)]
+        for bf16, fp8 in pairs
+        if bf16 and fp8
+    ]

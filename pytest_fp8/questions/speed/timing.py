@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.arms import Arm, TwoArms
+from pytest_fp8.rules.statistics import sample_sd
 
 BLOCK_MS = 250.0
 """A block lasts at least this long: a pause of the host or a dip of the clocks is then a small part of it."""
+UNSTEADY = 0.02
+"""How far the second block of a turn may lie from its first, over all turns of an arm and beyond three standard errors.
+In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
+turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
+SETTLING_MS = 1500.0
+"""Dropped from the start of each turn of arms that are not steady. In 60 s of 8B on an H200, from a rest of three
+seconds on, the step time was within 1 % of its last half's after 0.8 s in BF16 and after 0.5 s in FP8."""
+LONG_BLOCK_MS = 500.0
+"""A block of such arms: a turn then lasts two and a half seconds."""
+
+
+@dataclass
+class Turns:
+    """How long each arm's turn is; the same for all cases of one reference."""
+
+    steps: int
+    """Training steps in a block."""
+    settling: int = 0
+    """Steps that are dropped at the start of each turn until the times are steady; 0 where they are from the start."""
 
 
 class BlockTimer:
@@ -20,6 +43,11 @@ class BlockTimer:
         self.reference: list[list[float]] = []
         """Milliseconds per step of each block, in the order taken; one list per fresh process."""
         self.other: list[list[float]] = []
+        self.busy: list[tuple[Sequence[float], Sequence[float]]] = []
+        """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
+        process that was asked."""
+        self.compilations: dict[str, int] = {}
+        """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
         """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after
         each of the three turns."""
@@ -29,9 +57,28 @@ class BlockTimer:
         while len(self.other) < processes:
             if self.other:
                 self.arms.renew()
-            reference, other = self._in_turns(blocks) if self.arms.takes_turns else self._alternating(blocks)
+            reference, other = self._taken(blocks)
             self.reference.append(reference)
             self.other.append(other)
+
+    def _taken(self, blocks: int) -> tuple[list[float], list[float]]:
+        """The blocks of one pair of processes. Those of the first pair show whether turns must be longer; then they are
+        taken again."""
+        if self.arms.takes_turns:
+            self._lengthen()
+            return self._in_turns(blocks)
+        reference, other = self._alternating(blocks)
+        turns = self._turns()
+        if self.other or turns.settling or not (unsteady(reference[1:]) or unsteady(other)):
+            return reference, other
+        self._lengthen()
+        return self._alternating(blocks)
+
+    def _lengthen(self) -> None:
+        turns, step = self._turns(), self._step_ms()
+        if not turns.settling:
+            turns.settling = math.ceil(SETTLING_MS / step)
+            turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
@@ -49,7 +96,7 @@ class BlockTimer:
         # Arms that both fit the GPU keep their memory between turns, so that no turn begins by growing it anew.
         for arm in (arms.other, arms.reference):
             # The first steps after other questions are not like the later ones.
-            self._run(arm, 3)
+            self._run(arm, 3, counts=False)
         reference: list[float] = self._run(arms.reference, 1)
         other: list[float] = []
         for block in range(blocks):
@@ -60,12 +107,16 @@ class BlockTimer:
             arm.request("park")
         return reference, other
 
-    def _run(self, arm: Arm, count: int) -> list[float]:
+    def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.
         steps, tight = self.steps_per_block(), self.arms.tight
-        times: list[float] = arm.request("blocks", count=count, steps=steps, dropped=dropped_steps(tight))
+        found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped(tight))
         if tight:
             arm.request("park")
+        if counts:
+            name = "reference" if arm is self.arms.reference else "FP8"
+            self.compilations[name] = self.compilations.get(name, 0) + found["compilations"]
+        times: list[float] = found["milliseconds"]
         return times
 
     def _look_around(self) -> None:
@@ -76,12 +127,22 @@ class BlockTimer:
 
     def steps_per_block(self) -> int:
         """Training steps in one block of either arm."""
-        return self.arms.shared("block steps", self._choose_steps)
+        return self._turns().steps
 
-    def _choose_steps(self) -> int:
-        one: list[float] = self.arms.reference.request("blocks", count=1, steps=3, dropped=1)
+    def _turns(self) -> Turns:
+        return self.arms.shared("turns", lambda: Turns(max(1, math.ceil(BLOCK_MS / (0.75 * self._step_ms())))))
+
+    def _step_ms(self) -> float:
+        """Milliseconds of a step of the reference, roughly."""
+        return self.arms.shared("rough step", self._rough_step)
+
+    def _rough_step(self) -> float:
+        one = self.arms.reference.request("blocks", count=1, steps=3, dropped=1)
         self.arms.reference.request("park")
-        return max(1, math.ceil(BLOCK_MS / (0.75 * one[0])))
+        return float(one["milliseconds"][0])
+
+    def _dropped(self, tight: bool) -> int:
+        return max(dropped_steps(tight), self._turns().settling)
 
     # -- what was seen beside the times ---------------------------------------------------------------------------
 
@@ -104,7 +165,7 @@ class BlockTimer:
         """How the blocks were taken: plain data."""
         return {
             "steps_per_block": self.steps_per_block(),
-            "dropped_steps": dropped_steps(self.arms.tight),
+            "dropped_steps": self._dropped(self.arms.tight),
             "order": "turns" if self.arms.takes_turns else "abba",
         }
 
@@ -117,6 +178,16 @@ class BlockTimer:
             "throttles": self.throttles,
             "strangers": len(self.strangers),
         }
+
+
+def unsteady(times: Sequence[float]) -> bool:
+    """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order; a last
+    single one is left out."""
+    drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
+    if len(drifts) < 3:
+        return False
+    error = sample_sd(drifts) / math.sqrt(len(drifts))
+    return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)
 
 
 def dropped_steps(tight: bool) -> int:

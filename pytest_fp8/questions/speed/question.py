@@ -1,0 +1,91 @@
+"""Asks for the speed: times both arms, judges, looks again while undecided; gives the rows that a baseline stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from pytest_fp8.questions.again import look_again
+from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.questions.speed.bounds import SpeedBounds
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import (
+    TimingEvidence,
+    busy_ratios,
+    timing_for_baseline,
+    timing_looks,
+    timing_of,
+)
+from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.rules.speed import ratios_by_process
+from pytest_fp8.verdicts import Decision
+
+Row = tuple[str, str, str, float, list[Any]]
+"""A metric that was measured: name, unit, direction, tolerance, values."""
+
+
+@dataclass
+class SpeedQuestion:
+    """The speed of one pair of arms, which is measured once for all that is asked of it."""
+
+    arms: PairArms
+    stored: Callable[[str], list[Any]]
+    """The values of a metric in the baseline; empty where there is none."""
+    baseline_file: str
+    gated_cases: int
+    processes: int | None = None
+    """Fresh pairs of processes to measure for a new baseline; ``None`` where the stored one is asked."""
+
+    def __post_init__(self) -> None:
+        self.timer = BlockTimer(self.arms)
+
+    def first_timing(self) -> TimingEvidence:
+        """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
+        if self.processes is not None:
+            return timing_for_baseline(self.arms, self.timer, self.processes)
+        return self.timing(0)
+
+    def timing(self, look: int) -> TimingEvidence:
+        """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`. Raises ``ArmError``."""
+        return timing_of(self.arms, self.timer, look)
+
+    def decide(self, bounds: SpeedBounds) -> tuple[Decision, list[Row]]:
+        """The decision, and what a baseline stores of it. Raises ``ArmError``."""
+        profiled = any(self.arms.answered(what) for what in ("layers", "loss", "ledger", "numerics"))
+        if profiled and not self.arms.answered("timing"):
+            # A test that was marked for another question has had the arms profiled.
+            self.arms.renew()
+        against = bounds.against_baseline and self.processes is None
+        evidence, decision = look_again(self._looks(), lambda evidence: self._judge(evidence, bounds.floor, against))
+        return decision, self._rows(evidence)
+
+    def _looks(self) -> Iterator[TimingEvidence] | Iterable[TimingEvidence]:
+        return [self.first_timing()] if self.processes is not None else timing_looks(self.arms, self.timer)
+
+    def _judge(self, evidence: TimingEvidence, floor: float | None, against_baseline: bool) -> Decision:
+        stored = self.stored("speedup") if against_baseline else []
+        return check_speedup(
+            evidence,
+            floor=floor,
+            tolerance=self.arms.case.tolerance,
+            baseline=stored,
+            baseline_reference_ms=self.stored("bf16_ms") if stored else (),
+            baseline_file=self.baseline_file,
+            cases=self.gated_cases,
+            busy_baseline=self.stored("busy_speedup") if against_baseline else (),
+        )
+
+    def _rows(self, evidence: TimingEvidence) -> list[Row]:
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
+        tolerance = self.arms.case.tolerance
+        # Busy time is asked of every process where a step waits for its host, and of none elsewhere.
+        whole = len(busy) == len(ratios)
+        on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if whole else []
+        return [
+            *on_busy,
+            ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
+            ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
+            ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),
+        ]
