@@ -20,6 +20,8 @@ from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
+from pytest_fp8.questions.ledger.compare import unless_unlike
+from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
@@ -83,6 +85,10 @@ class Fp8Pair:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
         return self._speed_question.timing(look)
 
+    def ledgers(self) -> TwoLedgers:
+        """What both arms did in one instrumented step besides FP8."""
+        return ledgers_of(self._arms, self.case.backend)
+
     def memory_evidence(self) -> MemoryEvidence:
         return memory_of(self._arms)
 
@@ -94,7 +100,7 @@ class Fp8Pair:
     def layers(self) -> Decision:
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
         counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
-        decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts)
+        decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts, self.ledgers())
         self._measured("fp8_share", "share of GEMM FLOPs", "higher", 0.0, [decision.numbers["fp8_share"]])
         for name, count in counted(decision.numbers).items():
             self._measured(name, COUNTED[name], "higher", 0.0, [count])
@@ -107,7 +113,7 @@ class Fp8Pair:
         own = decision.numbers["twin_gaps"] or self._stored("loss_twin_gap")
         self._measured("loss_gap", "nats", "lower", decision.numbers["margin"], decision.numbers["gaps"])
         self._measured("loss_twin_gap", "nats", "two-sided", decision.numbers["margin"], own)
-        return self._note(decision)
+        return self._note(unless_unlike(decision, self.ledgers()))
 
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
@@ -127,6 +133,7 @@ class Fp8Pair:
             return self._note(self._cannot("memory"))
         stored = [] if self._settings.update else self._stored("memory_ratio")
         decision = self._stored_now(check_memory(self.memory_evidence(), stored))
+        decision = unless_unlike(decision, self.ledgers())
         self._measured(
             "memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]]
         )
@@ -189,7 +196,7 @@ class Fp8Pair:
         self._ledger.timed(self._row, self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
-        return self._note(self._stored_now(decision), bounds.question)
+        return self._note(unless_unlike(self._stored_now(decision), self.ledgers()), bounds.question)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""

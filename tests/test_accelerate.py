@@ -180,10 +180,15 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
 
 
 def test_an_unfrozen_head_is_seen_under_its_own_name():
-    from pytest_fp8.worker.fused_params import trainable
+    from pytest_fp8.worker.ledger_weights import weights_of
 
     model = blocks().requires_grad_(False)
-    assert trainable(model)["lm_head.weight"] is trainable(model)["embed.weight"] is False
+    tied = weights_of(model, {})
+    assert not tied["lm_head.weight"].trained
+    assert tied["lm_head.weight"].same_as == "embed.weight"
     model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
-    assert trainable(model)["lm_head.weight"] is True
-    assert trainable(model)["embed.weight"] is False
+    untied = weights_of(model, {})
+    assert untied["lm_head.weight"].trained
+    assert not untied["embed.weight"].trained
+    assert untied["lm_head.weight"].same_as == ""
+    assert untied["lm_head.weight"].digest == untied["embed.weight"].digest

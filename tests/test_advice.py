@@ -1,10 +1,13 @@
 """What a layers message tells a user to do fits why nothing was converted, or why a layer was never called."""
 
+from dataclasses import replace
+
 import pytest
 
-from helpers.evidence import CASE, SIZES, layers_evidence, verdict_of
+from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
 
 SIZE = "size: in_features=10 is not a multiple of 16"
 HEAD = "head: output projections stay in high precision"
@@ -48,24 +51,25 @@ def test_a_model_without_a_linear_is_told_so():
     assert "multiples of 16" not in decision.message
 
 
-def never_called(*names):
-    sizes = dict.fromkeys(["q", *names], (64, 64))
-    made = layers_evidence()
-    calls = [call for call in made.calls if call.name == "q"]
-    return layers_evidence(
-        originals=sizes, converted=list(sizes), skipped={}, live_fp8=list(sizes), calls=calls, bypassed=list(names)
-    )
+def never_called(*names, reference=False):
+    """Ledgers of arms whose converted layers ``names`` are not called, but by the reference where it says so."""
+    fp8 = arm_ledger(fp8_layers=["q", "up", *names])
+    calls = [replace(fp8.calls[1], module=name) for name in names] if reference else []
+    return TwoLedgers(arm_ledger(calls=[*fp8.calls, *calls]), fp8, "torchao")
 
 
-def test_torchs_attention_is_named_where_its_output_projection_was_never_called():
-    decision = check_layers(CASE, never_called("blocks.0.attn.out_proj", "blocks.1.attn.out_proj"))
-    verdict_of(decision, Verdict.FAIL, "nn.MultiheadAttention", "Workload(leave=('*.out_proj',))")
-    assert "call the layer itself" not in decision.message
-
-
-def test_other_layers_that_were_never_called_are_told_to_be():
-    decision = check_layers(CASE, never_called("up"))
-    verdict_of(decision, Verdict.FAIL, "call the layer itself")
+def test_a_converted_layer_that_neither_arm_calls_is_named_in_a_pass():
+    decision = check_layers(CASE, layers_evidence(), ledgers=never_called("up2"))
+    verdict_of(decision, Verdict.PASS, "1 converted layer is never called in either arm: up2")
     assert "MultiheadAttention" not in decision.message
-    both = check_layers(CASE, never_called("up", "attn.out_proj"))
-    verdict_of(both, Verdict.FAIL, "call the layer itself", "for out_proj, where that is torch's: Workload(leave=('*.")
+
+
+def test_torchs_attention_is_named_where_its_output_projection_is_never_called():
+    ledgers = never_called("blocks.0.attn.out_proj", "blocks.1.attn.out_proj")
+    decision = check_layers(CASE, layers_evidence(), ledgers=ledgers)
+    verdict_of(decision, Verdict.PASS, "2 converted layers are never called", "nn.MultiheadAttention")
+
+
+def test_a_converted_layer_that_the_reference_calls_must_be_called():
+    decision = check_layers(CASE, layers_evidence(), ledgers=never_called("up2", reference=True))
+    verdict_of(decision, Verdict.FAIL, "never called: up2", "call the layer itself")

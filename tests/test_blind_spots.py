@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, batch, build, judge, loop, serve
+from helpers.loops import CASE, batch, build, judge, judge_both, loop, serve
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.zoo import adapters
 
@@ -36,11 +36,11 @@ def squares(model, x):
     return (model(x) - x).float().pow(2).mean()
 
 
-def test_a_frozen_layer_whose_weight_is_used_without_a_call_is_named():
-    decision = judge(serve(build=frozen_bypass, loss=squares))
-    assert decision.verdict is Verdict.FAIL, decision.message
-    assert "never called" in decision.headline
-    assert "middle" in decision.seen
+def test_a_layer_whose_weight_is_used_without_a_call_is_named_and_its_products_are_counted():
+    decision = judge_both(build=frozen_bypass, loss=squares)
+    assert decision.verdict is Verdict.PASS, decision.message
+    assert "1 converted layer is never called in either arm: middle" in decision.message
+    assert decision.numbers["fp8_share"] < 0.7, "its products run in high precision"
 
 
 def test_a_layer_may_stay_unused_where_no_product_has_its_size():

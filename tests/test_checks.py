@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import CASE, SIZES, curves, layers_evidence, loaded, saved, verdict_of
+from helpers.evidence import CASE, SIZES, arm_ledger, curves, layers_evidence, loaded, saved, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.plain import PlainDataError, from_plain, to_plain
 from pytest_fp8.questions.layers.check import check_layers, counted
@@ -35,7 +35,6 @@ def test_layers_healthy():
         ({"live_fp8": ["q"]}, "not FP8: up"),
         ({"live_fp8": ["q", "up", "lm_head"]}, "lm_head left alone (head)"),
         ({"skipped": {}}, "neither converted nor left with a reason"),
-        ({"unfrozen": ["q.weight"]}, "requires_grad: q.weight"),
         ({"dropped_behaviour": {"q": "a forward hook"}}, "q: a forward hook"),
         ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
         ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),
@@ -294,7 +293,8 @@ def test_an_optimizer_that_has_none_of_the_weights_fails():
     ("record", "key"),
     [
         (layers_evidence(), "dropped_behaviour"),
-        (layers_evidence(), "bypassed"),
+        (layers_evidence(), "foreign"),
+        (arm_ledger(), "waits"),
         (curves()[0], "trained"),
         (saved(), "untied"),
         (loaded(), "digests"),

@@ -38,8 +38,6 @@ class Conversion:
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
     untied: dict[str, str] = field(default_factory=dict)
     """Weight that was tied to another before the conversion and no longer is -> that other weight."""
-    unfrozen: list[str] = field(default_factory=list)
-    """Weights that were frozen before the conversion and take gradients after it."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion (a hook, its own forward) and does no
     longer."""

@@ -27,7 +27,7 @@ from pytest_fp8.worker.curves import curve
 from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
-from pytest_fp8.worker.fused_params import trainable
+from pytest_fp8.worker.ledger_weights import weights_of
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.seed_weights import copy_model, copy_values
@@ -96,11 +96,10 @@ class Engine:
         self._renews_optimizer = own is not None and prepared.optimizer is None
 
     def _observed_conversion(self) -> Conversion:
-        """Convert the model. What that did besides, to frozen weights and to layers, is told from before and after."""
-        before, behaviour = trainable(self.model), with_behaviour(self.model)
+        """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
+        before, behaviour = weights_of(self.model), with_behaviour(self.model)
         conversion: Conversion = self.fault_points.convert(self, self._convert)
-        after = trainable(self.model)
-        conversion.unfrozen = [name for name in after if after[name] and not before.get(name, True)]
+        self.weights = before, weights_of(self.model, self.fused_params)
         conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
         return conversion
 

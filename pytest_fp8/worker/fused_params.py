@@ -53,11 +53,6 @@ def _parts(name: str, fused: FusedParams) -> Sequence[tuple[str, slice | None]]:
     return fused.get(name, ((name, None),))
 
 
-def trainable(model: torch.nn.Module) -> dict[str, bool]:
-    """Whether each parameter takes gradients, under each of its names where it is tied."""
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
 def trained(model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> list[str]:
     """Plain names of the parameters that the optimizer steps; a tied parameter counts under each of its names."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.layers.products import LayerCall, Product
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.worker.busy import NO_STEPS, busy_steps
-from pytest_fp8.worker.cpu_profile import ProductRecorder
+from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.kernel_families import learn_families
+from pytest_fp8.worker.ledger import ledger_of
+from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.observe import Part, observe_forward
 from pytest_fp8.worker.profile import profile_step
 from pytest_fp8.worker.step import muted
@@ -30,24 +34,20 @@ def layers(engine: Engine) -> dict[str, Any]:
     batch = engine.timing_batch(0)
     engine.park()
     history = _amax_histories(engine)
-    bypassed: set[str] = set()
-
-    def note_bypassed() -> None:
-        called = {call.name for call in calls}
-        uncalled = [name for name in engine.conversion.converted if name not in called]
-        bypassed.update(n for n in uncalled if any(p.grad is not None for p in modules[n].parameters()))
-
     if engine.device.type == "cuda":
-        seen = profile_step(lambda phase: engine.step(batch, phase, note_bypassed))
+        seen = profile_step(lambda phase: engine.step(batch, phase))
         products: list[Product] = seen["products"]
         families = learn_families(products)
         attention, milliseconds, waits = seen["attention"], seen["milliseconds"], seen["waits"]
     else:
-        recorder = ProductRecorder()
-        with recorder.watching(modules[name] for name in engine.originals):
-            engine.step(batch, recorder.in_phase, note_bypassed)
-        products, families, attention, milliseconds = recorder.products, None, {}, {}
+        watch = OperatorWatch(engine.model)
+        with watch.watching():
+            engine.step(batch, watch.in_phase)
+        products, families, attention, milliseconds = [owned.product for owned in watch.products], None, {}, {}
         waits = {}
+    rested = _unchanged(history, _amax_histories(engine) if history else {})
+    # A compiled step runs no code that could say which module multiplies: there the uncompiled step tells it.
+    owned = ledger_of(engine).products if engine.device.type == "cuda" else watch.products
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -58,11 +58,10 @@ def layers(engine: Engine) -> dict[str, Any]:
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
         "output_accuracy": accuracy,
-        "bypassed": sorted(bypassed),
-        "unfrozen": engine.conversion.unfrozen,
+        "foreign": to_plain(_foreign(engine, owned)),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
-        "stale_amax": _unchanged(history, _amax_histories(engine) if history else {}),
+        "stale_amax": [name for name in rested if name in {call.name for call in calls}],
         "switches": {**engine.switches, **engine.backend.switches},
         "calls": to_plain(calls),
         "recipes": recipes,
@@ -98,6 +97,12 @@ def observed(
     # The weights stay as they are for the measured step, in which a router must send the rows the same way.
     with muted(engine.optimizer):
         return observe_forward(engine.model, engine.originals, engine.backend, step, part)
+
+
+def _foreign(engine: Engine, owned: Sequence[OwnedProduct]) -> list[Product]:
+    """Products in high precision that no Linear called."""
+    linears = {plain_name(name) for name in engine.originals}
+    return [each.product for each in owned if each.owner not in linears and each.product.kind != FP8]
 
 
 def _amax_histories(engine: Engine) -> dict[str, list[float]]:

@@ -1,8 +1,13 @@
-"""torch's operators for matrix products: which arguments are the operands, and the product that a call computes."""
+"""torch's operators for matrix products: which arguments are the operands, and the products that a call computes."""
 
 from __future__ import annotations
 
-from pytest_fp8.questions.layers.products import Product
+import math
+from typing import Any
+
+import torch
+
+from pytest_fp8.questions.layers.products import CONVOLUTION, FP8, RECURRENT, Product
 
 OPERANDS = {
     "mm": (0, 1),
@@ -13,10 +18,19 @@ OPERANDS = {
     # One product per expert; the left operand holds the rows of all. transformers has its own where torch has none.
     "_grouped_mm": (0, 1),
     "transformers::grouped_mm_fallback": (0, 1),
+    "_scaled_grouped_mm": (0, 1),
     "_scaled_mm": (0, 1),
     "_scaled_mm_v2": (0, 1),
 }
 """Operator -> the positions of its left and right operand."""
+RECURRENT_OPERATORS = {
+    "mkldnn_rnn_layer": 1,
+    "mkldnn_rnn_layer_backward": 2,
+    "_cudnn_rnn": 1,
+    "_cudnn_rnn_backward": 2,
+}
+"""Operator of a recurrent layer -> products of each weight in one call: the backward pass has two."""
+_FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 
 
 def product_of(
@@ -25,3 +39,51 @@ def product_of(
     """The product of operands of these shapes; three dimensions are a batch of products."""
     batch = left[0] if len(left) == 3 else 1
     return Product(phase, left[-1], (left[-2], right[-1]), kind, operator, kernel, batch)
+
+
+def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[Product]:
+    """The products that one call computes, with the operands' precision; attention's own are not counted."""
+    if operator in OPERANDS:
+        left, right = (args[index] for index in OPERANDS[operator])
+        return [product_of(phase, operator, tuple(left.shape), tuple(right.shape), kind_of(left, right))]
+    if operator in ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"):
+        transposed = operator == "convolution" and args[6]
+        return [_convolution(phase, args[0], args[1], result, transposed)]
+    if operator == "convolution_backward":
+        gradient, given, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+        return [_convolution(phase, given, weight, gradient, transposed)] * sum(map(bool, wanted[:2]))
+    if operator in RECURRENT_OPERATORS:
+        return _recurrent(phase, operator, args)
+    return []
+
+
+def kind_of(left: Any, right: Any) -> str:
+    """``fp8`` where both operands hold FP8 values (torchao's tensors keep theirs in ``_data``), ``mixed`` where one
+    does, else the left operand's dtype."""
+    dtypes = [getattr(operand, "_data", operand).dtype for operand in (left, right)]
+    if all(dtype in _FLOAT8 for dtype in dtypes):
+        return FP8
+    if any(dtype in _FLOAT8 for dtype in dtypes):
+        return "mixed"
+    return _dtype(left)
+
+
+def _convolution(phase: str, given: Any, weight: Any, output: Any, transposed: bool) -> Product:
+    """As a product: each output position (of a transposed convolution: each input position) multiplies the kernel."""
+    positions = given if transposed else output
+    rows = positions.shape[0] * math.prod(positions.shape[2:])
+    return Product(phase, math.prod(weight.shape[1:]), (rows, weight.shape[0]), _dtype(given), CONVOLUTION)
+
+
+def _recurrent(phase: str, operator: str, args: Any) -> list[Product]:
+    """One product of all rows with each of the layer's weights."""
+    given = args[0]
+    rows = given.numel() // given.shape[-1]
+    # cuDNN's operators take a list of weights, oneDNN's take one layer's two weights.
+    weights = [weight for weight in (args[1] if isinstance(args[1], (list, tuple)) else args[1:3]) if weight.dim() == 2]
+    one = [Product(phase, w.shape[1], (rows, w.shape[0]), _dtype(given), RECURRENT) for w in weights]
+    return one * RECURRENT_OPERATORS[operator]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

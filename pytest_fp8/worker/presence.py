@@ -14,7 +14,7 @@ import torch
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.cpu_profile import ProductRecorder
+from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.profile import profile_step
 
 PHASES = ("forward", "backward", RECOMPUTE)
@@ -33,11 +33,10 @@ def counted_step(
     if engine.device.type == "cuda":
         products = profile_step(step)["products"]
     else:
-        recorder = ProductRecorder()
-        modules = dict(engine.model.named_modules())
-        with recorder.watching(modules[name] for name in engine.originals if name in modules):
-            step(recorder.in_phase)
-        products = recorder.products
+        watch = OperatorWatch(engine.model)
+        with watch.watching():
+            step(watch.in_phase)
+        products = [owned.product for owned in watch.products]
     return losses[0], count(products)
 
 

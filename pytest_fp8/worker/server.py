@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -11,12 +11,14 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
 from pytest_fp8.libraries import library_versions
+from pytest_fp8.plain import to_plain
 from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.busy import busy_steps
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.layers import layers
+from pytest_fp8.worker.ledger import ledger_of
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
 
@@ -32,6 +34,7 @@ class ArmServer:
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:
         operations: dict[str, Callable[..., Any]] = {
             "layers": self.layers,
+            "ledger": self.ledger,
             "curve": self.engine.curve,
             "blocks": self.blocks,
             "busy": self.busy,
@@ -85,6 +88,10 @@ class ArmServer:
     def layers(self) -> dict[str, Any]:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
+
+    def ledger(self) -> dict[str, Any]:
+        """What one instrumented step did and what stands around it: an :class:`ArmLedger`."""
+        return cast(dict[str, Any], to_plain(ledger_of(self.engine)))
 
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
         """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count; and

@@ -8,6 +8,15 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import (
+    ArmLedger,
+    Entered,
+    ModuleCalls,
+    OptimizerNote,
+    OwnedProduct,
+    TensorNote,
+    Weight,
+)
 from pytest_fp8.questions.loss.evidence import Curve
 
 CASE = Case("1b", "transformer_engine", "delayed")
@@ -37,6 +46,43 @@ def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
         families={FP8: ["fp8_kernel"], "bfloat16": ["bf16_kernel"]},
     )
     return replace(evidence, **changes)
+
+
+WEIGHT = Weight(shape=[64, 64], dtype="bfloat16", digest="1", trained=True)
+
+
+def arm_ledger(**changes):
+    """The ledger of a healthy arm with two converted layers, a norm between them and a head."""
+    names = {"q": (48, 64), "norm": (48, 64), "up": (48, 64), "lm_head": (48, 256)}
+    rows = [ModuleCalls(name, "forward", list(size), "bfloat16", True, False, 1) for name, size in names.items()]
+    head = Product("forward", 256, (48, 512), "bfloat16", "mm")
+    given = TensorNote([48, 64], "bfloat16", "abc")
+    healthy = ArmLedger(
+        batch=[given],
+        entered=[Entered("", "forward", True, True, [given])],
+        calls=[ModuleCalls("", "forward", [48, 64], "bfloat16", True, False, 1, outermost=True), *rows],
+        classes=dict.fromkeys(["", *names], "torch.nn.modules.module.Module"),
+        products=[OwnedProduct("lm_head", head)],
+        operators={"norm": {"mul bfloat16": 2, "rsqrt float32": 1}, "": {"nll_loss_forward float32": 1}},
+        waits={},
+        backward=1,
+        stepped=1,
+        gradients=["lm_head.weight", "q.weight", "up.weight"],
+        norm_kept=1.0,
+        loss=5.0,
+        loss_dtype="float32",
+        random="r",
+        before=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
+        after=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
+        optimizer=OptimizerNote("AdamW", [{"lr": "0.001"}], {"q.weight": 0, "up.weight": 0, "lm_head.weight": 0}),
+        switches={"torch.backends.cuda.matmul.allow_tf32": "False", "autocast on cuda": "off"},
+        switches_after={"torch.backends.cuda.matmul.allow_tf32": "False"},
+        fp8_layers=["q", "up"],
+        linears=["q", "up", "lm_head"],
+        uncertain=False,
+        watched=True,
+    )
+    return replace(healthy, **changes)
 
 
 def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):

@@ -26,6 +26,7 @@ import pytest_fp8.baselines.provenance
 import pytest_fp8.pair
 import pytest_fp8.report.header
 import pytest_fp8.report.terminal  # noqa: F401
+from helpers.evidence import arm_ledger
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, Gpu
 from pytest_fp8.plain import to_plain
@@ -176,12 +177,14 @@ class FakeProcess:
             "in_eval": [],
             "output_accuracy": {},
             "stale_amax": [],
-            "bypassed": [],
-            "unfrozen": [],
+            "foreign": [],
             "dropped_behaviour": {},
             "stacked_weights": {},
             "switches": {"asked": "", "accelerate": ""},
         }
+
+    def ledger(self) -> dict[str, Any]:
+        return to_plain(arm_ledger())  # type: ignore[no-any-return]
 
     def _milliseconds(self, products: list[Product]) -> dict[str, float]:
         if self.world.busy is None:

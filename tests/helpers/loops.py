@@ -7,6 +7,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.ledger.evidence import ArmLedger, TwoLedgers
 from pytest_fp8.worker.server import ArmServer
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
@@ -87,3 +88,17 @@ def serve(case=CASE, **parts):
 def judge(server, case=CASE):
     """The layers question's decision on a live arm."""
     return check_layers(case, from_plain(LayersEvidence, server.layers()))
+
+
+def judge_both(case=CASE, **parts):
+    """The layers question's decision on both live arms, their ledgers included."""
+    fp8 = serve(case, **parts)
+    evidence = from_plain(LayersEvidence, fp8.layers())
+    return check_layers(case, evidence, ledgers=ledgers(case, fp8, **parts))
+
+
+def ledgers(case=CASE, fp8=None, reference=None, **parts):
+    """The ledgers of two live arms; each is built with ``parts`` where it is not given."""
+    made = [reference or serve(case.reference(), **parts), fp8 or serve(case, **parts)]
+    one, two = (from_plain(ArmLedger, server.ledger()) for server in made)
+    return TwoLedgers(one, two, case.backend)

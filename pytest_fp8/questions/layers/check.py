@@ -11,6 +11,8 @@ from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_r
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
 from pytest_fp8.questions.layers.products import StepProducts, role_table
+from pytest_fp8.questions.ledger.compare import find_in_ledger, never_called
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -31,11 +33,13 @@ def check_layers(
     evidence: LayersEvidence,
     baseline_share: Sequence[float] = (),
     baseline_counts: Mapping[str, int] | None = None,
+    ledgers: TwoLedgers | None = None,
 ) -> Decision:
     """FAIL names the first thing that is wrong, from what was converted to what was executed.
 
     ``baseline_share``: the stored share of GEMM FLOPs in FP8; it is exact, so any loss of more than rounding fails.
-    ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails.
+    ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails. ``ledgers``: what both arms
+    did besides FP8.
     """
     step = evidence.step(recipe_facts(case.backend, case.recipe).roles)
     numbers = summarise(evidence, step)
@@ -43,6 +47,7 @@ def check_layers(
         find_in_conversion(case, evidence)
         or find_in_recipe(case, evidence)
         or find_in_execution(case, evidence, step)
+        or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         or _counts(counted(numbers), baseline_counts or {})
         or _scaling(evidence)
         or _share(numbers["fp8_share"], baseline_share)
@@ -54,7 +59,7 @@ def check_layers(
         QUESTION,
         Verdict.PASS,
         f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
-        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs" + _beside(evidence),
+        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs" + _beside(evidence, ledgers),
         numbers=numbers,
     )
 
@@ -78,11 +83,21 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
     }
 
 
-def _beside(evidence: LayersEvidence) -> str:
-    """What a PASS must not hide: weights that belong to no Linear, such as a mixture's experts in one parameter."""
+def _beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> str:
+    """What a PASS must not hide: layers that are converted and never called; weights that belong to no Linear, such as
+    a mixture's experts in one parameter."""
+    unused = never_called(ledgers) if ledgers is not None else []
+    layer = "1 converted layer is" if len(unused) == 1 else f"{len(unused)} converted layers are"
+    said = f"; {layer} never called in either arm: {some(unused)}{_of_attention(unused)}" if unused else ""
     if not evidence.stacked_weights:
-        return ""
-    return f"; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"
+        return said
+    return f"{said}; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"
+
+
+def _of_attention(unused: Sequence[str]) -> str:
+    """``nn.MultiheadAttention`` gives the weight of its ``out_proj`` to a function."""
+    inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
+    return " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
 
 
 def counted(numbers: Mapping[str, Any]) -> dict[str, int]:

@@ -51,11 +51,10 @@ def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str
     """Layers that were to stay in high precision are FP8 layers."""
     name = sorted(wrong)[0]
     reason = evidence.skipped[name]
-    unfrozen = f"; and frozen weights that take gradients: {some(evidence.unfrozen)}" if evidence.unfrozen else ""
     return fail(
         "a layer that was to stay in high precision is an FP8 layer",
         expected=f"{name} left alone ({reason})",
-        seen=f"FP8: {some(wrong)}{unfrozen}",
+        seen=f"FP8: {some(wrong)}",
         cause="the filter did not reach the converter: what it names "
         + ("was an adapter" if reason.startswith("adapter") else "was converted with the rest"),
         next_step=_how_to_filter(case, reason),
@@ -64,15 +63,6 @@ def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str
 
 def _changed_beside(evidence: LayersEvidence) -> Finding | None:
     """What the conversion changed besides the precision."""
-    if evidence.unfrozen:
-        return fail(
-            f"{len(evidence.unfrozen)} frozen weight(s) take gradients since the conversion",
-            expected="what was frozen before the conversion to be frozen after it",
-            seen=f"requires_grad: {some(evidence.unfrozen)}",
-            cause="the conversion made new parameters and forgot requires_grad: their gradients are computed and "
-            "kept for nothing, or an optimizer trains them that should not",
-            next_step="after the conversion, model.requires_grad_(False) for all but the adapters",
-        )
     if evidence.dropped_behaviour:
         return fail(
             f"{len(evidence.dropped_behaviour)} converted layer(s) lost what they did besides their product",

@@ -57,10 +57,8 @@ class LayersEvidence:
     """FP8 layer -> (gain, SQNR in dB) of its output against the same product in high precision."""
     stale_amax: Sequence[str] = ()
     """FP8 layers whose amax history was not changed by a training step."""
-    bypassed: Sequence[str] = ()
-    """Converted layers that were never called, though their weights got gradients."""
-    unfrozen: Sequence[str] = ()
-    """Weights that were frozen before the conversion and take gradients after it."""
+    foreign: Sequence[Product] = ()
+    """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters."""
     dropped_behaviour: Mapping[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
     stacked_weights: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -88,7 +86,7 @@ class LayersEvidence:
 
     def step(self, fp8_roles: Collection[Role] = ROLES) -> StepProducts:
         """The products by layer and role. ``fp8_roles``: those that the recipe runs in FP8."""
-        return attribute(self.verified(), self.calls, self.recompute, fp8_roles)
+        return attribute(self.verified(), self.calls, self.recompute, fp8_roles, self.foreign)
 
 
 def fp8_layers(arms: TwoArms) -> LayersEvidence:

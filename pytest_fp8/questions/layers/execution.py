@@ -24,9 +24,6 @@ def find_in_execution(case: Case, evidence: LayersEvidence, step: StepProducts) 
             cause="the model keeps references to the unconverted modules",
             next_step="convert before anything takes references to layers, such as wrappers",
         )
-    found = _never_called(evidence, step)
-    if found is not None:
-        return found
     claimed = set(recipe_facts(case.backend, case.recipe).roles)
     # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
     for role in (FPROP, RECOMPUTE, DGRAD, WGRAD):
@@ -69,56 +66,6 @@ def _not_in_fp8(
         cause=eval_cause(evidence) or _role_cause(role),
         next_step="read the layer's backward, and the recipe's roles",
     )
-
-
-def _never_called(evidence: LayersEvidence, step: StepProducts) -> Finding | None:
-    """Converted layers whose weights are used without a call of the layer."""
-    layers = [*evidence.bypassed, *_passed_by(evidence, step)]
-    if not layers:
-        return None
-    trained = "are trained and" if evidence.bypassed else "have their products elsewhere and"
-    return fail(
-        f"{len(layers)} converted layer(s) {trained} never called",
-        expected="the model's forward pass to go through each FP8 layer",
-        seen=f"gradients without a call: {some(evidence.bypassed)}"
-        if evidence.bypassed
-        else f"products in high precision of the sizes of {some(layers)}, without a call",
-        **_used_past(layers),
-    )
-
-
-def _used_past(layers: Sequence[str]) -> dict[str, str]:
-    """Cause and next step of layers whose weights are used without a call. In torch's attention no user can call the
-    layer: ``nn.MultiheadAttention`` gives the weight of its ``out_proj`` to a function."""
-    attention = [name for name in layers if name.rpartition(".")[2] == "out_proj"]
-    cause = "their weights are used past the layer: F.linear(x, layer.weight), a fused kernel, or a wrapper"
-    call = "call the layer itself, so that its FP8 forward runs"
-    if not attention:
-        return {"cause": cause, "next_step": call}
-    in_torch = (
-        "nn.MultiheadAttention (and nn.TransformerEncoderLayer with it) gives the weight of its out_proj to "
-        "F.multi_head_attention_forward, which multiplies in high precision"
-    )
-    leave = "where that is torch's: Workload(leave=('*.out_proj',)), or an attention of your own that calls its Linears"
-    if len(attention) == len(layers):
-        return {"cause": f"{in_torch}; or {cause}", "next_step": leave}
-    return {"cause": f"{cause}; and {in_torch}", "next_step": f"{call}; for out_proj, {leave}"}
-
-
-def _passed_by(evidence: LayersEvidence, step: StepProducts) -> list[str]:
-    """Converted layers that were not called, while a product of their sizes ran in high precision and belongs to no
-    layer. It finds frozen weights, which have no gradient. An expert that got no tokens has no such product."""
-    called = {call.name for call in evidence.calls}
-    strays = [(p.inner, p.outer) for p in step.others if p.phase == "forward" and p.kind != FP8]
-    found = []
-    for name in evidence.converted:
-        inputs, outputs = evidence.originals[name]
-        if name not in called and name not in evidence.bypassed:
-            stray = next((s for s in strays if s[0] == inputs and outputs in s[1]), None)
-            if stray is not None:
-                strays.remove(stray)
-                found.append(name)
-    return found
 
 
 def _role_cause(role: str) -> str:

@@ -30,6 +30,8 @@ Extents = tuple[str, int, tuple[int, int]]
 """Phase, inner size, the two outer sizes in order."""
 EVALUATION = "evaluation"
 """The phase of a model's call without gradients. It is no training: its products, memory and time are not counted."""
+CONVOLUTION, RECURRENT = "convolution", "recurrent layer"
+"""Operators that a profile of a GPU does not list as products; they come from the uncompiled step."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def attribute(
     calls: Sequence[LayerCall],
     recompute: bool = False,
     fp8_roles: Collection[Role] = ROLES,
+    foreign: Iterable[Product] = (),
 ) -> StepProducts:
     """Match executed products to layers and roles.
 
@@ -146,7 +149,8 @@ def attribute(
     pass: products that match no layer by their extents are then matched by the layer's own two sizes.
 
     ``recompute``: every call is recomputed; else those that say so. ``fp8_roles``: the roles that the recipe runs in
-    FP8.
+    FP8. ``foreign``: products of the uncompiled step that no Linear called; they are taken away before anything is
+    matched, so that a raw parameter of a Linear's size is not taken for it.
     """
     recompute = recompute and not any(call.recomputed for call in calls)
     ran: dict[Extents, list[Product]] = defaultdict(list)
@@ -156,7 +160,7 @@ def attribute(
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
     slots = _slots(calls, recompute, recomputed_in)
-    result = StepProducts()
+    result = StepProducts(others=_taken_away(ran, foreign))
     open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
         seen = ran.pop(extents, [])
@@ -179,6 +183,20 @@ def attribute(
         result.others.extend(rest)
     _match_moved(result, open_slots, recomputed_in)
     return result
+
+
+def _taken_away(ran: dict[Extents, list[Product]], foreign: Iterable[Product]) -> list[Product]:
+    """The foreign products, removed from ``ran``. A profile lists no convolutions and recurrent layers: those of the
+    uncompiled step are counted. Any other that did not run in this step is not."""
+    others = []
+    for product in foreign:
+        same = [p for p in ran.get(product.extents, ()) if (p.kind, p.batch) == (product.kind, product.batch)]
+        if same:
+            ran[product.extents].remove(same[0])
+            others.append(same[0])
+        elif product.operator in (CONVOLUTION, RECURRENT) and product.phase != EVALUATION:
+            others.append(product)
+    return others
 
 
 def _slots(

@@ -1,0 +1,104 @@
+"""Compares the arms' ledgers row by row, and says of each difference that FP8 does not explain what it means. Pure.
+
+A new class of fault needs a row in :data:`ROWS`, not a new check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pytest_fp8.questions.findings import SHOWN, Finding
+from pytest_fp8.questions.ledger.conversion_rows import (
+    gradients_there,
+    layers_called,
+    same_start,
+    weights_kept,
+    weights_trained,
+)
+from pytest_fp8.questions.ledger.differences import Difference, Explained
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.questions.ledger.setting_rows import optimizer_alike, switches_alike
+from pytest_fp8.questions.ledger.step_rows import (
+    clipped_alike,
+    entered_alike,
+    losses_alike,
+    modes_alike,
+    passes_alike,
+    random_alike,
+)
+from pytest_fp8.questions.ledger.work_rows import (
+    calls_alike,
+    operators_alike,
+    products_alike,
+    recomputed_alike,
+    waits_alike,
+)
+from pytest_fp8.verdicts import Decision, Verdict
+
+Row = Callable[[TwoLedgers, Explained], Iterator[Difference]]
+ROWS: tuple[Row, ...] = (
+    # What a conversion answers for.
+    weights_kept,
+    weights_trained,
+    layers_called,
+    # Causes before what follows from them.
+    same_start,
+    entered_alike,
+    switches_alike,
+    modes_alike,
+    recomputed_alike,
+    passes_alike,
+    optimizer_alike,
+    calls_alike,
+    products_alike,
+    operators_alike,
+    losses_alike,
+    clipped_alike,
+    waits_alike,
+    gradients_there,
+    random_alike,
+)
+"""Each row compares one class of facts. The first difference is the one that is reported."""
+
+
+def compare(ledgers: TwoLedgers) -> list[Difference]:
+    """All differences that FP8 does not explain, in the order of :data:`ROWS`."""
+    explained = Explained(ledgers)
+    return [difference for row in ROWS for difference in row(ledgers, explained)]
+
+
+def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
+    """The first difference that changes the answer to ``question``, or ``None``. Only the layers question reports FAIL:
+    the others are answered all the same, and then say what they see."""
+    found = [d for d in compare(ledgers) if question in d.questions]
+    if question != "layers":
+        found = [d for d in found if d.verdict is Verdict.INVALID]
+    if not found:
+        return None
+    first = next((d for d in found if d.verdict is Verdict.FAIL), found[0])
+    also = list(dict.fromkeys(d.what for d in found if d is not first and d.what != first.what))
+    more = f" and {len(also) - SHOWN} more" if len(also) > SHOWN else ""
+    return first.verdict, {
+        "headline": first.headline,
+        "expected": f"as in the BF16 arm: {first.reference}",
+        "seen": first.fp8 + (f"; other differences: {', '.join(also[:SHOWN])}{more}" if also else ""),
+        "cause": first.cause,
+        "next_step": first.next_step,
+    }
+
+
+def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
+    """``decision``, or INVALID in its place where the arms differ in what its question compares."""
+    if decision.verdict is Verdict.INVALID:
+        return decision
+    found = find_in_ledger(ledgers, decision.question)
+    if found is None:
+        return decision
+    verdict, lines = found
+    return Decision(decision.question, verdict, numbers=decision.numbers, **lines)
+
+
+def never_called(ledgers: TwoLedgers) -> list[str]:
+    """Converted layers that neither arm calls in training."""
+    called = {c.module for arm in (ledgers.reference, ledgers.fp8) for c in arm.calls}
+    return [name for name in ledgers.fp8.fp8_layers if name not in called]

@@ -1,0 +1,182 @@
+"""Rows of the ledger that a conversion answers for: weights before and after it, layers called. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_fp8.questions.findings import some
+from pytest_fp8.questions.ledger.differences import EVERY, FAIL, INVALID, LAYERS, LOSS, Difference, Explained, size
+from pytest_fp8.questions.ledger.evidence import TwoLedgers, Weight
+
+FORGETS = "the conversion made new parameters and forgot "
+KEEP = "take the parameter itself over into the new layer, new.weight = old.weight, and change nothing of it"
+
+
+def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Every parameter and buffer of the FP8 arm is after the conversion what it was before. New buffers are no
+    difference: FP8 layers keep scales."""
+    before, after = ledgers.fp8.before, ledgers.fp8.after
+    gone = [
+        name for name, weight in before.items() if name not in after and not _replaced_buffer(name, weight, explained)
+    ]
+    for name in gone[:1]:
+        yield Difference(
+            headline=f"{len(gone)} parameter(s) or buffer(s) are gone since the conversion",
+            what=name,
+            reference=f"{name}, {before[name].dtype} {size(before[name].shape)}",
+            fp8=f"not in the converted model: {some(gone)}",
+            cause="the conversion put a layer in its place that does not take it over, as a bias that is dropped",
+            next_step="make the new layer with all that the old one has: bias=old.bias is not None",
+            verdict=FAIL,
+        )
+    for name, was in before.items():
+        if name in after and not (was.buffer and explained.owner(name.rpartition(".")[0])):
+            yield from _kept(name, was, after[name])
+
+
+def _replaced_buffer(name: str, weight: Weight, explained: Explained) -> bool:
+    return explained.other_modules or (weight.buffer and explained.owner(name.rpartition(".")[0]))
+
+
+def _kept(name: str, was: Weight, now: Weight) -> Iterator[Difference]:
+    def changed(headline: str, reference: object, fp8: object, cause: str, next_step: str = KEEP) -> Difference:
+        return Difference(headline, name, f"{name}: {reference}", f"{name}: {fp8}", cause, next_step, FAIL)
+
+    if list(was.shape) != list(now.shape):
+        yield changed(
+            "a parameter has another shape since the conversion",
+            size(was.shape),
+            size(now.shape),
+            "the conversion made a layer of other sizes, or padded or joined its weights",
+        )
+    elif was.dtype != now.dtype and now.digest:
+        yield changed(
+            "a parameter has another dtype since the conversion",
+            was.dtype,
+            now.dtype,
+            "the conversion casts the weights that it takes over",
+        )
+    elif was.digest and now.digest and was.digest != now.digest:
+        yield changed(
+            "the conversion changed the values of a parameter or buffer",
+            f"content {was.digest}",
+            f"content {now.digest}",
+            "the weight was scaled, rounded or initialised anew on its way into the new layer",
+        )
+    if was.trained != now.trained:
+        yield changed(
+            "a frozen weight takes gradients since the conversion"
+            if now.trained
+            else "a trained weight is frozen since the conversion",
+            f"requires_grad {was.trained}",
+            f"requires_grad: {name}" if now.trained else "requires_grad False",
+            FORGETS + "requires_grad: gradients are computed for nothing, or an optimizer trains what it should not"
+            if now.trained
+            else FORGETS + "that it was trained",
+            "after the conversion, model.requires_grad_(False) for all but the adapters" if now.trained else KEEP,
+        )
+    if was.same_as and was.same_as != now.same_as:
+        yield changed(
+            "weights that were one tensor are two since the conversion",
+            f"the same tensor as {was.same_as}",
+            "a tensor of its own",
+            "the conversion copied weights into new layers: the model was untied",
+            "tie them again after the conversion, before the optimizer is made: model.tie_weights()",
+        )
+    if now.hooks < was.hooks:
+        yield changed(
+            "a hook on a parameter is gone since the conversion",
+            f"{was.hooks} hook(s)",
+            f"{now.hooks} hook(s)",
+            "the conversion made a new parameter, and hooks stay with the old one",
+            "register hooks on parameters after the conversion, or take the parameter itself over",
+        )
+
+
+def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Both arms build the same model. Not compared where the library loads its own, quantised one."""
+    if explained.other_modules and ledgers.backend != "te_fused":
+        return
+    reference, fp8 = ledgers.reference.before, ledgers.fp8.before
+    for name in [*reference, *(n for n in fp8 if n not in reference)]:
+        one, two = reference.get(name), fp8.get(name)
+        facts = [(w.dtype, size(w.shape), f"content {w.digest}", w.trained) if w else ("none",) for w in (one, two)]
+        if facts[0] != facts[1]:
+            yield Difference(
+                headline="the arms do not build the same model",
+                what=name,
+                reference=f"{name}: {', '.join(map(str, facts[0]))}",
+                fp8=f"{name}: {', '.join(map(str, facts[1]))}",
+                cause="build() gives other weights in each process: it draws them from a generator that torch does not "
+                "seed, or it looks at how FP8 is switched on",
+                next_step="draw weights with torch's own generators, which are seeded before each build()",
+                verdict=INVALID,
+                questions=(LAYERS, LOSS),
+            )
+            return
+
+
+def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """A converted layer that the reference's model calls is called. A layer whose rows a router chooses may rest."""
+    if explained.other_modules or explained.unclear:
+        return
+    called = {c.module for c in ledgers.fp8.calls}
+    wanted = {c.module for c in ledgers.reference.calls if c.phase == "forward"}
+    passed = [n for n in ledgers.fp8.fp8_layers if n in wanted - called and n not in explained.routed]
+    for name in passed[:1]:
+        yield Difference(
+            headline=f"{len(passed)} converted layer(s) are never called, which the reference calls",
+            what=name,
+            reference=f"{name} is called",
+            fp8=f"never called: {some(passed)}",
+            cause="the FP8 arm goes past the layer: a block that keeps a reference to the unconverted module or to the "
+            "weight, F.linear(x, layer.weight), or a forward pass that looks at the layer's class",
+            next_step="call the layer itself, and convert before anything takes references to layers",
+            verdict=FAIL,
+        )
+
+
+def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """What the reference's optimizer steps, the FP8 arm's steps, and nothing else."""
+    reference, fp8 = ledgers.reference.optimizer.members, ledgers.fp8.optimizer.members
+    missing = sorted(set(reference) - set(fp8))
+    for name in missing[:1]:
+        yield Difference(
+            headline=f"{len(missing)} weights are in no optimizer of the FP8 arm",
+            what=name,
+            reference=f"all {len(reference)} weights that BF16 trains",
+            fp8=f"never stepped: {some(missing)}",
+            cause="the optimizer was made before the conversion, which put new parameters in place of its own",
+            next_step="make the optimizer after the conversion; in the Trainer with torchao set "
+            "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+            verdict=FAIL,
+        )
+    added = [] if missing else sorted(set(fp8) - set(reference))
+    for name in added[:1]:
+        yield Difference(
+            headline="the FP8 arm trains weights that the reference does not train",
+            what=name,
+            reference=f"{name} is in no optimizer",
+            fp8=f"stepped: {some(added)}",
+            cause="the conversion added parameters or made frozen ones trainable, and the optimizer was given them",
+            next_step="give both arms' optimizers the same parameters",
+            verdict=INVALID,
+        )
+
+
+def gradients_there(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """A weight that has a gradient in the reference has one. An expert without rows has none."""
+    if explained.routes or explained.other_modules or not ledgers.fp8.stepped or not ledgers.reference.stepped:
+        return
+    missing = sorted(set(ledgers.reference.gradients) - set(ledgers.fp8.gradients))
+    for name in missing[:1]:
+        yield Difference(
+            headline=f"{len(missing)} weight(s) get no gradient in the FP8 arm",
+            what=name,
+            reference=f"{name} has a gradient when the optimizer steps",
+            fp8=f"no gradient: {some(missing)}",
+            cause="the FP8 layer's backward pass gives none, or the layer is cut off from the loss, as by .detach()",
+            next_step="run one step without pytest-fp8 and look at this weight's .grad after loss.backward()",
+            verdict=FAIL,
+            questions=EVERY,
+        )

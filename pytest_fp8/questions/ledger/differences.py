@@ -1,0 +1,109 @@
+"""A difference between the arms, and what of it FP8 explains. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.verdicts import Verdict
+
+LAYERS, LOSS, SPEED, MEMORY = "layers", "loss", "speedup", "memory"
+EVERY = (LAYERS, LOSS, SPEED, MEMORY)
+FAIL, INVALID = Verdict.FAIL, Verdict.INVALID
+LIBRARIES = ("transformer_engine.", "torchao.", "unsloth")
+"""How the class paths of FP8 libraries' own modules begin."""
+AUTOCAST_BACKENDS = ("accelerate_", "trainer_", "unsloth_te")
+"""Their users get BF16 autocast around the forward pass and outputs in float32: dtypes outside FP8 are not compared."""
+OTHER_MODULES = ("te_fused", "unsloth")
+"""They put modules of their own in the place of whole blocks, or compute in functions without modules. Calls, products,
+operators, waits and random numbers are then others by design. What enters, weights, optimizer, switches and the numbers
+of backward passes and optimizer steps are compared."""
+
+SAME = "the arms may differ in FP8 and in nothing else: move what only one arm does out of it, or do it in both"
+BRANCHES = "the step, the loss, the model or convert() does something in one arm alone"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that differs between the arms and that FP8 does not explain."""
+
+    headline: str
+    what: str
+    """The layer, parameter, flag or tensor."""
+    reference: str
+    fp8: str
+    cause: str
+    next_step: str
+    verdict: Verdict
+    questions: tuple[str, ...] = EVERY
+    """The questions whose answer it changes."""
+
+
+class Explained:
+    """What the backend and its converted layers explain."""
+
+    def __init__(self, ledgers: TwoLedgers) -> None:
+        self.autocast = ledgers.backend.startswith(AUTOCAST_BACKENDS)
+        self.other_modules = ledgers.backend.startswith(OTHER_MODULES)
+        self.trainer = ledgers.backend.startswith("trainer_")
+        libraries = {
+            name
+            for name, kind in ledgers.fp8.classes.items()
+            if kind.startswith(LIBRARIES) and not ledgers.reference.classes.get(name, "").startswith(LIBRARIES)
+        }
+        self.layers = set(ledgers.fp8.fp8_layers) | libraries
+        self._inside = tuple(f"{name}." for name in self.layers)
+        self.unclear = ledgers.reference.uncertain or ledgers.fp8.uncertain
+        self.routed = {c.module for arm in (ledgers.reference, ledgers.fp8) for c in arm.calls if c.routed}
+        self.routes = ledgers.reference.routes() or ledgers.fp8.routes()
+        self.work = not self.other_modules and ledgers.reference.watched and ledgers.fp8.watched
+        """Whether modules, products and operators can be compared one by one."""
+
+    def inside(self, name: str) -> bool:
+        """Whether a module or weight lies inside a converted layer."""
+        return name.startswith(self._inside)
+
+    def owner(self, name: str) -> bool:
+        """Whether what a module owns is a converted layer's, or an FP8 library's."""
+        return name in self.layers or self.inside(name)
+
+
+def outermost(names: Collection[str]) -> list[str]:
+    """The names that lie inside no other of them."""
+    chosen = set(names)
+    parts = {name: name.split(".") for name in chosen}
+    return sorted(
+        name
+        for name in chosen
+        if not any(".".join(parts[name][:size]) in chosen for size in range(1, len(parts[name])))
+    )
+
+
+def size(shape: object) -> str:
+    """``4x128``; ``one number`` for a tensor without dimensions."""
+    return "x".join(map(str, shape)) or "one number"  # type: ignore[call-overload]
+
+
+def other_work(what: str, reference: str, fp8: str, cause: str = BRANCHES) -> Difference:
+    return Difference(
+        headline=f"the arms do not do the same work: {what}",
+        what=what,
+        reference=reference,
+        fp8=fp8,
+        cause=f"{cause}: other work in one arm, so that neither times nor losses can be compared",
+        next_step=SAME,
+        verdict=INVALID,
+    )
+
+
+def other_precision(what: str, reference: str, fp8: str) -> Difference:
+    return Difference(
+        headline=f"another precision outside FP8: {what}",
+        what=what,
+        reference=reference,
+        fp8=fp8,
+        cause="one arm computes in another precision where no FP8 layer is: autocast, .float(), .half(), a switch",
+        next_step=SAME,
+        verdict=INVALID,
+    )

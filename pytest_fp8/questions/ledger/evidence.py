@@ -1,0 +1,161 @@
+"""An arm's ledger: all that it does in one training step and around it, as plain data; and how it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.arms import TwoArms
+from pytest_fp8.questions.layers.products import Product
+
+
+@dataclass(frozen=True)
+class TensorNote:
+    """A tensor that entered a module from outside."""
+
+    shape: Sequence[int]
+    dtype: str
+    digest: str = ""
+    """Of its content; empty where the content comes of products, which FP8 rounds otherwise."""
+    routed: bool = False
+    """Whether its size follows from numbers that the model computed, as the rows of an expert do."""
+
+
+@dataclass(frozen=True)
+class Entered:
+    """One outermost call: of a module that no other module called."""
+
+    module: str
+    phase: str
+    training: bool
+    gradients: bool
+    """Whether autograd recorded it."""
+    tensors: Sequence[TensorNote]
+
+
+@dataclass(frozen=True)
+class ModuleCalls:
+    """Equal calls of one module in one phase."""
+
+    module: str
+    phase: str
+    """``forward``, ``recompute`` or ``evaluation``."""
+    shape: Sequence[int]
+    """Of the first tensor among its arguments."""
+    dtype: str
+    training: bool
+    routed: bool
+    count: int
+    outermost: bool = False
+
+
+@dataclass(frozen=True)
+class OwnedProduct:
+    """A matrix product and the module that called it; an empty owner is code outside all modules."""
+
+    owner: str
+    product: Product
+    routed: bool = False
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer under its plain name."""
+
+    shape: Sequence[int]
+    dtype: str
+    digest: str
+    """Empty where the tensor holds values in FP8 or another quantised form."""
+    trained: bool
+    """``requires_grad``."""
+    hooks: int = 0
+    """Hooks on the parameter itself."""
+    same_as: str = ""
+    """The first name of the same tensor, where it has several."""
+    buffer: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerNote:
+    """The optimizer as it is before the first step."""
+
+    kind: str
+    groups: Sequence[Mapping[str, str]]
+    """All of each group's settings but its parameters, in words."""
+    members: Mapping[str, int]
+    """Parameter under its plain name -> the index of its group."""
+    schedule: Mapping[str, str] = field(default_factory=dict)
+    """Class and state of the learning-rate schedule, in words."""
+
+
+@dataclass(frozen=True)
+class ArmLedger:
+    """One instrumented step of an arm, from the same weights, batch and random state as the other arm's."""
+
+    batch: Sequence[TensorNote]
+    entered: Sequence[Entered]
+    calls: Sequence[ModuleCalls]
+    classes: Mapping[str, str]
+    """Module that was called -> its class."""
+    products: Sequence[OwnedProduct]
+    operators: Mapping[str, Mapping[str, int]]
+    """Owner -> ``operator dtype`` -> calls in the forward pass, without views and casts."""
+    waits: Mapping[str, int]
+    """``phase owner`` -> how often the host waited for a value or for the GPU."""
+    backward: int
+    stepped: int
+    gradients: Sequence[str]
+    """Parameters that have a gradient when the optimizer steps."""
+    norm_kept: float
+    """The gradients' norm when the optimizer steps, over their norm at the end of the backward pass."""
+    loss: float
+    loss_dtype: str
+    random: str
+    """Digest of the generators' state after the step."""
+    before: Mapping[str, Weight]
+    after: Mapping[str, Weight]
+    """Parameters and buffers before and after the conversion."""
+    optimizer: OptimizerNote
+    switches: Mapping[str, str]
+    """Global switches of torch inside the forward pass."""
+    switches_after: Mapping[str, str]
+    fp8_layers: Sequence[str]
+    """Layers that are converted or meant to be."""
+    linears: Sequence[str]
+    """Every nn.Linear of the unconverted model."""
+    uncertain: bool
+    """Whether the host read a whole number that the model computed, after which shapes and calls may follow from it."""
+    watched: bool
+    """Whether operators were watched. Not where a library brings compiled code that refuses it."""
+
+    def routes(self) -> bool:
+        """Whether any size follows from numbers that the model computed."""
+        return self.uncertain or any(c.routed for c in self.calls) or any(p.routed for p in self.products)
+
+
+@dataclass(frozen=True)
+class TwoLedgers:
+    """Both arms' ledgers, and the backend that made the FP8 arm."""
+
+    reference: ArmLedger
+    fp8: ArmLedger
+    backend: str
+
+
+def ledgers_of(arms: TwoArms, backend: str) -> TwoLedgers:
+    """Asked once; the reference's for all cases that share it. Raises ``ArmError``."""
+
+    def ask() -> TwoLedgers:
+        if not arms.side_by_side:
+            fp8 = from_plain(ArmLedger, arms.other.request("ledger"))
+            return TwoLedgers(_reference(arms), fp8, backend)
+        with arms.other.asked("ledger") as answer:
+            reference = _reference(arms)
+            return TwoLedgers(reference, from_plain(ArmLedger, answer()), backend)
+
+    return arms.once("ledger", ask)
+
+
+def _reference(arms: TwoArms) -> ArmLedger:
+    return arms.shared("ledger", lambda: from_plain(ArmLedger, arms.reference.request("ledger")))

@@ -1,0 +1,174 @@
+"""Rows of the ledger about a step as a whole: what enters, passes, modes, clipping, the loss, random numbers. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pytest_fp8.questions.ledger.differences import (
+    BRANCHES,
+    INVALID,
+    LAYERS,
+    LOSS,
+    SAME,
+    Difference,
+    Explained,
+    other_precision,
+    other_work,
+    outermost,
+    size,
+)
+from pytest_fp8.questions.ledger.evidence import ArmLedger, Entered, TensorNote, TwoLedgers
+
+CLIPS = 1.5
+"""Gradients are clipped in one arm alone where the shares that clipping leaves of their norms differ by this factor.
+Sound emulated FP8 moves gradients by 5 to 11 % a layer (micro and tiny, three recipes), so that clipping to one bound
+leaves shares that differ by no more."""
+
+
+def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
+    yield from _tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained, exact=True)
+    if explained.unclear:
+        return
+    one, two = (list(arm.entered) for arm in (ledgers.reference, ledgers.fp8))
+    for phase, word in (("forward", "training"), ("evaluation", "evaluating")):
+        ours, theirs = ([call for call in calls if call.phase == phase] for calls in (one, two))
+        if len(ours) != len(theirs) and not explained.other_modules:
+            yield other_work(
+                f"outermost module calls while {word}",
+                f"{len(ours)}: {_names(ours)}",
+                f"{len(theirs)}: {_names(theirs)}",
+            )
+            return
+        for call, other in zip(ours, theirs, strict=False):
+            where = f"what enters {call.module or 'the model'}"
+            yield from _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward")
+            if call.gradients != other.gradients:
+                yield other_work(
+                    f"autograd in the call of {call.module or 'the model'}",
+                    "on" if call.gradients else "off",
+                    "on" if other.gradients else "off",
+                )
+
+
+def _names(calls: Sequence[Entered]) -> str:
+    counts = Counter(call.module or "the model" for call in calls)
+    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in list(counts.items())[:4])
+
+
+def _tensors(
+    where: str, ours: Sequence[TensorNote], theirs: Sequence[TensorNote], explained: Explained, exact: bool
+) -> Iterator[Difference]:
+    def kinds(notes: Sequence[TensorNote]) -> Counter[str]:
+        known = [note for note in notes if not note.routed]
+        return Counter(size(n.shape) if explained.autocast else f"{n.dtype} {size(n.shape)}" for n in known)
+
+    one, two = kinds(ours), kinds(theirs)
+    if any(note.routed for note in (*ours, *theirs)):
+        return
+    lost, added = one - two, two - one
+    # The Trainer passes on what its own arguments ask for beside the batch.
+    if lost or (added and not explained.trainer):
+        yield other_work(where, _listed(lost) or _listed(one), _listed(added) or _listed(two))
+        return
+    digests = [[note.digest for note in notes if note.digest] for notes in (ours, theirs)]
+    alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
+    if exact and alike and Counter(digests[0]) != Counter(digests[1]):
+        yield Difference(
+            headline="the arms trained on different data",
+            what=where,
+            reference=f"{where}: content {_first(digests[0], digests[1])}",
+            fp8=f"{where}: content {_first(digests[1], digests[0])}",
+            cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator, a "
+            "loader that keeps its place from step to step",
+            next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
+            verdict=INVALID,
+            questions=(LOSS,),
+        )
+
+
+def _first(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    return next((digest for digest in ours if digest not in theirs), "")
+
+
+def _listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{kind} ({count} times)" if count > 1 else kind for kind, count in list(kinds.items())[:4])
+
+
+def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """How often the step goes backward and its optimizer steps."""
+    if explained.unclear:
+        return
+    for what, one, two in (
+        ("backward passes in a step", ledgers.reference.backward, ledgers.fp8.backward),
+        ("optimizer steps in a step", ledgers.reference.stepped, ledgers.fp8.stepped),
+    ):
+        if one != two:
+            yield other_work(what, str(one), str(two))
+
+
+def modes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Train or eval of each module that trains."""
+    one, two = (_modes(arm) for arm in (ledgers.reference, ledgers.fp8))
+    other = [name for name in one if name in two and one[name] != two[name] and not explained.inside(name)]
+    for name in outermost(other) or other:
+        mode, seen = sorted(one[name]), sorted(two[name])
+        cause = (
+            f"eval() in one arm alone ({len(other)} modules): dropout is off there, and running statistics stand still"
+        )
+        yield other_work(f"train or eval mode of {name or 'the model'}", _mode(mode), _mode(seen), cause)
+
+
+def _modes(arm: ArmLedger) -> dict[str, set[bool]]:
+    modes: dict[str, set[bool]] = {}
+    for call in arm.calls:
+        if call.phase == "forward":
+            modes.setdefault(call.module, set()).add(call.training)
+    return modes
+
+
+def _mode(training: Sequence[bool]) -> str:
+    return " and ".join("train" if on else "eval" for on in training)
+
+
+def clipped_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """The share of the gradients' norm that clipping leaves."""
+    one, two = ledgers.reference.norm_kept, ledgers.fp8.norm_kept
+    if min(one, two) > 0 and max(one, two) / min(one, two) > CLIPS:
+        yield Difference(
+            headline="gradients are clipped or scaled in one arm alone",
+            what="the gradients' norm between the backward pass and the optimizer's step",
+            reference=f"{one:.3g} times the norm at the end of the backward pass",
+            fp8=f"{two:.3g} times it",
+            cause=BRANCHES,
+            next_step=SAME,
+            verdict=INVALID,
+            questions=(LAYERS, LOSS),
+        )
+
+
+def losses_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """The loss's dtype."""
+    if (
+        ledgers.reference.loss_dtype != ledgers.fp8.loss_dtype
+        and not explained.autocast
+        and not explained.other_modules
+    ):
+        yield other_precision("the loss", ledgers.reference.loss_dtype, ledgers.fp8.loss_dtype)
+
+
+def random_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """The generators' state after the step. A router that sends other rows through a dropout draws other numbers."""
+    if not explained.work or explained.routes or ledgers.reference.random == ledgers.fp8.random:
+        return
+    yield Difference(
+        headline="the arms draw other random numbers in the same step",
+        what="torch's generators after the step",
+        reference=f"state {ledgers.reference.random}",
+        fp8=f"state {ledgers.fp8.random}",
+        cause="dropout, noise or sampling in one arm alone, or of other sizes",
+        next_step="draw the same random numbers in both arms",
+        verdict=INVALID,
+        questions=(LAYERS, LOSS),
+    )

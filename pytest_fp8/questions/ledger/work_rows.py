@@ -1,0 +1,172 @@
+"""Rows of the ledger about the work inside a step: modules called, recomputed, products, operators, waits. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pytest_fp8.questions.ledger.differences import (
+    INVALID,
+    LAYERS,
+    SPEED,
+    Difference,
+    Explained,
+    other_precision,
+    other_work,
+    outermost,
+    size,
+)
+from pytest_fp8.questions.ledger.evidence import ArmLedger, ModuleCalls, TwoLedgers
+from pytest_fp8.recipes import RECOMPUTE
+
+
+def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Number and input shape of each module's calls, in training and in evaluations."""
+    if not explained.work or explained.unclear:
+        return
+    one, two = (_calls(arm) for arm in (ledgers.reference, ledgers.fp8))
+    other = [n for n in dict.fromkeys([*one, *two]) if one.get(n, {}) != two.get(n, {}) and not _open(n, explained)]
+    for name in outermost(other):
+        yield other_work(f"calls of {name or 'the model'}", _told(one.get(name, {})), _told(two.get(name, {})))
+
+
+def _open(name: str, explained: Explained) -> bool:
+    """Whether the arms may differ in the calls of a module."""
+    return name in explained.routed or explained.inside(name)
+
+
+def _calls(arm: ArmLedger) -> dict[str, Counter[str]]:
+    calls: dict[str, Counter[str]] = {}
+    for call in arm.calls:
+        if call.phase != RECOMPUTE:
+            calls.setdefault(call.module, Counter())[f"{call.phase} of {size(call.shape)}"] += call.count
+    return calls
+
+
+def _told(calls: Counter[str] | dict[str, int]) -> str:
+    return ", ".join(f"{count} x {what}" for what, count in sorted(calls.items())[:4]) or "never called"
+
+
+def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Which parts of the model are computed again in the backward pass. Where a recomputation ends follows from what
+    the layers save, so that the last modules of a part may be missing."""
+    if explained.other_modules:
+        return
+    one, two = ({c.module for c in arm.calls if _roots(c)} for arm in (ledgers.reference, ledgers.fp8))
+    for ours, theirs in ((one, two), (two, one)):
+        for name in outermost(ours - theirs):
+            parent = name.rpartition(".")[0]
+            if any(other.startswith((f"{parent}.", f"{name}.")) or other == parent for other in theirs if parent):
+                continue
+            if name in explained.routed or (not parent and theirs):
+                continue
+            yield other_work(
+                f"recomputation of {name or 'the model'}",
+                "recomputed" if name in one else "not recomputed",
+                "recomputed" if name in two else "not recomputed",
+                "activation checkpointing in one arm alone",
+            )
+
+
+def _roots(call: ModuleCalls) -> bool:
+    return call.phase == RECOMPUTE and call.outermost
+
+
+def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Matrix products of modules that are no FP8 layers: number, sizes and precision."""
+    if not explained.work:
+        return
+    one, two = (_products(arm, explained) for arm in (ledgers.reference, ledgers.fp8))
+    for owner in dict.fromkeys([*one, *two]):
+        lost, added = (
+            one.get(owner, Counter()) - two.get(owner, Counter()),
+            two.get(owner, Counter()) - one.get(owner, Counter()),
+        )
+        where = f"matrix products of {owner or 'code outside all modules'}"
+        if {_sizes(kind) for kind in lost} == {_sizes(kind) for kind in added} and lost.total() == added.total() > 0:
+            if not explained.autocast:
+                yield other_precision(where, _told(lost), _told(added))
+        elif lost or added:
+            yield other_work(where, _told(lost or one.get(owner, {})), _told(added or two.get(owner, {})))
+
+
+def _sizes(kind: str) -> str:
+    return kind.partition(" in ")[0]
+
+
+def _products(arm: ArmLedger, explained: Explained) -> dict[str, Counter[str]]:
+    routed = {owned.owner for owned in arm.products if owned.routed} | explained.routed
+    result: dict[str, Counter[str]] = {}
+    for owned in arm.products:
+        product = owned.product
+        if owned.owner in routed or explained.owner(owned.owner) or explained.unclear or product.phase == RECOMPUTE:
+            continue
+        small, large = sorted(product.outer)
+        kind = f"{product.phase} {small}x{product.inner}x{large} in {product.kind}"
+        result.setdefault(owned.owner, Counter())[kind] += product.batch
+    return result
+
+
+def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """All other operators of the forward pass, by module and by number; with their dtype, but for autocast's sake.
+
+    A Linear's own are left out: how it adds its bias depends on the layout of its input.
+    """
+    if not explained.work:
+        return
+    left = set(ledgers.reference.linears) | set(ledgers.fp8.linears)
+    one, two = (_operators(arm, explained, left) for arm in (ledgers.reference, ledgers.fp8))
+    for owner in dict.fromkeys([*one, *two]):
+        ours, theirs = one.get(owner, Counter()), two.get(owner, Counter())
+        lost, added = ours - theirs, theirs - ours
+        where = f"operators of {owner or 'code outside all modules'}"
+        if not lost and not added:
+            continue
+        names = [Counter({k.split()[0]: 0 for k in c}) for c in (lost, added)]
+        for counter, source in zip(names, (lost, added), strict=True):
+            for kind, count in source.items():
+                counter[kind.split()[0]] += count
+        if names[0] == names[1]:
+            yield other_precision(where, _told(lost), _told(added))
+        else:
+            yield other_work(where, _told(lost) if lost else "none of them", _told(added) if added else "none of them")
+
+
+def _operators(arm: ArmLedger, explained: Explained, left: set[str]) -> dict[str, Counter[str]]:
+    result: dict[str, Counter[str]] = {}
+    for owner, counts in arm.operators.items():
+        if owner in left or explained.owner(owner) or explained.unclear:
+            continue
+        mine = result.setdefault(owner, Counter())
+        for kind, count in counts.items():
+            mine[kind.split()[0] if explained.autocast else kind] += count
+    return result
+
+
+def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """How often the host waits, as ``.item()`` has it wait for a value. An FP8 layer's own waits are its library's."""
+    if not explained.work or explained.unclear:
+        return
+    one, two = (_waits(arm, explained) for arm in (ledgers.reference, ledgers.fp8))
+    for key in dict.fromkeys([*one, *two]):
+        ours, theirs = one.get(key, 0), two.get(key, 0)
+        if ours == theirs or (explained.autocast and theirs > ours):
+            continue
+        phase, _, owner = key.partition(" ")
+        arm = "the reference" if ours > theirs else "the FP8 arm"
+        yield Difference(
+            headline=f"{arm} waits for the GPU where the other arm does not",
+            what=f"waits in the {phase} part, {owner or 'outside all modules'}",
+            reference=f"{ours} waits in the {phase} part, {owner or 'outside all modules'}",
+            fp8=f"{theirs} waits there",
+            cause="a value read by .item(), float() or if in each step, a copy to the CPU, a synchronisation, a sleep: "
+            "the arm that waits is slower by that, and not by its precision",
+            next_step="log values in neither arm, or keep them on the GPU and read them every hundred steps in both",
+            verdict=INVALID,
+            questions=(LAYERS, SPEED),
+        )
+
+
+def _waits(arm: ArmLedger, explained: Explained) -> dict[str, int]:
+    waits = {key: count for key, count in arm.waits.items() if not explained.owner(key.partition(" ")[2])}
+    return {key: count for key, count in waits.items() if key.partition(" ")[0] != RECOMPUTE}

@@ -1,0 +1,144 @@
+"""An arm's ledger: what one instrumented step did and what stands around it, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
+from pytest_fp8.worker.fused_params import plain_name, split
+from pytest_fp8.worker.instrumented import SEED, instrumented_step
+from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of, tensors_in
+from pytest_fp8.worker.ledger_operators import OperatorWatch
+from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
+from pytest_fp8.worker.phases import innermost
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.engine import Engine
+
+
+class StepLedger:
+    """An observer of the instrumented step (:class:`pytest_fp8.worker.instrumented.Observer`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # A library that brings compiled code and functional transforms of its own refuses to have its operators
+        # watched; its modules are watched all the same.
+        self.watched = not engine.backend.compiles_itself
+        self.operators = OperatorWatch(engine.model, frozenset(fp8_layers(engine)))
+        self.operators.modules.on_call = self._on_call
+        self.backward = self.stepped = 0
+        self.switches: dict[str, str] = {}
+        self.switches_after: dict[str, str] = {}
+        self.gradients: list[str] = []
+        self.norm_kept = 1.0
+        self.random = ""
+        self._norm = math.nan
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self.operators.watching())
+            stack.enter_context(self._following_optimizer())
+            yield
+            self.switches_after = switches_of(self._engine.device)
+            self.random = random_state()
+
+    @contextmanager
+    def in_phase(self, name: str) -> Iterator[None]:
+        with self.operators.in_phase(name, dispatch=self.watched):
+            yield
+        if name == "backward":
+            self.backward += 1
+            self._norm = self._total_norm()
+
+    def _on_call(self, name: str) -> None:
+        if not self.switches and self.operators.phase == "forward":
+            self.switches = switches_of(self._engine.device)
+
+    @contextmanager
+    def _following_optimizer(self) -> Iterator[None]:
+        """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
+        inner = innermost(self._engine.optimizer)
+        held = inner.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self.stepped += 1
+            self._look_at_gradients()
+            return held(*args, **kwargs)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        inner.step = step  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            inner.step = held  # type: ignore[method-assign]
+
+    def _look_at_gradients(self) -> None:
+        engine = self._engine
+        live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]
+        self.gradients = sorted({plain_name(part) for part, _ in split(live, engine.fused_params)})
+        if self._norm > 0:
+            self.norm_kept = self._total_norm() / self._norm
+
+    def _total_norm(self) -> float:
+        gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else math.nan
+
+
+_LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
+
+
+def ledger_of(engine: Engine) -> ArmLedger:
+    """The arm's ledger; the step runs once, and later calls give the same."""
+    if engine not in _LEDGERS:
+        _LEDGERS[engine] = _taken(engine)
+    return _LEDGERS[engine]
+
+
+def _taken(engine: Engine) -> ArmLedger:
+    batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
+    seen = StepLedger(engine)
+    loss = instrumented_step(engine, seen)
+    optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
+    operators, modules = seen.operators, seen.operators.modules
+    return ArmLedger(
+        batch=batch,
+        entered=modules.entered,
+        calls=modules.counted(),
+        classes=modules.classes,
+        products=operators.products,
+        operators={owner: dict(counts) for owner, counts in operators.operators.items()},
+        waits=dict(operators.waits),
+        backward=seen.backward,
+        stepped=seen.stepped,
+        gradients=seen.gradients,
+        norm_kept=seen.norm_kept,
+        loss=float(loss),
+        loss_dtype=dtype_name(loss),
+        random=seen.random,
+        before=engine.weights[0],
+        after=engine.weights[1],
+        optimizer=optimizer,
+        switches=seen.switches,
+        switches_after=seen.switches_after,
+        fp8_layers=fp8_layers(engine),
+        linears=[plain_name(name) for name in engine.originals],
+        uncertain=operators.uncertain,
+        watched=seen.watched,
+    )
+
+
+def note_of(tensor: torch.Tensor) -> TensorNote:
+    return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor))
+
+
+def fp8_layers(engine: Engine) -> list[str]:
+    """Layers that are meant to be in FP8, and live ones that are."""
+    live = {name for name, module in engine.model.named_modules() if engine.backend.is_fp8_layer(module)}
+    return sorted(plain_name(name) for name in live | set(engine.conversion.converted))

@@ -1,0 +1,234 @@
+"""Notes every operator of one step with the module that called it: products, all else by number, waits of the host."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_fp8.questions.ledger.evidence import OwnedProduct
+from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, dtype_name, tensors_in
+from pytest_fp8.worker.operators import products_of_call
+from pytest_fp8.worker.recomputation import watch_recomputation
+
+READ = "_local_scalar_dense"
+"""What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
+CHOOSE_ROWS = (
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+)
+"""Operators whose result has as many rows as their input's content says."""
+NOT_COUNTED = {
+    # Views and what carries no arithmetic: they depend on how a layer lays out its output.
+    *("view", "_unsafe_view", "reshape", "expand", "t", "transpose", "permute", "unsqueeze", "squeeze", "select"),
+    *(
+        "slice",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "as_strided",
+        "alias",
+        "detach",
+        "detach_",
+        "lift_fresh",
+        "chunk",
+    ),
+    *("narrow", "unfold", "diagonal", "view_as_real", "view_as_complex", "_reshape_alias", "movedim", "flatten"),
+    # Copies and casts.
+    *("clone", "contiguous", "_to_copy", "copy_", "_copy_from", "empty", "empty_like", "empty_strided", "new_empty"),
+    *("new_empty_strided", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones"),
+    *("new_full", "scalar_tensor", "zero_", "fill_", "set_", "resize_", "is_same_size", "record_stream", "pin_memory"),
+    # Named elsewhere.
+    READ,
+}
+
+
+class OperatorWatch(TorchDispatchMode):
+    """What reaches the dispatcher in the forward, backward and evaluation phases.
+
+    It is off in the optimizer's phase, whose compiled code runs as it is. It follows two facts through the step: which
+    tensors come of products, so that FP8 rounds them otherwise, and which have a size that follows from such numbers,
+    as the rows of an expert do. Of the second kind the arms may differ, and nothing of it is compared.
+    """
+
+    def __init__(self, model: torch.nn.Module, fp8_layers: frozenset[str] = frozenset()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.modules = ModuleWatch(model, lambda: self.phase, self.flags)
+        self.modules.on_return = self._returned
+        self.products: list[OwnedProduct] = []
+        self.operators: dict[str, Counter[str]] = {}
+        self.waits: Counter[str] = Counter()
+        self.uncertain = False
+        self.phase = ""
+        self._fp8_layers = fp8_layers
+        self._recomputing = 0
+        self._computed: set[int] = set()
+        """Addresses of memory whose content comes of products, until an operator makes a new tensor there."""
+        self._routed: set[tuple[Any, ...]] = set()
+        """(address, shape, offset) of each tensor whose size follows from such content."""
+
+    @contextmanager
+    def in_phase(self, name: str, dispatch: bool = True) -> Iterator[None]:
+        """Watch what runs inside as part of the phase ``name``; its operators where ``dispatch``."""
+        if name == "optimizer":
+            yield
+            return
+        outer, self.phase = self.phase, name
+        try:
+            with torch.compiler.set_stance("force_eager"), self if dispatch else nullcontext():
+                yield
+        finally:
+            self.phase = outer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the modules' calls, what checkpointing recomputes, and functions that wait for the GPU."""
+        with ExitStack() as stack:
+            stack.enter_context(self.modules.watching())
+            stack.enter_context(watch_recomputation(self._recomputation))
+            stack.enter_context(self._following_waits())
+            yield
+
+    def flags(self, tensor: torch.Tensor) -> int:
+        address = _address(tensor)
+        return COMPUTED * (address in self._computed) | ROUTED * (_key(address, tensor) in self._routed)
+
+    def where(self) -> str:
+        """The phase that an operator runs in now."""
+        recomputes = self._recomputing or self.modules.recomputing
+        return RECOMPUTE if recomputes and self.phase == "backward" else self.phase
+
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
+        self._recomputing += 1
+        yield
+        self._recomputing -= 1
+
+    @contextmanager
+    def _following_waits(self) -> Iterator[None]:
+        with ExitStack() as back:
+            for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
+                real = getattr(home, name)
+                back.callback(setattr, home, name, real)
+                setattr(home, name, self._counted(real))
+            yield
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.phase:
+                self._wait()
+            return real(*args, **kwargs)
+
+        return call
+
+    def _wait(self) -> None:
+        self.waits[f"{self.where()} {self.modules.owner()}"] += 1
+
+    def _returned(self, name: str, given: Any, output: Any) -> None:
+        """Mark an FP8 layer's output: a library may compute it without any operator of torch."""
+        if name in self._fp8_layers:
+            flags = COMPUTED
+            for tensor in tensors_in(given, 2):
+                flags |= self.flags(tensor)
+            for tensor in tensors_in(output, 2):
+                self._mark(tensor, flags, fresh=False)
+
+    def _mark(self, tensor: torch.Tensor, flags: int, fresh: bool) -> None:
+        address = _address(tensor)
+        if flags & COMPUTED:
+            self._computed.add(address)
+        elif fresh:
+            self._computed.discard(address)
+        (self._routed.add if flags & ROUTED else self._routed.discard)(_key(address, tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.phase:
+            operator = func._schema.name.removeprefix("aten::")
+            self._note(operator, args, [*_flat(args), *_flat(kwargs)], result)
+        return result
+
+    def _note(self, operator: str, args: Any, given: list[torch.Tensor], result: Any) -> None:
+        flags = 0
+        for tensor in given:
+            flags |= self.flags(tensor)
+        if operator == READ:
+            self._read(given[0], flags)
+            return
+        made = _flat(result)
+        products = products_of_call(self.where(), operator, args, result)
+        routed = bool(flags & ROUTED) or self.uncertain
+        for product in products:
+            self.products.append(OwnedProduct(self.modules.owner(), product, routed))
+        if "attention" in operator:
+            operator = "attention"
+        chosen = not products and bool(flags & COMPUTED) and _chooses_rows(operator, given, made)
+        if products or operator == "attention":
+            flags |= COMPUTED
+        if operator not in NOT_COUNTED and not routed and not products and self.where() == "forward":
+            dtype = dtype_name(made[0]) if made else ""
+            self.operators.setdefault(self.modules.owner(), Counter())[f"{operator} {dtype}"] += 1
+        if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
+            self._wait()
+        addresses = {_address(tensor) for tensor in given}
+        fixed = {tuple(t.shape) for t in given if not self.flags(t) & ROUTED} if not products else set()
+        for tensor in made:
+            restored = tensor.dim() == 0 or tuple(tensor.shape) in fixed
+            size = ROUTED if chosen or (flags & ROUTED and not restored) else 0
+            self._mark(tensor, flags & COMPUTED | size, fresh=_address(tensor) not in addresses)
+
+    def _read(self, tensor: torch.Tensor, flags: int) -> None:
+        if not self.uncertain and not flags & ROUTED:
+            self._wait()
+        # A number with a fraction is logged, or asked whether it is finite; a whole number is a count of rows.
+        if flags & COMPUTED and not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            self.uncertain = True
+
+
+def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    """Whether the number of rows of the result follows from content, or may: a slice of rows whose ends the host read
+    without a word to the dispatcher."""
+    if operator in CHOOSE_ROWS:
+        return True
+    if operator == "index":
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+    if operator in ("slice", "narrow", "split_with_sizes") and given and given[0].dim():
+        return any(part.dim() == given[0].dim() and part.shape[0] != given[0].shape[0] for part in made)
+    return False
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results: they lie in lists at most."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for part in value for tensor in _flat(part)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the tensor's memory; of a wrapped tensor's own data. Its id where it has none."""
+    inner = getattr(tensor, "_data", None) if hasattr(tensor, "__tensor_flatten__") else None
+    try:
+        pointer = (tensor if inner is None else inner).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        pointer = 0
+    return pointer or -id(tensor)
+
+
+def _key(address: int, tensor: torch.Tensor) -> tuple[Any, ...]:
+    return address, tuple(tensor.shape), tensor.storage_offset() if address > 0 else 0
