@@ -23,6 +23,8 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
+from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
 from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence, timing_for_baseline, timing_looks, timing_of
@@ -77,6 +79,9 @@ class Fp8Pair:
             self._first_timing()
         return fp8_layers(self._arms)
 
+    def numerics_evidence(self) -> NumericsEvidence:
+        return numerics_of(self._arms)
+
     def loss_evidence(self) -> LossEvidence:
         """Curves for the case's seeds, and for further ones while these do not decide."""
         return self._loss_looks()[0]
@@ -101,6 +106,11 @@ class Fp8Pair:
         for name, count in counted(decision.numbers).items():
             self._measured(name, COUNTED[name], "higher", 0.0, [count])
         return self._note(decision)
+
+    def numerics(self) -> Decision:
+        """Does FP8 compute what it should: operand formats, each layer's products, gradients against BF16's."""
+        layers = self.layers_evidence()
+        return self._note(check_numerics(self.case, self.numerics_evidence(), layers))
 
     def loss(self) -> Decision:
         """Is the loss still right: curves of several seeds against BF16's."""
@@ -147,6 +157,11 @@ class Fp8Pair:
         """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, unless it says PASS or IMPROVED."""
         __tracebackhide__ = True
         return self._require(self.layers)
+
+    def assert_numerics(self) -> Decision:
+        """As :meth:`assert_layers`, of :meth:`numerics`."""
+        __tracebackhide__ = True
+        return self._require(self.numerics)
 
     def assert_loss(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`loss`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.operators import OPERANDS, product_of
+from pytest_fp8.worker.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation
 
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
@@ -81,8 +82,13 @@ class ProductRecorder(TorchDispatchMode):
         if operator in OPERANDS and self.phase:
             left, right = (args[index] for index in OPERANDS[operator])
             phase = RECOMPUTE if self._recomputing else self.phase
-            self.products.append(product_of(phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right)))
+            product = product_of(phase, operator, tuple(left.shape), tuple(right.shape), _kind(left, right))
+            self.products.append(replace(product, formats=operand_formats(*map(_dtype_name, (left, right)))))
         return func(*args, **(kwargs or {}))
+
+
+def _dtype_name(operand: Any) -> str:
+    return str(getattr(operand, "_data", operand).dtype)
 
 
 def _kind(left: Any, right: Any) -> str:

@@ -19,6 +19,16 @@ OPERANDS = {
 """Operator -> the positions of its left and right operand."""
 
 
+def operand_formats(left: str, right: str) -> tuple[str, ...]:
+    """``e4m3`` or ``e5m2`` of both operands, from the names of their types; empty where they are not both FP8.
+
+    >>> operand_formats("torch.float8_e4m3fn", "c10::Float8_e5m2")
+    ('e4m3', 'e5m2')
+    """
+    found = [next((known for known in ("e4m3", "e5m2") if known in name.lower()), "") for name in (left, right)]
+    return tuple(found) if all(found) else ()
+
+
 def product_of(
     phase: str, operator: str, left: tuple[int, ...], right: tuple[int, ...], kind: str, kernel: str = ""
 ) -> Product:
