@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -61,7 +62,7 @@ def gradients(engine: Engine, uncompiled: bool, perturbed: bool) -> dict[str, An
     if perturbed:
         engine.restart(SEED)
     return {
-        "sketches": {name: bytes(sketch.cpu().numpy().tobytes()) for name, sketch in sketches.items()},
+        "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),

@@ -44,9 +44,9 @@ class ProductCheck:
 class Gradients:
     """The gradients of one step from the weights of seed 0, as :data:`BUCKETS` numbers for each parameter."""
 
-    sketches: Mapping[str, bytes]
-    """Parameter, by the plain model's name -> float32 numbers. In the order in which the gradients were done: backward
-    through the model."""
+    sketches: Mapping[str, str]
+    """Parameter, by the plain model's name -> float32 numbers in base64. In the order in which the gradients
+    were done: backward through the model."""
     silent: Sequence[str]
     """Trained parameters that got no gradient."""
     loss: float

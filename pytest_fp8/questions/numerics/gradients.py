@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
 def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
     import numpy as np
 
-    return {name: np.frombuffer(numbers, dtype=np.float32).astype(np.float64) for name, numbers in arm.sketches.items()}
+    read = {name: np.frombuffer(b64decode(text), dtype=np.float32) for name, text in arm.sketches.items()}
+    return {name: numbers.astype(np.float64) for name, numbers in read.items()}
 
 
 def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | None:

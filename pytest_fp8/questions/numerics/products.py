@@ -95,7 +95,7 @@ def _cause(product: ProductCheck, limits: Limits) -> str:
     rest = 10 * math.log10(product.gain**2 / noise)
     if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
         return SCALE
-    if abs(gain) < 0.2:
+    if gain < 0.2:
         return UNRELATED
     if gain < 0.9:
         return TOKENS
