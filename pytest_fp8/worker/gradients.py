@@ -29,21 +29,21 @@ CHUNK_ROWS = 4096
 """Rows of :data:`BUCKETS` values that are summed at a time: 4 M values, 16 MB of random signs."""
 
 
-def gradients(engine: Engine, uncompiled: bool, perturbed: bool) -> dict[str, Any]:
-    """One step as the arm runs it, from the weights of :data:`SEED`; no weight moves. As plain data, the fields of
+def gradients(engine: Engine, uncompiled: bool, perturbed: bool, seed: int = SEED) -> dict[str, Any]:
+    """One step as the arm runs it, from the weights of ``seed``; no weight moves. As plain data, the fields of
     :class:`pytest_fp8.questions.numerics.evidence.Gradients`.
 
     ``uncompiled``: compiled code runs eagerly. ``perturbed``: the weights of all Linears are first moved by as much as
     FP8 moves products. How far gradients then move tells how far sound FP8 may move them: a router sends some rows to
     other experts, a deep model amplifies.
     """
-    engine.restart(SEED)
+    engine.restart(seed)
     if perturbed:
         _perturb(engine)
-    batch = engine.training_batch(SEED, step=0)
-    torch.manual_seed(SEED)
-    random.seed(SEED)
-    np.random.seed(SEED)
+    batch = engine.training_batch(seed, step=0)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     sketches: dict[str, torch.Tensor] = {}
     before = _random_state(engine.device)
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def gradients(engine: Engine, uncompiled: bool, perturbed: bool) -> dict[str, An
     drew = not torch.equal(before, _random_state(engine.device))
     engine.park()
     if perturbed:
-        engine.restart(SEED)
+        engine.restart(seed)
     return {
         "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
         "silent": silent,

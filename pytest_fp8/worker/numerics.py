@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.casts import SQUARE, Casts, promised_casts
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
-from pytest_fp8.worker.instrumented import instrumented_step
+from pytest_fp8.worker.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ CALLS = 32
 """Calls of one layer that are compared in a step."""
 
 
-def products(engine: Engine) -> list[dict[str, Any]]:
+def products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
     """One instrumented step; a record for each product compared, with the fields of
     :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
     watch = ProductWatch(engine)
-    instrumented_step(engine, watch)
+    instrumented_step(engine, watch, seed=seed)
     return watch.checks()
 
 

@@ -14,6 +14,7 @@ from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoints, memory
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.gradients import gradients
+from pytest_fp8.worker.instrumented import SEED
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.numerics import products
 from pytest_fp8.worker.step import first_output
@@ -82,13 +83,13 @@ class ArmServer:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
 
-    def products(self) -> list[dict[str, Any]]:
+    def products(self, seed: int = SEED) -> list[dict[str, Any]]:
         """Samples of the FP8 layers' products in one step, against the exact ones."""
-        return products(self.engine)
+        return products(self.engine, seed)
 
-    def gradients(self, uncompiled: bool, perturbed: bool) -> dict[str, Any]:
+    def gradients(self, uncompiled: bool, perturbed: bool, seed: int = SEED) -> dict[str, Any]:
         """Sketches of one step's gradients."""
-        return gradients(self.engine, uncompiled, perturbed)
+        return gradients(self.engine, uncompiled, perturbed, seed)
 
     def blocks(self, count: int, steps: int, dropped: int) -> list[float]:
         """Milliseconds per step of ``count`` blocks of ``steps`` steps, after ``dropped`` steps that do not count."""
