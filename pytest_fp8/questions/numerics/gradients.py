@@ -38,6 +38,13 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
     import numpy as np
 
     arms = [_numbers(arm) for arm in (evidence.bf16, evidence.fp8, evidence.moved)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _differences(evidence, *arms)
+
+
+def _differences(evidence: NumericsEvidence, *arms: dict[str, NDArray[Any]]) -> list[Difference]:
+    import numpy as np
+
     found: list[Difference] = []
     for name, bf16 in arms[0].items():
         fp8, moved = (arm.get(name) for arm in arms[1:])
