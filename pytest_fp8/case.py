@@ -24,7 +24,7 @@ OWN = "own"
 MEASUREMENT = 2
 """Part of the hash. Increased when the way of measuring changes, so that no old number is compared with a new one."""
 
-QUESTIONS = ("layers", "loss", "speedup", "memory", "checkpoints")
+QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 SHORT_BACKENDS = {
     "transformer_engine": "te",
     "te_fused": "te.fused",
@@ -67,7 +67,7 @@ class Case:
     seq: int | None = None
     """Tokens in a sequence; ``None``: the model's default."""
     emulated: bool = False
-    """FP8 numerics computed on the CPU: answers layers, loss and checkpoints, never speed or memory."""
+    """FP8 numerics computed on the CPU: answers layers, numerics, loss and checkpoints, never speed or memory."""
     chip: str = "hopper"
     weights: str | None = None
     """A local folder of weights; ``None`` means random weights from a seed."""

@@ -22,7 +22,7 @@ ACCELERATE = [
     Case("micro", "accelerate_torchao", "tensorwise", emulated=True),
     Case("micro", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, emulated=True),
     *(
-        Case("tiny", b, r, options, questions=("layers", "loss", "memory", "checkpoints"))
+        Case("tiny", b, r, options, questions=("layers", "numerics", "loss", "memory", "checkpoints"))
         for b, r, options in (
             ("accelerate_te", "delayed", MOST),
             ("trainer_te", "delayed", MOST),
@@ -43,7 +43,7 @@ UNSLOTH = [
     # Checkpoints hold the adapters alone: a frozen base in FP8 is no checkpoint. Those of tiny hold the optimizer, too.
     # On the random weights of 1B the loss jumps by 1.5 nats from step to step, and cannot tell whether training
     # resumed.
-    Case("tiny", "unsloth", "rowwise", lora=16, questions=("layers", "loss", "memory", "checkpoints")),
+    Case("tiny", "unsloth", "rowwise", lora=16, questions=("layers", "numerics", "loss", "memory", "checkpoints")),
     Case("1b", "unsloth", "rowwise", lora=16, lora_targets=ATTENTION, **WEIGHTS_ALONE),
     Case("1b", "unsloth", "rowwise", lora=16, **WEIGHTS_ALONE),
     Case("8b", "unsloth", "rowwise", lora=8, lora_targets=("q_proj", "v_proj"), **WEIGHTS_ALONE),
@@ -53,7 +53,7 @@ UNSLOTH = [
 # A decoder in Transformer Engine's own layers. At 182m there are also the same recipes without joined projections,
 # which tells what joining them adds. The other sizes are those of which people reported speedups.
 TE_FUSED = [
-    Case("tiny", "te_fused", "current", questions=("layers", "loss", "memory", "checkpoints")),
+    Case("tiny", "te_fused", "current", questions=("layers", "numerics", "loss", "memory", "checkpoints")),
     Case("182m", "te_fused", "delayed"),
     Case("182m", "te_fused", "current", **WEIGHTS_ALONE),
 ]
@@ -135,7 +135,7 @@ VIT = [
     Case("own", "transformer_engine", "current", name="vit", **HORIZON),
 ]
 # Each step routes other rows, so that shapes change and nothing is compiled: no case for the speed question.
-EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "loss", "checkpoints"), **HORIZON}
+EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "numerics", "loss", "checkpoints"), **HORIZON}
 MOE = [
     Case("own", "torchao", "tensorwise", name="moe", **OWN_EMULATED),
     Case("own", "torchao", "tensorwise", name="moe", **EAGER_OWN),

@@ -24,7 +24,7 @@ EMULATED = [
 """torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
-TINY = [Case("tiny", b, r, questions=("layers", "loss", "memory", "checkpoints")) for b, r in RECIPES]
+TINY = [Case("tiny", b, r, questions=("layers", "numerics", "loss", "memory", "checkpoints")) for b, r in RECIPES]
 SLOWER = {
     ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
     ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200",

@@ -256,7 +256,6 @@ def test_every_product_of_a_step_belongs_to_a_layer(fused):
     evidence = from_plain(LayersEvidence, layers(fused))
     assert evidence.recipes["model.layers.0.self_attn.qkv_proj"] == {"recipe": "current", "fp8_format": "HYBRID"}
     assert sorted(evidence.live_fp8) == sorted(evidence.converted)
-    assert all(gain == pytest.approx(1, abs=1e-2) for gain, _ in evidence.output_accuracy.values())
     step = evidence.step()
     assert {a.kind for a in step.attributions} == {"bfloat16"}
     assert len(step.attributions) == 3 * 9

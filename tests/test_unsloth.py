@@ -20,7 +20,6 @@ from pytest_fp8.backends import backend, unsloth
 from pytest_fp8.worker import checkpoint_stores, checkpoints
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.observe import observe_forward
-from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.zoo import data, folder
 
@@ -177,7 +176,7 @@ def test_products_without_a_call_of_their_module_are_seen(library):
         library.matmul_lora(torch.randn(3, 8, 32), q, None, a, b, 2.0)
         library.matmul_lora(torch.randn(3, 16), q.t(), None, None, None, None)
 
-    calls, _, _ = observe_forward(model, sizes, unsloth.UnslothBf16(), forward)
+    calls, _ = observe_forward(model, sizes, unsloth.UnslothBf16(), forward)
     assert [(c.name, c.rows, c.needs_dgrad, c.needs_wgrad) for c in calls] == [
         ("q", 24, True, False),
         ("a", 24, True, True),
@@ -208,16 +207,6 @@ def test_the_recipe_is_read_from_torchaos_own_tensor():
     assert backend.recipe_in_force(layer) == {"recipe": "rowwise"}
     assert backend.recipe_in_force(quantized("tensor")) == {"recipe": "tensorwise"}
     assert not backend.is_fp8_layer(torch.nn.Linear(4, 4))
-
-
-def test_the_product_of_an_fp8_weight_is_compared_with_the_values_it_holds():
-    layer = quantized("row")
-    given = torch.randn(32, 64).bfloat16()
-    output = given @ layer.weight.dequantize().t()
-    gain, sqnr = output_accuracy(layer, given, output)
-    assert gain == pytest.approx(1, abs=0.01)
-    assert sqnr > 40
-    assert output_accuracy(layer, given, 2 * output)[0] == pytest.approx(2, abs=0.02)
 
 
 def test_the_reference_is_the_same_librarys_16_bit_lora():

@@ -35,6 +35,7 @@ _MARK = {
 _COLUMNS = (
     "FP8\nlayers",
     "FP8\nFLOPs",
+    "gradients\noff BF16",
     "loss gap\nin nats",
     "speedup\nover BF16",
     "stored\nbaseline",
@@ -72,13 +73,15 @@ def summary(ledger: Ledger, color: bool) -> str:
 def row(entry: Entry) -> list[str]:
     """The cells of one case; a question that was not asked is a dash."""
     decisions = entry.decisions
-    layers, loss, memory = (decisions.get(question) for question in ("layers", "loss", "memory"))
+    asked = ("layers", "numerics", "loss", "memory")
+    layers, numerics, loss, memory = (decisions.get(question) for question in asked)
     speed = decisions.get("speedup") or decisions.get("faster")
     checkpoints = decisions.get("checkpoints")
     carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
     cells = [
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
+        _cell(numerics, _gradients),
         _cell(loss, _gap),
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
@@ -90,6 +93,12 @@ def row(entry: Entry) -> list[str]:
     elif entry.errors:
         cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
     return cells
+
+
+def _gradients(numbers: Mapping[str, Any]) -> str:
+    """The largest relative difference of a gradient; where there is none, the products that were compared."""
+    error = numbers.get("gradient_error")
+    return f"{error:.1%}" if error is not None else f"{numbers.get('products', 0)} products"
 
 
 def _gap(numbers: Mapping[str, Any]) -> str:

@@ -30,18 +30,18 @@ class Observer(Protocol):
         alternate, so that a part comes several times."""
 
 
-def instrumented_step(engine: Engine, *observers: Observer) -> torch.Tensor:
+def instrumented_step(engine: Engine, *observers: Observer, seed: int = SEED) -> torch.Tensor:
     """One step in which both arms do the same work; gives its loss, detached.
 
-    The arm restarts with the weights of :data:`SEED`, gets the first batch of that seed's curve, and draws from
+    The arm restarts with the weights of ``seed``, gets the first batch of that seed's curve, and draws from
     generators that are seeded alike, so that dropout masks are the same in both arms. Compiled code runs uncompiled,
     because hooks do not run inside it. The optimizer changes no weight, and gradients are dropped afterwards.
     """
-    engine.restart(SEED)
-    batch = engine.training_batch(SEED, step=0)
-    torch.manual_seed(SEED)
-    random.seed(SEED)
-    np.random.seed(SEED)
+    engine.restart(seed)
+    batch = engine.training_batch(seed, step=0)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:

@@ -29,7 +29,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     batch = engine.timing_batch(0)
 
     modules = dict(engine.model.named_modules())
-    calls, recipes, accuracy = observed(engine, batch)
+    calls, recipes = observed(engine, batch)
     # The batch is made again, so that torch's generators are where the observed pass found them.
     batch = engine.timing_batch(0)
     engine.park()
@@ -57,7 +57,6 @@ def layers(engine: Engine) -> dict[str, Any]:
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "output_accuracy": accuracy,
         "foreign": to_plain(_foreign(engine, owned)),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
@@ -76,9 +75,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     }
 
 
-def observed(
-    engine: Engine, batch: Any
-) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
+def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
     """:func:`observe_forward` of one eager forward pass, or of one eager hand-written step that changes no weight."""
     if engine.own_step is None:
 

@@ -11,7 +11,6 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import LayerCall
-from pytest_fp8.worker.output_accuracy import output_accuracy
 from pytest_fp8.worker.recomputation import checkpointed, inlined_reentrant
 
 
@@ -48,8 +47,6 @@ class LayerWatch:
         """In execution order."""
         self.recipes: dict[str, dict[str, Any]] = {}
         """FP8 layer -> the recipe in force, read inside its forward pass."""
-        self.accuracy: dict[str, tuple[float, float]] = {}
-        """FP8 layer -> :func:`output_accuracy`."""
         self._without_gradients: set[int] = set()
         """Calls without gradients: a target network or an evaluation; or the first pass of reentrant checkpointing,
         where the backward pass calls the layer again."""
@@ -64,7 +61,6 @@ class LayerWatch:
         handles: list[Any] = []
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._after(name), with_kwargs=True))
         try:
             yield
         finally:
@@ -75,13 +71,11 @@ class LayerWatch:
         """The calls that train."""
         return [c for index, c in enumerate(self.calls) if c.recomputed or index not in self._without_gradients]
 
-    def note_fused(self, module: torch.nn.Module, rows: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    def note_fused(self, module: torch.nn.Module, rows: int, _: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Note a product that a library's function computed without calling the layer."""
         name = self._names[id(module)]
         # Such functions compute the input's gradient whether it is needed or not.
         self._note(name, module, rows, needs_dgrad=True)
-        if sample is not None:
-            self.accuracy[name] = output_accuracy(module, *sample)
 
     def _note(self, name: str, module: torch.nn.Module, rows: int, needs_dgrad: bool) -> None:
         fp8 = self._backend.is_fp8_layer(module)
@@ -117,15 +111,6 @@ class LayerWatch:
 
         return before
 
-    def _after(self, name: str) -> Callable[..., None]:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if self._part is not None and self._part.name != "forward":
-                return
-            if self._backend.is_fp8_layer(module) and isinstance(output, torch.Tensor):
-                self.accuracy[name] = output_accuracy(module, input_of(args, kwargs), output)
-
-        return after
-
     def _mark_recomputed(self, name: str, needs_dgrad: bool) -> None:
         """Mark the latest call of this layer as recomputed. Reentrant checkpointing runs without gradients at first, so
         only its recomputation shows which gradients are needed."""
@@ -142,8 +127,8 @@ def observe_forward(
     backend: Backend,
     forward: Callable[[], Any],
     part: Part | None = None,
-) -> tuple[list[LayerCall], dict[str, dict[str, Any]], dict[str, tuple[float, float]]]:
-    """Run ``forward`` with a :class:`LayerWatch`; gives calls that train, recipes in force and accuracy of outputs.
+) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
+    """Run ``forward`` with a :class:`LayerWatch`; gives calls that train and recipes in force.
 
     Compiled code runs uncompiled in this one pass, because hooks do not run inside it. What the compiled step executes
     is read from a profile.
@@ -162,7 +147,7 @@ def observe_forward(
             stack.enter_context(nothing)
             stack.enter_context(inlined_reentrant())
         forward()
-    return watch.counted(), watch.recipes, watch.accuracy
+    return watch.counted(), watch.recipes
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,16 @@ RECURRENT_OPERATORS = {
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 
 
+def operand_formats(left: str, right: str) -> tuple[str, ...]:
+    """``e4m3`` or ``e5m2`` of both operands, from the names of their types; empty where they are not both FP8.
+
+    >>> operand_formats("torch.float8_e4m3fn", "c10::Float8_e5m2")
+    ('e4m3', 'e5m2')
+    """
+    found = [next((known for known in ("e4m3", "e5m2") if known in name.lower()), "") for name in (left, right)]
+    return tuple(found) if all(found) else ()
+
+
 def product_of(
     phase: str, operator: str, left: tuple[int, ...], right: tuple[int, ...], kind: str, kernel: str = ""
 ) -> Product:
@@ -45,7 +56,9 @@ def products_of_call(phase: str, operator: str, args: Any, result: Any) -> list[
     """The products that one call computes, with the operands' precision; attention's own are not counted."""
     if operator in OPERANDS:
         left, right = (args[index] for index in OPERANDS[operator])
-        return [product_of(phase, operator, tuple(left.shape), tuple(right.shape), kind_of(left, right))]
+        product = product_of(phase, operator, tuple(left.shape), tuple(right.shape), kind_of(left, right))
+        formats = operand_formats(*(str(getattr(operand, "_data", operand).dtype) for operand in (left, right)))
+        return [replace(product, formats=formats)]
     if operator in ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"):
         transposed = operator == "convolution" and args[6]
         return [_convolution(phase, args[0], args[1], result, transposed)]

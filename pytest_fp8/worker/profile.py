@@ -16,7 +16,7 @@ import torch
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.operators import OPERANDS, product_of
+from pytest_fp8.worker.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.te_products import TE_RANGE, te_product, watch_transformer_engine
 
@@ -54,6 +54,8 @@ class TraceEvent:
     correlation: int
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
+    fast_accumulation: bool | None = None
+    """Of ``aten::_scaled_mm``: its argument ``use_fast_accum``."""
 
 
 def plain_events(profiler: Any) -> list[TraceEvent]:
@@ -75,9 +77,18 @@ def plain_events(profiler: Any) -> list[TraceEvent]:
                 correlation=event.correlation_id(),
                 shapes=tuple(event.shapes()) if not gpu else (),
                 dtypes=tuple(event.dtypes()) if not gpu else (),
+                fast_accumulation=_fast_accumulation(event) if not gpu else None,
             )
         )
     return plain
+
+
+def _fast_accumulation(event: Any) -> bool | None:
+    """The argument ``use_fast_accum``, the eighth of ``_scaled_mm``; ``None`` where the profiler does not keep it."""
+    if event.name() != "aten::_scaled_mm" or not hasattr(event, "concrete_inputs"):
+        return None
+    given = event.concrete_inputs()
+    return given[7] if len(given) > 7 and isinstance(given[7], bool) else None
 
 
 def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
@@ -130,6 +141,8 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             left_shape, right_shape = tuple(event.shapes[one]), tuple(event.shapes[two])
             add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
             product = product_of(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event)))
+            formats = operand_formats(event.dtypes[one], event.dtypes[two])
+            product = replace(product, formats=formats, fast_accumulation=event.fast_accumulation)
             products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
     add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
     add("communication", [event for event in events if event.gpu and event.name.startswith("nccl")])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.worker.operators import operand_formats
 
 TE_RANGE = "fp8 te product: "
 
@@ -38,7 +40,9 @@ def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
         kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
-        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind])
+        split = kwargs.get("use_split_accumulator")
+        accumulation = "" if split is None else "split" if split else "fast"
+        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind, _format(a), _format(b), accumulation])
         with torch.profiler.record_function(TE_RANGE + label):
             return general_gemm(a, b, *args, **kwargs)
 
@@ -67,12 +71,20 @@ def _text(operand: Any) -> str:
     return f"{rows}x{dims[-1]}"
 
 
+def _format(operand: Any) -> str:
+    """The name of an operand's FP8 format as the library says it (``DType.kFloat8E4M3``), or an empty string."""
+    return str(getattr(operand, "_fp8_dtype", ""))
+
+
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in text.split("x"))
 
 
 def te_product(phase: str, label: str, kernel: str) -> Product:
     """The product of a range with this name."""
-    layout, left, right, kind = label.removeprefix(TE_RANGE).split("|")
+    layout, left, right, kind, *told = label.removeprefix(TE_RANGE).split("|")
+    one, two, accumulation = told or ("", "", "")
     inner, outer = te_extents(layout, _shape(left), _shape(right))
-    return Product(phase, inner, outer, kind, f"te.{layout}", kernel)
+    product = Product(phase, inner, outer, kind, f"te.{layout}", kernel)
+    fast = {"fast": True, "split": False}.get(accumulation)
+    return replace(product, formats=operand_formats(one, two), fast_accumulation=fast)

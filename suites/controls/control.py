@@ -93,4 +93,4 @@ def micro(recipe: str = "tensorwise", **more: Any) -> Case:
 
 def tiny(backend: str, recipe: str, **more: Any) -> Case:
     """A case on a GPU that asks everything but speed, of which a model this small says nothing."""
-    return Case("tiny", backend, recipe, questions=("layers", "loss", "memory", "checkpoints"), **more)
+    return Case("tiny", backend, recipe, questions=("layers", "numerics", "loss", "memory", "checkpoints"), **more)

@@ -159,7 +159,7 @@ class OneScaleOffByTwo(Control):
 
     number, id = 12, "scale-off-by-two"
     title = "one layer's scale is off by two"
-    question, cause = "layers", "a wrong scale"
+    question, cause = "numerics", "a wrong scale"
     case = micro()
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:

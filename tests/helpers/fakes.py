@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email.parser  # noqa: F401
 import itertools
+from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ from pytest_fp8.gpu import Conditions, Gpu
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.recipes import FPROP, RECOMPUTE, recipe_facts
+from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, recipe_facts
 
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85_000_000_000, "580.159.04", 700.0)
@@ -175,13 +176,23 @@ class FakeProcess:
             "recompute": case.activation_checkpointing,
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
             "in_eval": [],
-            "output_accuracy": {},
             "stale_amax": [],
             "foreign": [],
             "dropped_behaviour": {},
             "stacked_weights": {},
             "switches": {"asked": "", "accelerate": ""},
         }
+
+    def products(self) -> list[dict[str, Any]]:
+        sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
+        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0}
+        return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
+
+    def gradients(self, uncompiled: bool, perturbed: bool) -> dict[str, Any]:
+        off = 0.05 if self.is_fp8 or perturbed else 0.0
+        numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
+        text = b64encode(numbers.astype(np.float32).tobytes()).decode()
+        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0, "drew": False}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]

@@ -53,8 +53,6 @@ class LayersEvidence:
     """Name -> module path and class of the live module."""
     in_eval: Sequence[str] = ()
     """Converted layers that are in eval mode although the model trains."""
-    output_accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """FP8 layer -> (gain, SQNR in dB) of its output against the same product in high precision."""
     stale_amax: Sequence[str] = ()
     """FP8 layers whose amax history was not changed by a training step."""
     foreign: Sequence[Product] = ()

@@ -51,6 +51,10 @@ class Product:
     """Products in one call, for batched operators."""
     milliseconds: float = 0.0
     """GPU time of the kernels that the call launched; 0 on a CPU."""
+    formats: tuple[str, ...] = ()
+    """FP8 formats of the operands, ``e4m3`` or ``e5m2``, left and right; empty where they are not FP8 or not known."""
+    fast_accumulation: bool | None = None
+    """Whether sums are kept in fewer bits than float32; ``None`` where the call does not say."""
 
     @property
     def flops(self) -> int:

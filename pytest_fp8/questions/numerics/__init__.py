@@ -1,0 +1,1 @@
+"""The question ``numerics``: what each product computed, forward and backward, and the gradients of both arms."""

@@ -1,0 +1,91 @@
+"""Does FP8 compute what it should, forward and backward? Operand formats, products and gradients, together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_fp8.case import Case
+from pytest_fp8.questions.findings import Finding
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence
+from pytest_fp8.questions.numerics.formats import find_in_formats
+from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
+from pytest_fp8.questions.numerics.limits import Limits, limits_of
+from pytest_fp8.questions.numerics.products import distance, find_in_products, gain_error, judged_products
+from pytest_fp8.verdicts import Decision, Verdict
+
+QUESTION = "numerics"
+
+
+def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
+    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients."""
+    limits, found = limits_of(case.backend, case.recipe), differences(evidence)
+    numbers = _numbers(evidence, found, limits)
+    finding = (
+        _other_data(evidence)
+        or find_in_formats(case, layers)
+        or find_in_products(case, evidence, limits)
+        or find_in_gradients(found, limits)
+        or _nothing(numbers)
+        or undecided(found, limits)
+    )
+    if finding is not None:
+        verdict, lines = finding
+        return Decision(QUESTION, verdict, numbers=numbers, **lines)
+    largest = f", gradients within {numbers['gradient_error']:.1%} of BF16's" if found else ""
+    products = (
+        f"{numbers['products']} products of {numbers['layers']} layers right (lowest SQNR {numbers['sqnr_db']:.1f} dB)"
+        if numbers["products"]
+        else "no layer's products can be seen by themselves"
+    )
+    return Decision(QUESTION, Verdict.PASS, products + largest, numbers=numbers)
+
+
+def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> dict[str, Any]:
+    judged = judged_products(evidence)
+    roles: dict[str, dict[str, float]] = {}
+    for product in judged:
+        role = roles.setdefault(
+            product.role, {"products": 0, "sqnr_db": 100.0, "distance_db": -100.0, "gain_error": 0.0}
+        )
+        role["products"] += 1
+        role["sqnr_db"] = min(role["sqnr_db"], product.sqnr)
+        role["distance_db"] = max(role["distance_db"], distance(product))
+        role["gain_error"] = max(role["gain_error"], abs(gain_error(product)))
+    return {
+        "products": len(judged),
+        "layers": len({product.layer for product in judged}),
+        "roles": roles,
+        "sqnr_db": min((product.sqnr for product in judged), default=None),
+        "underflow": max((product.underflow for product in judged), default=0.0),
+        "gradients": len(found),
+        "gradient_error": max((each.relative for each in found), default=None),
+        "gradient_ratio": max((each.relative / each.moved for each in found if each.moved), default=None),
+        "limits": {"sqnr_db": limits.sqnr_db, "gain": limits.gain, "gradients": limits.gradients},
+        "losses": {"fp8": evidence.fp8.loss, "bf16": evidence.bf16.loss},
+    }
+
+
+def _other_data(evidence: NumericsEvidence) -> Finding | None:
+    if evidence.fp8.data == evidence.bf16.data:
+        return None
+    return Verdict.INVALID, {
+        "headline": "the arms got different data, so their gradients cannot be compared",
+        "expected": "the same batch in both arms",
+        "seen": f"fingerprints {evidence.bf16.data:08x} (BF16) and {evidence.fp8.data:08x} (FP8)",
+        "cause": "the batch depends on the arm, or on random numbers that torch's generators do not draw",
+        "next_step": "make batch(step) give the same tensors for the same step in every process",
+    }
+
+
+def _nothing(numbers: dict[str, Any]) -> Finding | None:
+    if numbers["products"] or numbers["gradients"]:
+        return None
+    return Verdict.NOT_EXERCISED, {
+        "headline": "no FP8 product and no gradient to compare",
+        "expected": "layers in FP8, or parameters with gradients",
+        "seen": "neither in the step that was watched",
+        "cause": "the conversion left all layers in high precision, or the step calls none of them",
+        "next_step": "ask fp8_pair.assert_layers(), which names what was converted",
+    }

@@ -1,0 +1,104 @@
+"""What an arm says of the products of one step and of the gradients they led to; and how it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.arms import Arm, PairArms
+from pytest_fp8.recipes import Role
+
+BUCKETS = 1024
+"""Numbers that stand for one parameter's gradient. The size of a difference is then known to about 2 %, and a gain to a
+thirtieth of the relative difference."""
+
+
+@dataclass(frozen=True)
+class ProductCheck:
+    """A sample of one executed product, against the exact product of its own operands."""
+
+    layer: str
+    role: Role
+    values: int
+    """How many of the product's values were compared."""
+    power: float
+    """Sum of squares of the exact values; 0 where there is nothing to compare with."""
+    gain: float
+    """Least-squares factor between the values and the exact ones: 1 for right scales."""
+    sqnr: float
+    """``10 log10(|exact|^2 / |exact - seen|^2)`` in dB, at most 100."""
+    own_gain: float
+    """The gain that the recipe's own casts give on these operands."""
+    own_sqnr: float
+    """The SQNR that they give."""
+    gain_error: float
+    """Standard error of the gain: large where few large values carry the power."""
+    lost: float
+    """Share of values that are zero and should not be."""
+    underflow: float
+    """Share of nonzero operand values that the recipe's own cast makes zero: the larger of both operands'."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of one step from the weights of seed 0, as :data:`BUCKETS` numbers for each parameter."""
+
+    sketches: Mapping[str, str]
+    """Parameter, by the plain model's name -> float32 numbers in base64. In the order in which the gradients
+    were done: backward through the model."""
+    silent: Sequence[str]
+    """Trained parameters that got no gradient."""
+    loss: float
+    """Of the step."""
+    data: int
+    """Fingerprint of the batch."""
+    drew: bool
+    """Whether the step drew random numbers, as dropout does. Compiled code draws others than uncompiled."""
+
+
+@dataclass(frozen=True)
+class NumericsEvidence:
+    """Both arms' step. ``moved``: the reference with its Linears' weights moved at random by as much as FP8 moves
+    products: how far gradients may then move, in this model and on this batch."""
+
+    products: Sequence[ProductCheck]
+    """Of the FP8 layers."""
+    reference: Sequence[ProductCheck]
+    """Of the same layers in the reference, to know which of them multiply input and weight and do nothing else."""
+    fp8: Gradients
+    bf16: Gradients
+    moved: Gradients
+
+
+def numerics_of(arms: PairArms) -> NumericsEvidence:
+    """Asked once; the reference for all cases that share it. Raises ``ArmError``."""
+    return arms.once("numerics", lambda: _ask(arms))
+
+
+def _ask(arms: PairArms) -> NumericsEvidence:
+    products = _products(arms.fp8)
+    reference = arms.shared("numerics products", lambda: _products(arms.bf16))
+    gradients = _gradients_of(arms, uncompiled=False)
+    if any(each.drew for each in gradients) and arms.case.compile:
+        # Dropout masks agree between the arms only where neither is compiled.
+        gradients = _gradients_of(arms, uncompiled=True)
+    return NumericsEvidence(products, reference, *gradients)
+
+
+def _gradients_of(arms: PairArms, uncompiled: bool) -> tuple[Gradients, Gradients, Gradients]:
+    fp8 = _gradients(arms.fp8, uncompiled, perturbed=False)
+
+    def of_reference(perturbed: bool) -> Gradients:
+        name = f"numerics gradients {uncompiled} {perturbed}"
+        return arms.shared(name, lambda: _gradients(arms.bf16, uncompiled, perturbed))
+
+    return fp8, of_reference(False), of_reference(True)
+
+
+def _products(arm: Arm) -> Sequence[ProductCheck]:
+    return [from_plain(ProductCheck, product) for product in arm.request("products")]
+
+
+def _gradients(arm: Arm, uncompiled: bool, perturbed: bool) -> Gradients:
+    return from_plain(Gradients, arm.request("gradients", uncompiled=uncompiled, perturbed=perturbed))

@@ -1,0 +1,131 @@
+"""Compares the arms' gradients by their sketches, parameter by parameter. Pure."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
+from pytest_fp8.questions.numerics.limits import LEAST_VALUES, UNDECIDED, Limits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The gradient of one parameter in the FP8 arm, against the reference's."""
+
+    parameter: str
+    relative: float
+    """|FP8 - BF16| / |BF16|."""
+    gain: float
+    """<FP8, BF16> / |BF16|^2."""
+    cosine: float
+    moved: float
+    """|moved - BF16| / |BF16|: what weights that are moved as much as FP8 moves products do to it."""
+
+    def limit(self, limits: Limits) -> float:
+        return limits.gradients * self.moved
+
+
+def differences(evidence: NumericsEvidence) -> list[Difference]:
+    """Of each parameter with a gradient in the reference, in the order of the backward pass."""
+    import numpy as np
+
+    arms = [_numbers(arm) for arm in (evidence.bf16, evidence.fp8, evidence.moved)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _differences(evidence, *arms)
+
+
+def _differences(evidence: NumericsEvidence, *arms: dict[str, NDArray[Any]]) -> list[Difference]:
+    import numpy as np
+
+    found: list[Difference] = []
+    for name, bf16 in arms[0].items():
+        fp8, moved = (arm.get(name) for arm in arms[1:])
+        if fp8 is None and name in evidence.fp8.silent:
+            fp8 = np.zeros_like(bf16)
+        length = float(np.linalg.norm(bf16))
+        if fp8 is None or moved is None or not length or np.count_nonzero(bf16) < LEAST_VALUES:
+            continue
+        product, own = float(fp8 @ bf16), float(np.linalg.norm(fp8))
+        found.append(
+            Difference(
+                parameter=name,
+                relative=float(np.linalg.norm(fp8 - bf16)) / length,
+                gain=product / length**2,
+                cosine=product / (length * own) if own else 0.0,
+                moved=float(np.linalg.norm(moved - bf16)) / length,
+            )
+        )
+    # One draw of moved weights: a parameter that it happened to move little is taken to move half as much as others.
+    middle = float(np.median([each.moved for each in found])) if found else 0.0
+    return [
+        Difference(d.parameter, d.relative, d.gain, d.cosine, max(d.moved, middle / 2)) if math.isfinite(d.moved) else d
+        for d in found
+    ]
+
+
+def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    read = {name: np.frombuffer(b64decode(text), dtype=np.float32) for name, text in arm.sketches.items()}
+    return {name: numbers.astype(np.float64) for name, numbers in read.items()}
+
+
+def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | None:
+    """FAIL names the first wrong gradient of the backward pass: where the error begins."""
+    # Not "more than the limit": a gradient that is not finite is within no limit.
+    wrong = [d for d in found if math.isfinite(d.moved) and not d.relative <= d.limit(limits)]
+    if not wrong:
+        return None
+    first, index = wrong[0], found.index(wrong[0])
+    before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
+    worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
+    return fail(
+        f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
+        expected=f"at most {first.limit(limits):.1%} from BF16's gradient of {first.parameter} at the same weights "
+        f"and batch: {limits.gradients:.1f} times what weights do that are moved as much as FP8 moves products",
+        seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
+        f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off; also "
+        f"{some([d.parameter for d in wrong[1:]]) or 'no other'}",
+        cause=_cause(first, worst),
+        next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass; if the layers' "
+        "products are right when run uncompiled, compile less (Case(compile=False)) and ask again",
+    )
+
+
+def _cause(first: Difference, worst: Difference) -> str:
+    if not math.isfinite(first.relative):
+        return f"the gradient of {first.parameter} is not finite in the FP8 arm"
+    if abs(first.gain) < 0.05 and first.relative < 1.05:
+        return f"no gradient arrives at {first.parameter} in the FP8 arm"
+    if first.cosine > 0.95:
+        return f"the gradient of {first.parameter} is multiplied by {first.gain:.2f} in the FP8 arm"
+    return (
+        f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens or "
+        "values is lost, or operands are wrong"
+    )
+
+
+def undecided(found: Sequence[Difference], limits: Limits) -> Finding | None:
+    """INCONCLUSIVE where gradients are mostly rounding noise: no limit would tell a wrong one."""
+    from pytest_fp8.verdicts import Verdict
+
+    open_ones = [d for d in found if not d.limit(limits) < UNDECIDED]
+    if 2 * len(open_ones) <= len(found):
+        return None
+    return Verdict.INCONCLUSIVE, {
+        "headline": f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
+        "expected": f"gradients that move by less than {UNDECIDED / limits.gradients:.0%} where weights are moved as "
+        "much as FP8 moves products",
+        "seen": f"{some([f'{d.parameter} {d.moved:.0%}' for d in open_ones])}",
+        "cause": "the loss of this batch at these weights hardly depends on what is trained, or small changes send "
+        "rows another way (routers); the products of each layer were judged and are right",
+        "next_step": "give a larger batch, or weights that were trained",
+    }

@@ -1,0 +1,102 @@
+"""Judges samples of executed products: by their gain and their SQNR beside what the recipe's casts give. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from pytest_fp8.case import Case
+from pytest_fp8.casts import promised_casts
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
+from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, PLAIN_DB, Limits
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
+
+FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
+ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE = (
+    "it gives zeros",
+    "it gives values that are not finite",
+    "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product",
+    "a part of the product is missing: of the tokens, or of an operand's values, which underflow or saturate",
+    "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or stale ones",
+    "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, so that "
+    "values underflow or saturate",
+)
+
+
+def judged_products(evidence: NumericsEvidence) -> list[ProductCheck]:
+    """The products that can be judged: with values other than zero, of layers that only multiply input and weight."""
+    plain: dict[str, bool] = {}
+    for product in evidence.reference:
+        sound = not product.power or product.sqnr >= min(PLAIN_DB, product.own_sqnr)
+        plain[product.layer] = plain.get(product.layer, True) and sound
+    return [p for p in evidence.products if p.power and plain.get(p.layer, True)]
+
+
+def distance(product: ProductCheck) -> float:
+    """How far the product's SQNR is below that of the recipe's own casts, in dB."""
+    return min(product.own_sqnr, HIGH_PRECISION_DB) - product.sqnr
+
+
+def gain_error(product: ProductCheck) -> float:
+    """The product's gain over that of the recipe's own casts, less one."""
+    return product.gain / product.own_gain - 1 if product.own_gain else product.gain - 1
+
+
+def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
+    """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
+    wrong: dict[tuple[str, str], list[ProductCheck]] = defaultdict(list)
+    for product in judged_products(evidence):
+        cause = _cause(product, limits)
+        if cause:
+            wrong[product.role, cause].append(product)
+    if not wrong:
+        return None
+    # What goes wrong forward reaches every gradient: it comes first.
+    order = {FPROP: 0, RECOMPUTE: 1, DGRAD: 2, WGRAD: 3}
+    (role, cause), found = min(wrong.items(), key=lambda item: (order[item[0][0]], -len(item[1])))
+    worst = max(found, key=lambda p: distance(p) if math.isfinite(p.sqnr) else math.inf)
+    others = [p.layer for p in found if p.layer != worst.layer]
+    more = sorted({f"{other_role} of {some([p.layer for p in ps])}" for (other_role, _), ps in wrong.items()})
+    in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
+    casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
+    return fail(
+        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product",
+        expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
+        f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
+        "tensors",
+        seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
+        f"zero that should not be"
+        + (f"; also {some(others)}" if others else "")
+        + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
+        cause=f"{role} of {worst.layer}: {cause}",
+        next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets, and "
+        "compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
+    )
+
+
+def _gain_limit(product: ProductCheck, limits: Limits) -> float:
+    return limits.gain + 4 * product.gain_error
+
+
+def _cause(product: ProductCheck, limits: Limits) -> str:
+    """What is wrong with the product, or an empty string."""
+    if not (math.isfinite(product.gain) and math.isfinite(product.sqnr)):
+        return NOT_FINITE
+    far = distance(product) > limits.sqnr_within(product.values)
+    off = abs(gain_error(product)) > _gain_limit(product, limits)
+    if not (far or off):
+        return ""
+    if product.lost > 0.99 or product.gain == 0:
+        return ZEROS
+    gain = gain_error(product) + 1
+    noise = max(10 ** (-product.sqnr / 10) - (1 - product.gain) ** 2, 1e-10)
+    # The SQNR that is left once the values are divided by their gain.
+    rest = 10 * math.log10(product.gain**2 / noise)
+    if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
+        return SCALE
+    if gain < 0.2:
+        return UNRELATED
+    if gain < 0.9:
+        return TOKENS
+    return COARSE

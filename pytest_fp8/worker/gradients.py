@@ -1,0 +1,150 @@
+"""Sketches of the gradients of one training step: few numbers for each parameter, equal ones for equal gradients."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pytest_fp8.questions.numerics.evidence import BUCKETS
+from pytest_fp8.worker.fused_params import plain_name, split
+from pytest_fp8.worker.instrumented import SEED
+from pytest_fp8.worker.step import muted
+from pytest_fp8.zoo import data
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.engine import Engine
+
+PERTURBATION = 2.0**-4
+"""Weights are moved by a random factor within 1 +- this: 3.6 % in the mean, as much as e4m3 casts of both operands
+change a product (28.6 dB)."""
+CHUNK_ROWS = 4096
+"""Rows of :data:`BUCKETS` values that are summed at a time: 4 M values, 16 MB of random signs."""
+
+
+def gradients(engine: Engine, uncompiled: bool, perturbed: bool, seed: int = SEED) -> dict[str, Any]:
+    """One step as the arm runs it, from the weights of ``seed``; no weight moves. As plain data, the fields of
+    :class:`pytest_fp8.questions.numerics.evidence.Gradients`.
+
+    ``uncompiled``: compiled code runs eagerly. ``perturbed``: the weights of all Linears are first moved by as much as
+    FP8 moves products. How far gradients then move tells how far sound FP8 may move them: a router sends some rows to
+    other experts, a deep model amplifies.
+    """
+    engine.restart(seed)
+    if perturbed:
+        _perturb(engine)
+    batch = engine.training_batch(seed, step=0)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    sketches: dict[str, torch.Tensor] = {}
+    before = _random_state(engine.device)
+    with ExitStack() as stack:
+        stack.enter_context(muted(engine.optimizer))
+        if uncompiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        reached = stack.enter_context(sketched(engine, sketches))
+        loss = engine.step(batch)
+    silent = sorted(
+        plain_name(name)
+        for name, parameter in engine.model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad and id(parameter) not in reached
+    )
+    drew = not torch.equal(before, _random_state(engine.device))
+    engine.park()
+    if perturbed:
+        engine.restart(seed)
+    return {
+        "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
+        "silent": silent,
+        "loss": float(loss),
+        "data": data.fingerprint(batch),
+        "drew": drew,
+    }
+
+
+@torch.no_grad()
+def _perturb(engine: Engine) -> None:
+    torch.manual_seed(SEED)
+    modules = dict(engine.model.named_modules())
+    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
+    for weight in weights.values():
+        noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+        weight.copy_(weight * noise)
+
+
+@contextmanager
+def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[int]]:
+    """While open, note each parameter's gradient whenever it was accumulated; the last one counts. Gives the ids of the
+    parameters that got one.
+
+    Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
+    """
+    fused = engine.fused_params
+    reached: set[int] = set()
+
+    def noting(name: str) -> Callable[[torch.Tensor], None]:
+        def note(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            reached.add(id(parameter))
+            for part, gradient in split([(name, parameter.grad.detach())], fused):
+                plain = plain_name(part)
+                sketches.pop(plain, None)
+                sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()))
+
+        return note
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(noting(name))
+        for name, parameter in engine.model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield reached
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+    """A count sketch: each value goes with a random sign of its own into one of :data:`BUCKETS` sums.
+
+    It is linear and keeps lengths and angles: <sketch a, sketch b> is <a, b> within about |a| |b| / 32. Signs are drawn
+    for each value, since gradients of weights are near low rank, where signs by row and column would cancel too little.
+    Rows are rotated by random amounts: a gradient in a few columns would else fall into a few buckets. A parameter with
+    at most :data:`BUCKETS` values is kept whole but for its signs.
+    """
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    flat = gradient.reshape(-1)
+    generator = torch.Generator(device=flat.device).manual_seed(seed)
+    total = torch.zeros(BUCKETS, dtype=torch.float32, device=flat.device)
+    places = _rotated(str(flat.device))
+    for chunk in flat.split(CHUNK_ROWS * BUCKETS):
+        padded = torch.nn.functional.pad(chunk, (0, -chunk.numel() % BUCKETS)) if chunk.numel() % BUCKETS else chunk
+        rows = padded.view(-1, BUCKETS).float()
+        signs = torch.randint(0, 2, rows.shape, generator=generator, dtype=torch.int8, device=flat.device)
+        total += (rows * (2 * signs - 1)).gather(1, places[: len(rows)]).sum(0)
+    return total
+
+
+@cache
+def _rotated(device: str) -> torch.Tensor:
+    """For each row of a chunk, which value goes into which bucket."""
+    generator = torch.Generator().manual_seed(SEED)
+    turns = torch.randint(0, BUCKETS, (CHUNK_ROWS, 1), generator=generator)
+    return ((torch.arange(BUCKETS) + turns) % BUCKETS).to(device)
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    """Where torch's generators stand."""
+    state = torch.random.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state

@@ -1,0 +1,116 @@
+"""The accuracy of one product: against the exact one, and beside what the recipe's own casts give on its operands."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast
+
+FORMATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+SMALLEST = 1e-12
+"""What a largest magnitude is taken for at least; torchao's EPS."""
+STATISTICS = ("values", "power", "gain", "noise", "own_gain", "own_noise", "gain_error", "lost", "underflow")
+
+
+class Operand:
+    """One operand of a product, of which some lines are compared: a matrix of lines along the inner dimension.
+
+    ``amax``: the largest magnitude of the whole tensor. ``squares``: of each square of 128 x 128, as a matrix for the
+    lines, where the cast needs it.
+    """
+
+    def __init__(self, lines: torch.Tensor, amax: torch.Tensor, squares: torch.Tensor | None = None) -> None:
+        # A GPU multiplies float64 at full speed whatever its TF32 switches say; on a CPU float32 is exact enough.
+        dtype = torch.float64 if lines.is_cuda else torch.float32
+        self.lines, self.amax, self.squares = lines.to(dtype), amax.to(dtype), squares
+
+    def cast(self, how: Cast | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lines as the cast leaves them; and the share of values that are zero only after it."""
+        if how is None:
+            return self.lines, self.lines.new_zeros(())
+        largest = self._largest(how.scales)
+        limit = torch.finfo(FORMATS[how.format]).max
+        # As torchao: by float64, since a quotient that is rounded otherwise moves values to their neighbours.
+        scale = (limit / largest.double().clamp(min=SMALLEST)).float()
+        if how.powers:
+            scale = torch.exp2(torch.floor(torch.log2(scale)))
+        scaled = (self.lines.float() * scale).clamp(-limit, limit)
+        values = (scaled.to(FORMATS[how.format]).float() / scale).to(self.lines.dtype)
+        underflow = ((values == 0) & (self.lines != 0)).double().mean()
+        return values, underflow
+
+    def _largest(self, scales: str) -> torch.Tensor:
+        if scales == TENSOR:
+            return self.amax
+        if scales == LINE:
+            return self.lines.abs().amax(dim=1, keepdim=True)
+        if scales == SQUARE:
+            assert self.squares is not None, "a cast by squares needs their largest magnitudes"
+            return _spread(self.squares.to(self.lines.dtype), 128, self.lines.shape[1])
+        size = {BLOCK: 128, MX: 32}[scales]
+        width = self.lines.shape[1]
+        padded = torch.nn.functional.pad(self.lines.abs(), (0, -width % size))
+        return _spread(padded.view(len(padded), -1, size).amax(dim=2), size, width)
+
+
+def _spread(blocks: torch.Tensor, size: int, width: int) -> torch.Tensor:
+    """Each column repeated ``size`` times, ``width`` columns in all."""
+    return blocks.repeat_interleave(size, dim=1)[:, :width]
+
+
+def square_amax(matrix: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each square of 128 x 128."""
+    rows, columns = matrix.shape
+    padded = torch.nn.functional.pad(matrix.abs(), (0, -columns % 128, 0, -rows % 128))
+    return padded.view(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128).amax(dim=(1, 3))
+
+
+class Expected:
+    """What a product should give: ``exact`` from its own operands, ``own`` from these as the recipe casts them."""
+
+    def __init__(
+        self,
+        left: Operand,
+        right: Operand,
+        casts: tuple[Cast, Cast] | None,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """``left`` . ``right``^T. ``dtype``: of the result. ``bias``: added to each row."""
+        self.exact = left.lines @ right.lines.t()
+        (one, lost_one), (two, lost_two) = (
+            operand.cast(how) for operand, how in zip((left, right), casts or (None, None), strict=True)
+        )
+        own = self.exact if casts is None else one @ two.t()
+        if bias is not None:
+            self.exact = self.exact + bias.to(self.exact.dtype)
+            own = own + bias.to(self.exact.dtype)
+        self.exact, self.own = self.exact.double(), own.to(dtype).double()
+        self.underflow = torch.maximum(lost_one, lost_two)
+
+    def compare(self, seen: torch.Tensor) -> torch.Tensor:
+        """:data:`STATISTICS` of what the product gave, on its device."""
+        seen = seen.detach().double()
+        power = self.exact.square().sum()
+        safe = power.clamp(min=torch.finfo(torch.float64).tiny)
+
+        def gain_of(values: torch.Tensor) -> torch.Tensor:
+            return (values * self.exact).sum() / safe
+
+        def noise_of(values: torch.Tensor) -> torch.Tensor:
+            return (values - self.exact).square().sum() / safe
+
+        gain = gain_of(seen)
+        error = ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe
+        lost = ((seen == 0) & (self.own != 0)).double().mean()
+        size = power.new_tensor(float(seen.numel()))
+        return torch.stack(
+            [size, power, gain, noise_of(seen), gain_of(self.own), noise_of(self.own), error, lost, self.underflow]
+        )
+
+
+def decibels(noise: float) -> float:
+    """A noise-to-signal power as SQNR; at most 100, so that an exact product has a number, too."""
+    return -10 * math.log10(max(noise, 1e-10)) if math.isfinite(noise) else float("nan")

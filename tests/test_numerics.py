@@ -1,0 +1,183 @@
+"""The numerics question's check: which products and gradients fail, and in which words; on evidence written by hand."""
+
+import math
+from base64 import b64encode
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.evidence import CASE, layers_evidence, verdict_of
+from pytest_fp8 import Case, Verdict
+from pytest_fp8.casts import E4M3, E5M2, promised_casts
+from pytest_fp8.questions.layers.products import FP8
+from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence, ProductCheck
+from pytest_fp8.recipes import DGRAD, FPROP, RECIPES, ROLES, WGRAD, recipe_options
+
+SOUND = ProductCheck(
+    layer="up",
+    role=FPROP,
+    values=16384,
+    power=1.0,
+    gain=1.001,
+    sqnr=28.4,
+    own_gain=1.0,
+    own_sqnr=28.5,
+    gain_error=0.0005,
+    lost=0.0,
+    underflow=0.01,
+)
+NAMES = ("head", "down", "up", "enter")
+"""Parameters in the order of the backward pass."""
+
+
+def vector(name, off=0.0, times=1.0):
+    """A gradient that is the same for each name, ``off`` by a share of its length in a direction of its own."""
+    generator = np.random.default_rng([*name.encode()])
+    base, other = generator.normal(size=1024), generator.normal(size=1024)
+    return times * (base + off * other)
+
+
+def gradients(off=0.05, times=1.0, **changes):
+    """``off``, ``times``: one value for all names, or a dictionary by name."""
+
+    def of(value, name, default):
+        return value.get(name, default) if isinstance(value, dict) else value
+
+    vectors = {name: vector(name, of(off, name, 0.05), of(times, name, 1.0)) for name in NAMES}
+    sketches = {name: b64encode(v.astype(np.float32).tobytes()).decode() for name, v in vectors.items()}
+    return replace(Gradients(sketches, [], 5.0, 7, False), **changes)
+
+
+def evidence(products=(), fp8=None, **changes):
+    """Healthy evidence of three roles of two layers, but for ``products``, which replace those of their layer and
+    role."""
+    mine = {(p.layer, p.role): p for layer in ("up", "down") for p in [replace(SOUND, layer=layer)]}
+    for role in ROLES:
+        for layer in ("up", "down"):
+            mine[layer, role] = replace(SOUND, layer=layer, role=role)
+    reference = [replace(p, sqnr=55.0, own_sqnr=55.0) for p in mine.values()]
+    mine |= {(p.layer, p.role): p for p in products}
+    healthy = NumericsEvidence(list(mine.values()), reference, fp8 or gradients(), gradients(off=0.0), gradients())
+    return replace(healthy, **changes)
+
+
+def judge(case=CASE, layers=None, **given):
+    return check_numerics(case, evidence(**given), layers or layers_evidence())
+
+
+def wrong(**changes):
+    return replace(SOUND, **changes)
+
+
+def test_sound_arms_pass_and_say_how_near_they_are():
+    decision = judge()
+    verdict_of(decision, Verdict.PASS, "6 products of 2 layers right (lowest SQNR 28.4 dB)", "gradients within 5.")
+    assert decision.numbers["roles"][WGRAD]["products"] == 2
+
+
+@pytest.mark.parametrize(
+    ("product", "words"),
+    [
+        (wrong(gain=0.97, sqnr=25.9), ["up, fprop: gain 0.970", "a wrong scale"]),
+        (wrong(role=DGRAD, gain=2.0, sqnr=-0.01), ["wrong dgrad product", "a wrong scale"]),
+        (wrong(role=WGRAD, gain=0.0, sqnr=0.0, lost=1.0), ["wgrad of up: it gives zeros"]),
+        (wrong(role=WGRAD, gain=0.01, sqnr=-3.0), ["nothing to do with this layer's operands"]),
+        (wrong(role=WGRAD, gain=0.5, sqnr=3.0), ["a part of the product is missing"]),
+        (wrong(role=DGRAD, sqnr=11.0), ["SQNR 11.0 dB", "28.5 dB that the recipe's casts give", "E5M2 where E4M3"]),
+        (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else f"{value.role} gain {value.gain} sqnr {value.sqnr}",
+)
+def test_a_wrong_product_is_named_with_its_role_and_cause(product, words):
+    verdict_of(judge(products=[product]), Verdict.FAIL, *words)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        wrong(sqnr=14.0, own_sqnr=14.3, gain=0.981, own_gain=0.98),
+        wrong(power=0.0, gain=0.0, sqnr=math.inf),
+        wrong(values=24, sqnr=25.0, gain=1.02, gain_error=0.01),
+        wrong(own_sqnr=55.0, sqnr=44.0),
+    ],
+    ids=["outliers", "nothing to multiply", "few rows", "high precision"],
+)
+def test_a_sound_product_is_left_alone(product):
+    verdict_of(judge(products=[product]), Verdict.PASS)
+
+
+def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged():
+    scaled = [replace(SOUND, gain=3.0, sqnr=-6.0)]
+    verdict_of(judge(products=scaled), Verdict.FAIL)
+    verdict_of(judge(products=scaled, reference=[replace(SOUND, sqnr=2.0, own_sqnr=55.0)]), Verdict.PASS)
+
+
+@pytest.mark.parametrize(
+    ("fp8", "words"),
+    [
+        (gradients(times=4.0), ["4 of 4 gradients", "head: 4.0", "multiplied by 4.0", "it is the first"]),
+        (
+            gradients(times={"up": 2.0, "enter": 2.0}),
+            ["2 of 4 gradients", "the last right one in backward order is down"],
+        ),
+        (gradients(times={"down": 0.0}), ["no gradient arrives at down"]),
+        (gradients(off={"enter": 0.7}), ["enter", "a part of the tokens or values is lost"]),
+        (gradients(times={"enter": math.inf}), ["the gradient of enter is not finite"]),
+        (
+            gradients(silent=["up"], sketches={n: gradients().sketches[n] for n in NAMES if n != "up"}),
+            ["arrives at up"],
+        ),
+    ],
+    ids=["all times four", "upstream twice", "zeros", "noise", "infinite", "none"],
+)
+def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
+    verdict_of(judge(fp8=fp8), Verdict.FAIL, *words)
+
+
+def test_gradients_that_any_small_change_moves_decide_nothing():
+    verdict_of(judge(fp8=gradients(off=0.6), moved=gradients(off=0.6)), Verdict.INCONCLUSIVE, "too sensitive")
+
+
+def test_one_expert_whose_rows_a_small_change_moves_is_left_alone():
+    flips = {"up": 0.6}
+    verdict_of(judge(fp8=gradients(off=flips), moved=gradients(off=flips)), Verdict.PASS)
+
+
+def test_arms_with_other_data_are_not_compared():
+    verdict_of(judge(fp8=gradients(data=8)), Verdict.INVALID, "different data")
+
+
+def in_format(formats, phase="forward", fast=None):
+    healthy = layers_evidence()
+    products = [
+        replace(p, formats=formats, fast_accumulation=fast) if p.kind == FP8 and p.phase == phase else p
+        for p in healthy.products
+    ]
+    return replace(healthy, products=products)
+
+
+def test_a_format_that_was_not_promised_is_named():
+    decision = judge(layers=in_format((E5M2, E4M3)))
+    verdict_of(decision, Verdict.FAIL, "of the forward pass", "e4m3 x e5m2 where e4m3 x e4m3 was promised")
+    verdict_of(judge(layers=in_format((E5M2, E4M3), "backward")), Verdict.PASS)
+    verdict_of(judge(layers=in_format((E4M3, E4M3), "backward")), Verdict.FAIL, "of the backward pass")
+
+
+def test_fast_accumulation_is_for_the_forward_pass():
+    verdict_of(judge(layers=in_format((E4M3, E4M3), fast=True)), Verdict.PASS)
+    verdict_of(judge(layers=in_format((E5M2, E4M3), "backward", fast=True)), Verdict.FAIL, "fast accumulation")
+
+
+@pytest.mark.parametrize(("backend", "recipe"), RECIPES)
+def test_each_recipe_promises_formats_for_its_roles(backend, recipe):
+    casts = promised_casts(backend, recipe, recipe_options(backend, recipe, {}))
+    assert tuple(casts) == RECIPES[backend, recipe].roles
+    assert {cast.format for pair in casts.values() for cast in pair} <= {E4M3, E5M2}
+
+
+def test_a_reference_is_no_fp8_arm():
+    assert promised_casts("bf16", "none", {}) == {}
+    decision = check_numerics(Case("tiny", "bf16", "none"), evidence(), layers_evidence())
+    assert decision.verdict is Verdict.PASS
