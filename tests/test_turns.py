@@ -46,7 +46,7 @@ def test_one_slow_block_is_no_trend():
 
 
 class PowerLimited(FakeProcess):
-    """Each arm's first second of a turn runs at the clocks that the other arm's power left."""
+    """Each arm's first half second of a turn runs at the clocks that the other arm's power left."""
 
     sizes: list[tuple[int, int]] = []  # noqa: RUF012
 
@@ -55,7 +55,7 @@ class PowerLimited(FakeProcess):
         base, first = (280.0, 0.95) if self.is_fp8 else (370.0, 1.04)
         done, times = dropped * base, []
         for _ in range(count):
-            early = [done + index * base < 1000 for index in range(steps)]
+            early = [done + index * base < 500 for index in range(steps)]
             times.append(sum(base * (first if x else 1.0) for x in early) / steps)
             done += steps * base
         noisy = [float(time * math.exp(self.noise.normal(0, 0.002))) for time in times]
