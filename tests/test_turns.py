@@ -12,7 +12,9 @@ from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.evidence import timing_of
+from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
@@ -105,3 +107,49 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     arms.start()
     timing = timing_of(arms, BlockTimer(arms), 0)
     assert timing.compilations == {"reference": 7, "FP8": 6}
+
+
+class Waiting(FakeProcess):
+    """The GPU works 40 ms of each step of 100 ms in BF16, and 32 ms in FP8."""
+
+    asked_busy: list[int] = []  # noqa: RUF012
+
+    @property
+    def works(self):
+        return 32.0 if self.is_fp8 else 40.0
+
+    def layers(self):
+        found = super().layers()
+        found["milliseconds"]["busy"] = self.works
+        return {**found, **self.steps()}
+
+    def busy(self):
+        self.asked_busy.append(self.pid)
+        return self.steps()
+
+    def steps(self):
+        return {
+            "step_ms": [100.0] * 5,
+            "busy_ms": [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(5)],
+        }
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
+def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if works else FakeProcess)
+    Waiting.asked_busy = []
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda metric: [], "file.json", 30, processes=3)
+    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    stored = {name: values for name, _, _, _, values in rows}
+    pool.close()
+    if not works:
+        assert "busy_speedup" not in stored
+        return
+    assert [len(process) for process in stored["busy_speedup"]] == [5, 5, 5]
+    assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
+    assert len(set(Waiting.asked_busy)) == 4, "both arms of the second and of the third pair"
+    assert decision.numbers["gated_on"] == "busy time"
