@@ -29,6 +29,7 @@ from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.questions.layers.check import COUNTED
+from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.worker.fault_points import FaultPoints, fault_points_of
 
 ROOT = Path(__file__).parent.parent
@@ -119,6 +120,19 @@ def stored_speedup(recipe: str) -> float:
     return math.exp(median(median(process) for process in values))
 
 
+FACTORS = {
+    "fp8-slower": 1.031,
+    "both-slower": 1.1,
+    "no-compile": 2.7,
+    "half-the-batch": 0.55,
+    "tf32-alone": 0.5,
+    "reference-reads": 1.33,
+    "reference-sleeps": 1.5,
+    "no-optimizer-step": 0.94,
+}
+"""Control -> how much longer its broken arm's step takes."""
+
+
 class BrokenProcess(FakeProcess):
     """Answers as an H200's arm that the control of its spec breaks; timings as stored for 1B with torchao."""
 
@@ -128,19 +142,20 @@ class BrokenProcess(FakeProcess):
         return next((control.id for control in CATALOGUE if control.path() == self.spec.control), None)
 
     def receive(self, timeout=0):
-        return {**super().receive(timeout), "compiled": self.control != "no-compile"}
+        return {**super().receive(timeout), "compiled": self.control != "no-compile", "first_step": ""}
 
     def blocks(self, count, steps, dropped):
-        slower = {"fp8-slower": 1.031, "both-slower": 1.1, "no-compile": 2.7}.get(self.control, 1.0)
+        slower = FACTORS.get(self.control, 1.0)
         base = BF16_MS / (stored_speedup(self.spec.case.recipe) if self.is_fp8 else 1.0)
         times = [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
-        return {"milliseconds": times, "compilations": 0}
+        return {"milliseconds": times, "compilations": count * (self.control == "compiled-in-blocks")}
 
     def layers(self):
         found = super().layers()
         control = self.control
         if control == "slow-attention":
             found["attention"] = {"sdpa": ["fmha_cutlassF"]}
+        self._break_account(found, control)
         if control == "amax-frozen":
             found["stale_amax"] = found["converted"]
         if control == "recompute-outside":
@@ -151,6 +166,27 @@ class BrokenProcess(FakeProcess):
             found["kinds"] = dict.fromkeys(found["converted"], "torchao.float8.float8_linear.Float8Linear")
             found["live_fp8"] = []
         return found
+
+    def _break_account(self, found, control):
+        """The profile of a step of 113 ms, 7 ms of them the optimizer's, with what the control changes in it."""
+        spent = found["milliseconds"]
+        spent.update(rest=spent["rest"] - 7, optimizer=7.0)
+        found.update(step_ms=[115.0] * 5, busy_ms=[113.0] * 5)
+        if control == "half-the-batch":
+            for name in ("fp8 products", "other products", "attention", "rest"):
+                spent[name] /= 2
+            spent["busy"] = 60.0
+        if control == "no-optimizer-step":
+            spent.update(optimizer=0.0, busy=106.0)
+        if self.spec.case.name == "float_head":
+            head = 10.0 if control == "tf32-alone" else 60.0
+            product = Product("forward", 4096, (4096, 8192), "float32", "mm", milliseconds=head)
+            found["products"].append(to_plain(product))
+            spent.update({"other products": spent["other products"] + head, "busy": spent["busy"] + head})
+        if control == "reference-reads":
+            found["waits"] = {"cudaStreamSynchronize": 1}
+        if control in ("reference-reads", "reference-sleeps"):
+            found["step_ms"] = [BF16_MS * FACTORS[control]] * 5
 
     def memory(self):
         peaks = super().memory()
@@ -176,7 +212,7 @@ def pool():
 
 @pytest.fixture
 def runner(monkeypatch, pool):
-    install(monkeypatch, H200)
+    install(monkeypatch, H200, busy=113.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
     monkeypatch.setattr("control_runner.read_baseline", read_without_counts)
     return ControlRunner(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")

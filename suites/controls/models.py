@@ -69,6 +69,30 @@ def _halved(module: torch.nn.Module, given: Any, output: torch.Tensor) -> torch.
     return output / 2
 
 
+def build_float_head() -> torch.nn.Module:
+    """Eight Linears and a product in float32 at the end, which takes most of the step without TF32."""
+    import torch
+
+    class FloatHead(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(8)))
+            self.head = torch.nn.Parameter(torch.randn(4096, 4096) / 64)
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            inner: torch.Tensor = self.layers(given)
+            loss: torch.Tensor = (inner.float() @ self.head.float()).square().mean()
+            return loss
+
+    return FloatHead()
+
+
+def wide_rows(step: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(8192, 4096)
+
+
 def text(step: int) -> dict[str, torch.Tensor]:
     """A batch of the micro model's usual size."""
     from pytest_fp8.zoo import data
@@ -89,3 +113,4 @@ ROUTER = Workload(build=build_with_router, batch=text, loss=loss, name="router")
 ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters")
 HOOKED = Workload(build=build_hooked, batch=text, loss=loss, name="hooked")
 TIED = Workload(build=build_tied, batch=text, loss=loss, name="tied")
+FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows, name="float_head")

@@ -136,8 +136,10 @@ class Account:
         return _ratio(self.bf16.busy, self.fp8.busy)
 
     def reached(self) -> float | None:
-        """(speedup - 1) / (limit - 1); ``None`` where products earned less than 1 % of the step."""
-        return (self.speedup - 1) / (self.limit - 1) if self.limit > 1.01 else None
+        """(speedup - 1) / (limit - 1); ``None`` where products earned less than 1 % of the step. Of busy time, where an
+        arm waits for its host."""
+        speedup, limit = (self.busy_speedup, self.busy_limit) if launch_bound_arms(self) else (self.speedup, self.limit)
+        return (speedup - 1) / (limit - 1) if limit > 1.01 else None
 
     def difference(self, name: str) -> float:
         """FP8 less BF16 in one class of kernels. The reference's other products are those that FP8 does not cover."""
@@ -156,6 +158,7 @@ class Account:
             "in_fp8_ms": self.in_fp8,
             "lost_flops": self.lost_flops,
             "limit": self.limit,
+            "busy_limit": self.busy_limit,
             "reached": self.reached(),
             "busy_speedup": self.busy_speedup,
         }
@@ -164,9 +167,10 @@ class Account:
         """The account in one line."""
         reached = self.reached()
         of_it = f", {reached:.0%} of it reached" if reached is not None else ""
+        limit = f"{self.busy_limit:.2f}x of busy time" if launch_bound_arms(self) else f"{self.limit:.2f}x"
         return (
             f"products in FP8 earned {self.earned:.1f} ms, casts and other kernels {self.casts:+.1f} ms, all else "
-            f"{self.all_else:+.1f} ms; limit {self.limit:.2f}x{of_it}; "
+            f"{self.all_else:+.1f} ms; limit {limit}{of_it}; "
             f"idle {self.bf16.idle_share:.1%} in BF16, {self.fp8.idle_share:.1%} in FP8"
         )
 

@@ -1,0 +1,263 @@
+"""The account of a speedup, on steps recorded on an H200: healthy pairs, and speedups that are not FP8's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.evidence import verdict_of
+from helpers.steps import TIMED, changed, on_half_the_rows, recorded_step, with_products
+from pytest_fp8 import Verdict
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.speed.account import GpuStep, account_of
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+
+BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
+NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2
+HEALTHY = [
+    ("1b-bf16", "1b-torchao-tensorwise", 106.0),
+    ("1b-bf16", "1b-transformer_engine-current", 104.0),
+    ("1b-bf16", "1b-transformer_engine-delayed", 100.0),
+    ("8b-bf16", "8b-torchao-tensorwise", 299.0),
+]
+RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
+
+
+def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more):
+    """The decision on these steps, timed at these milliseconds in two processes."""
+    check = {name: more.pop(name) for name in ("baseline", "busy_baseline", "other_work") if name in more}
+    blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
+    evidence = TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8, **more)
+    return check_speedup(evidence, floor=floor, tolerance=0.02, **check)
+
+
+def account(bf16, fp8, fp8_ms):
+    found = account_of(recorded_step(bf16), recorded_step(fp8), TIMED[bf16], fp8_ms)
+    assert found is not None
+    return found
+
+
+# -- the account ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bf16", "fp8", "fp8_ms"), HEALTHY)
+def test_a_healthy_pair_reaches_a_part_of_its_limit(bf16, fp8, fp8_ms):
+    found = account(bf16, fp8, fp8_ms)
+    assert 0.4 < found.reached() < 0.75
+    assert 1.7 < found.covered / found.in_fp8 < 2.0, "FP8's own gain, below the ratio of the peak rates"
+    decision = asked(recorded_step(bf16), recorded_step(fp8), TIMED[bf16], fp8_ms)
+    verdict_of(decision, Verdict.PASS, "products in FP8 earned", "of it reached", "idle")
+    assert decision.numbers["account"]["limit"] == pytest.approx(found.limit)
+
+
+@pytest.mark.parametrize(("bf16", "fp8", "fp8_ms"), HEALTHY)
+def test_the_parts_of_the_difference_sum_to_it(bf16, fp8, fp8_ms):
+    found = account(bf16, fp8, fp8_ms)
+    difference = -found.earned + found.casts + found.all_else
+    assert difference == pytest.approx(found.fp8.step - found.bf16.step)
+    for arm in (found.bf16, found.fp8):
+        assert arm.busy + arm.idle == pytest.approx(arm.step)
+        assert sum(arm.classes.values()) == pytest.approx(arm.busy, rel=0.02)
+
+
+def test_the_limit_is_amdahls():
+    found = account("1b-bf16", "1b-torchao-tensorwise", 106.0)
+    share, gain = found.covered / found.bf16.step, found.covered / found.in_fp8
+    assert found.limit == pytest.approx(1 / (1 - share * (1 - 1 / gain)))
+
+
+def test_the_report_holds_the_account_as_plain_data():
+    numbers = asked().numbers["account"]
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert numbers["fp8"]["classes"]["fp8 products"] > 0
+
+
+def test_without_a_profile_there_is_no_account():
+    decision = asked(bf16=GpuStep())
+    assert decision.numbers["account"] is None
+    verdict_of(decision, Verdict.PASS, "1.146x")
+
+
+def test_roles_that_share_their_extents_share_the_time():
+    """16 tokens: dgrad of 32 -> 16 features and wgrad of it have one size."""
+    call = LayerCall("a", 32, 16, rows=16)
+    products = [
+        Product("forward", 32, (16, 16), FP8, "mm", milliseconds=1.0),
+        Product("backward", 16, (16, 32), FP8, "mm", milliseconds=2.0),
+        Product("backward", 16, (32, 16), FP8, "mm", milliseconds=2.0),
+        Product("forward", 7, (9, 9), "float32", "bmm", milliseconds=0.5),
+    ]
+    assert role_times(products, [call], recompute=False) == {
+        "fprop fp8": 1.0,
+        "dgrad fp8": 2.0,
+        "wgrad fp8": 2.0,
+        "other float32": 0.5,
+    }
+
+
+def test_products_are_covered_by_their_size_and_what_is_fused_by_its_flops():
+    def product(kind, inner, outer, ms):
+        return Product("forward", inner, outer, kind, "mm", milliseconds=ms)
+
+    head = [product("bfloat16", 8, (4, 100), 9.0)]
+    apart = [product("bfloat16", 8, (4, 16), 1.0), product("bfloat16", 8, (4, 16), 1.0), *head]
+    assert covered_by_fp8(apart, [product(FP8, 8, (4, 16), 0.6), product("bfloat16", 8, (4, 16), 1.0), *head]) == (
+        1,
+        0.6,
+    )
+    fused = [product(FP8, 8, (4, 32), 1.1), *head]
+    assert covered_by_fp8(apart, fused) == (2.0, 1.1)
+    assert covered_by_fp8(head, [*head, product(FP8, 8, (4, 16), 0.6)]) == (0, 0), "FP8 that BF16 has no product for"
+
+
+# -- what is not FP8's ------------------------------------------------------------------------------------------------
+
+
+def test_half_the_batch_is_other_work():
+    half = on_half_the_rows(FP8_ARM, rows=8192)
+    decision = asked(fp8=half, fp8_ms=62.0)
+    verdict_of(
+        decision,
+        Verdict.INVALID,
+        "do not do the same work",
+        "attention: 13.5 ms a step in BF16, 6.5 ms",
+        "% fewer FLOPs",
+    )
+
+
+def test_an_optimizer_that_does_not_step_is_other_work():
+    decision = asked(fp8=changed(FP8_ARM, optimizer=0.0), fp8_ms=99.5)
+    verdict_of(
+        decision, Verdict.INVALID, "do not do the same work", "optimizer: 6.5 ms a step in BF16, 0.0 ms", "does not"
+    )
+
+
+def product_in_float32(ms):
+    return Product("forward", 512, (2048, 4096), "float32", "mm", milliseconds=ms)
+
+
+def test_tf32_in_one_arm_alone_is_another_precision():
+    slow, fast = (with_products(arm, product_in_float32(ms)) for arm, ms in ((BF16, 200.0), (FP8_ARM, 30.0)))
+    decision = asked(slow, fast, 321.5, 136.0)
+    verdict_of(decision, Verdict.INVALID, "another precision", "TF32's rate", "products of 170.0 ms", "allow_tf32")
+    reverse = asked(
+        with_products(BF16, product_in_float32(30.0)), with_products(FP8_ARM, product_in_float32(200.0)), 151, 306
+    )
+    verdict_of(reverse, Verdict.INVALID, "another precision")
+
+
+def test_a_product_that_only_one_arm_autocasts_is_another_precision():
+    cast = replace(product_in_float32(15.0), kind="bfloat16")
+    decision = asked(with_products(BF16, product_in_float32(200.0)), with_products(FP8_ARM, cast), 321.5, 121.0)
+    verdict_of(decision, Verdict.INVALID, "another precision", "float32 in BF16's arm, bfloat16 in FP8's")
+
+
+def test_float32_of_both_arms_is_left_alone():
+    both = [with_products(arm, product_in_float32(50.0)) for arm in (BF16, FP8_ARM)]
+    verdict_of(asked(*both, 171.5, 156.0), Verdict.PASS)
+
+
+def test_a_reference_that_waits_for_the_gpu_is_named_with_its_calls():
+    waits = replace(BF16, waits={"cudaStreamSynchronize": 3})
+    decision = asked(bf16=waits, bf16_ms=160.0)
+    verdict_of(decision, Verdict.INVALID, "the reference waits", "calls cudaStreamSynchronize 3 times", ".item()")
+    both = asked(bf16=waits, fp8=replace(FP8_ARM, waits={"cudaStreamSynchronize": 3}))
+    verdict_of(both, Verdict.PASS)
+
+
+def test_a_reference_that_sleeps_is_named():
+    fp8 = replace(FP8_ARM, step_ms=[100.0] * 5, busy_ms=[99.0] * 5)
+    verdict_of(asked(fp8=fp8, bf16_ms=160.0), Verdict.INVALID, "the reference waits", "a sleep")
+
+
+def test_code_that_is_compiled_in_the_blocks_is_named():
+    decision = asked(compilations={"reference": 0, "FP8": 4})
+    verdict_of(decision, Verdict.INVALID, "compiled inside the timed blocks", "4 in the FP8 arm", "TORCH_LOGS")
+    verdict_of(asked(compilations={"reference": 0, "FP8": 0}), Verdict.PASS)
+
+
+def test_a_speedup_above_its_limit_is_too_good():
+    """Fewer of the small kernels: nothing else shrank."""
+    decision = asked(fp8=changed(FP8_ARM, rest=1.0), fp8_ms=74.0)
+    verdict_of(decision, Verdict.INVALID, "too good to be true", "at most 1.3", "all other kernels")
+
+
+def test_other_work_that_the_ledger_found_is_said_first():
+    finding = Verdict.INVALID, {"headline": "other tokens", "seen": "half", "next_step": "look"}
+    verdict_of(asked(other_work=finding), Verdict.INVALID, "other tokens", "products in FP8 earned")
+
+
+def test_products_that_no_profile_shows_are_no_other_work():
+    """A library's own kernels for grouped products, say: their time is among all other kernels."""
+    fp8 = [product for product in FP8_ARM.products if product.kind != FP8]
+    spent = FP8_ARM.milliseconds["fp8 products"]
+    hidden = changed(FP8_ARM, fp8_products=0.0, rest=FP8_ARM.milliseconds["rest"] + spent)
+    verdict_of(asked(fp8=replace(hidden, products=fp8)), Verdict.PASS)
+
+
+# -- arms that wait for their host ------------------------------------------------------------------------------------
+
+
+def launch_bound(fp8_busy, **more):
+    """Transformer Engine on a slow host, with so many busy milliseconds a step in each of two processes."""
+    fp8 = replace(recorded_step("1b-transformer_engine-current"), step_ms=[210.0] * 5, busy_ms=[fp8_busy] * 5)
+    busy = {"bf16_busy": [[113.0, 113.2, 112.9, 113.1, 113.0]] * 2, "fp8_busy": [[fp8_busy * x for x in NOISE[:5]]] * 2}
+    return asked(fp8=fp8, fp8_ms=206.0, **busy, **more)
+
+
+def test_a_launch_bound_step_is_gated_on_busy_time():
+    decision = launch_bound(98.0)
+    verdict_of(decision, Verdict.PASS, "1.154x", "of busy time, since FP8 waits for the host", "0.590x of step time")
+    assert decision.numbers["gated_on"] == "busy time"
+    verdict_of(launch_bound(120.0), Verdict.FAIL, "launch-bound: the GPU works 120.0 ms of each 206.0 ms step")
+
+
+def test_a_baseline_without_busy_times_is_asked_for_step_times():
+    decision = launch_bound(98.0, floor=None, baseline=[math.log(0.59)] * 4)
+    assert decision.numbers["gated_on"] == "step time"
+    verdict_of(decision, Verdict.PASS)
+    stored = [math.log(1.25)] * 4
+    slower = launch_bound(98.0, floor=None, baseline=[math.log(0.59)] * 4, busy_baseline=stored)
+    verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")
+
+
+# -- false alarms -----------------------------------------------------------------------------------------------------
+
+ACCOUNT = ("too good", "the reference waits", "same work", "another precision")
+
+
+@pytest.mark.slow
+def test_recorded_noise_raises_no_false_alarm():
+    """Every process that was recorded on an H200, and blocks drawn anew from it, under its model's profile."""
+    random = np.random.default_rng(0)
+    alarms, drawn = [], 0
+    for path in sorted(RECORDINGS.glob("*.json")):
+        data = json.loads(path.read_text())
+        model, _, recipe = data["case"].partition("-")
+        fp8 = (
+            "bf16"
+            if recipe == "bf16"
+            else "torchao-tensorwise"
+            if "torchao" in recipe or model == "8b"
+            else ("transformer_engine-delayed" if "delayed" in recipe else "transformer_engine-current")
+        )
+        steps = {"bf16_gpu": recorded_step(f"{model}-bf16"), "fp8_gpu": recorded_step(f"{model}-{fp8}")}
+        for process in data["processes"]:
+            count = min(len(process["bf16"]), len(process["fp8"])) // 2 * 2
+            for _ in range(20):
+                chosen = 2 * random.integers(0, count // 2, size=6)
+                taken = {arm: [process[arm][i + j] for i in chosen for j in (0, 1)] for arm in ("bf16", "fp8")}
+                evidence = TimingEvidence(bf16=[taken["bf16"]], fp8=[taken["fp8"]], **steps)
+                decision = check_speedup(evidence, floor=1.0, tolerance=0.02)
+                drawn += 1
+                if decision.verdict is Verdict.INVALID:
+                    alarms.append((path.name, decision.message))
+    assert drawn > 1000
+    assert alarms == []

@@ -1,0 +1,155 @@
+"""How long each arm's turn lasts: longer where the times of a turn are not steady, as at a GPU's power limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from helpers.fakes import H200, FakeProcess, install
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.speed.bounds import SpeedBounds
+from pytest_fp8.questions.speed.evidence import timing_of
+from pytest_fp8.questions.speed.question import SpeedQuestion
+from pytest_fp8.questions.speed.timing import BlockTimer, unsteady
+
+RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
+
+
+def recorded(prefix):
+    """Each process of these recordings, as (name, whether either arm's turns are unsteady)."""
+    for path in sorted(RECORDINGS.glob(f"{prefix}*.json")):
+        for process in json.loads(path.read_text())["processes"]:
+            yield path.name, unsteady(process["bf16"][1:]) or unsteady(process["fp8"])
+
+
+def test_every_recorded_process_of_1b_is_steady():
+    assert [name for name, moved in recorded("1b") if moved] == []
+
+
+def test_every_recorded_process_of_8b_with_transformer_engine_is_not():
+    assert [name for name, moved in recorded("8b-te") if not moved] == []
+
+
+@pytest.mark.parametrize(
+    ("times", "moved"),
+    [([100, 103] * 6, True), ([103, 100] * 6, True), ([100, 101] * 6, False), ([100, 103], False), ([], False)],
+)
+def test_a_turn_whose_second_block_differs_is_unsteady(times, moved):
+    assert unsteady(times) is moved
+
+
+def test_one_slow_block_is_no_trend():
+    assert not unsteady([100, 100, 100, 160, 100, 101, 101, 100, 100, 100, 101, 100])
+
+
+class PowerLimited(FakeProcess):
+    """Each arm's first half second of a turn runs at the clocks that the other arm's power left."""
+
+    sizes: list[tuple[int, int]] = []  # noqa: RUF012
+
+    def blocks(self, count, steps, dropped):
+        self.sizes.append((steps, dropped))
+        base, first = (280.0, 0.95) if self.is_fp8 else (370.0, 1.04)
+        done, times = dropped * base, []
+        for _ in range(count):
+            early = [done + index * base < 500 for index in range(steps)]
+            times.append(sum(base * (first if x else 1.0) for x in early) / steps)
+            done += steps * base
+        noisy = [float(time * math.exp(self.noise.normal(0, 0.002))) for time in times]
+        return {"milliseconds": noisy, "compilations": 0}
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", PowerLimited)
+    PowerLimited.sizes = []
+    made = ArmPool(H200)
+    yield made
+    made.close()
+
+
+def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    timing = timing_of(arms, timer, 0)
+    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
+    assert all(time == pytest.approx(280, rel=0.01) for time in timing.fp8[0]), "the transient is in no block"
+    assert all(time == pytest.approx(370, rel=0.01) for time in timing.bf16[0])
+    steps, dropped = PowerLimited.sizes[-1]
+    assert 2000 < (dropped + 2 * steps) * 370 < 3500, "two to three seconds a turn"
+    assert timer.recording()["dropped_steps"] == dropped
+
+
+def test_a_further_case_of_the_reference_begins_with_the_longer_turns(pool):
+    for recipe in ("tensorwise", "rowwise"):
+        arms = PairArms(Case("8b", "torchao", recipe), pool, None)
+        arms.start()
+        before = len(PowerLimited.sizes)
+        timing_of(arms, BlockTimer(arms), 0)
+    assert {asked[1] for asked in PowerLimited.sizes[before:]} == {PowerLimited.sizes[-1][1]}
+
+
+def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monkeypatch):
+    counts = iter([7] * 3 + [1] * 100)  # the rough step and both arms' first turns, then those that count
+
+    def blocks(self, count, steps, dropped):
+        return {"milliseconds": [100.0] * count, "compilations": next(counts)}
+
+    monkeypatch.setattr(PowerLimited, "blocks", blocks)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timing = timing_of(arms, BlockTimer(arms), 0)
+    assert timing.compilations == {"reference": 7, "FP8": 6}
+
+
+class Waiting(FakeProcess):
+    """The GPU works 40 ms of each step of 100 ms in BF16, and 32 ms in FP8."""
+
+    asked_busy: list[int] = []  # noqa: RUF012
+
+    @property
+    def works(self):
+        return 32.0 if self.is_fp8 else 40.0
+
+    def layers(self):
+        found = super().layers()
+        found["milliseconds"]["busy"] = self.works
+        return {**found, **self.steps()}
+
+    def busy(self):
+        self.asked_busy.append(self.pid)
+        return self.steps()
+
+    def steps(self):
+        return {
+            "step_ms": [100.0] * 5,
+            "busy_ms": [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(5)],
+        }
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
+def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if works else FakeProcess)
+    Waiting.asked_busy = []
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda metric: [], "file.json", 30, processes=3)
+    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    stored = {name: values for name, _, _, _, values in rows}
+    pool.close()
+    if not works:
+        assert "busy_speedup" not in stored
+        return
+    assert [len(process) for process in stored["busy_speedup"]] == [5, 5, 5]
+    assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
+    assert len(set(Waiting.asked_busy)) == 4, "both arms of the second and of the third pair"
+    assert decision.numbers["gated_on"] == "busy time"
