@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
 from pytest_fp8.worker.fused_params import plain_name, split
@@ -88,7 +89,9 @@ class StepLedger:
 
     def _total_norm(self) -> float:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else math.nan
+        # Not watched: it is no part of the step.
+        with _disable_current_modes():
+            return float(torch.nn.utils.get_total_norm(gradients)) if gradients else math.nan
 
 
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()

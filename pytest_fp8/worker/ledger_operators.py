@@ -178,8 +178,7 @@ class OperatorWatch(TorchDispatchMode):
         if products or operator == "attention":
             flags |= COMPUTED
         if operator not in NOT_COUNTED and not routed and not products and self.where() == "forward":
-            dtype = dtype_name(made[0]) if made else ""
-            self.operators.setdefault(self.modules.owner(), Counter())[f"{operator} {dtype}"] += 1
+            self._count(operator, args, made)
         if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
             self._wait()
         addresses = {_address(tensor) for tensor in given}
@@ -188,6 +187,15 @@ class OperatorWatch(TorchDispatchMode):
             restored = tensor.dim() == 0 or tuple(tensor.shape) in fixed
             size = ROUTED if chosen or (flags & ROUTED and not restored) else 0
             self._mark(tensor, flags & COMPUTED | size, fresh=_address(tensor) not in addresses)
+
+    def _count(self, operator: str, args: Any, made: list[torch.Tensor]) -> None:
+        owner = self.modules.owner()
+        dtype = dtype_name(made[0]) if made else "nothing"
+        numbers = ""
+        if self.modules.classes.get(owner, "").startswith("torch.nn."):
+            # The rate of a dropout, the epsilon of a norm. torch's own modules count no steps; users' modules may.
+            numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
+        self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {numbers}".rstrip()] += 1
 
     def _read(self, tensor: torch.Tensor, flags: int) -> None:
         if not self.uncertain and not flags & ROUTED:

@@ -35,7 +35,10 @@ def copy_values(
     """
     live = dict(split(model.named_parameters(remove_duplicate=False), fused))
     for name, value in values.items():
-        target = live.pop(name)
+        # A parameter that the conversion lost is reported by the layers question, from the ledger.
+        target = live.pop(name, None)
+        if target is None:
+            continue
         target.copy_(value)
         if jitter:
             noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)

@@ -72,6 +72,8 @@ class Explained:
 def outermost(names: Collection[str]) -> list[str]:
     """The names that lie inside no other of them."""
     chosen = set(names)
+    if "" in chosen:
+        return [""]
     parts = {name: name.split(".") for name in chosen}
     return sorted(
         name

@@ -112,7 +112,7 @@ def modes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
     """Train or eval of each module that trains."""
     one, two = (_modes(arm) for arm in (ledgers.reference, ledgers.fp8))
     other = [name for name in one if name in two and one[name] != two[name] and not explained.inside(name)]
-    for name in outermost(other) or other:
+    for name in outermost(other):
         mode, seen = sorted(one[name]), sorted(two[name])
         cause = (
             f"eval() in one arm alone ({len(other)} modules): dropout is off there, and running statistics stand still"

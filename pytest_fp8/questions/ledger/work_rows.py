@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import (
     INVALID,
     LAYERS,
@@ -54,18 +55,24 @@ def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diff
         return
     one, two = ({c.module for c in arm.calls if _roots(c)} for arm in (ledgers.reference, ledgers.fp8))
     for ours, theirs in ((one, two), (two, one)):
-        for name in outermost(ours - theirs):
-            parent = name.rpartition(".")[0]
-            if any(other.startswith((f"{parent}.", f"{name}.")) or other == parent for other in theirs if parent):
-                continue
-            if name in explained.routed or (not parent and theirs):
-                continue
+        other = [name for name in outermost(ours - theirs) if not _goes_on_in(name, theirs, explained)]
+        if other:
+            states = ("recomputed", "not recomputed")
+            reference, fp8 = states if ours is one else states[::-1]
             yield other_work(
-                f"recomputation of {name or 'the model'}",
-                "recomputed" if name in one else "not recomputed",
-                "recomputed" if name in two else "not recomputed",
+                f"recomputation of {some([name or 'the model' for name in other])}",
+                reference,
+                fp8,
                 "activation checkpointing in one arm alone",
             )
+
+
+def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> bool:
+    """Whether the other arm recomputes the same part of the model, as far as it needs to."""
+    parent = name.rpartition(".")[0]
+    if name in explained.routed or not parent:
+        return name in explained.routed or bool(others)
+    return any(other == parent or other.startswith((f"{parent}.", f"{name}.")) for other in others)
 
 
 def _roots(call: ModuleCalls) -> bool:
@@ -122,14 +129,21 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
         where = f"operators of {owner or 'code outside all modules'}"
         if not lost and not added:
             continue
-        names = [Counter({k.split()[0]: 0 for k in c}) for c in (lost, added)]
-        for counter, source in zip(names, (lost, added), strict=True):
-            for kind, count in source.items():
-                counter[kind.split()[0]] += count
-        if names[0] == names[1]:
+        if _by_words(lost, 2) == _by_words(added, 2):
+            cause = "a module's settings differ: the rate of a dropout, the epsilon of a norm"
+            yield other_work(where, _told(lost), _told(added), cause)
+        elif _by_words(lost, 1) == _by_words(added, 1):
             yield other_precision(where, _told(lost), _told(added))
         else:
             yield other_work(where, _told(lost) if lost else "none of them", _told(added) if added else "none of them")
+
+
+def _by_words(operators: Counter[str], number: int) -> Counter[str]:
+    """``operator dtype numbers`` by its first words."""
+    result: Counter[str] = Counter()
+    for kind, count in operators.items():
+        result[" ".join(kind.split()[:number])] += count
+    return result
 
 
 def _operators(arm: ArmLedger, explained: Explained, left: set[str]) -> dict[str, Counter[str]]:
