@@ -19,8 +19,8 @@ Seen on an H200: 0.56 between the precisions of one and the same 8B weights, clo
 FEW = 64
 """Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
 OF_FEW = 0.25
-"""The least limit for these. Seen on emulated FP8 (a model that gives its own loss, a small difference of cosines; three
-recipes, four seeds, 48 transfers): 0.05 to 0.08, where the precisions differ by 0.03 at the start."""
+"""The least limit for these. Seen on emulated FP8, of a model that gives its own loss, a small difference of cosines:
+0.05 to 0.08 in 48 transfers (three recipes, four seeds), where the precisions differ by 0.03 at the start."""
 
 
 def logit_limit(start: Apart) -> float:
