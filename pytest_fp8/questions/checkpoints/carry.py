@@ -24,6 +24,14 @@ SEED = 7
 
 
 @dataclass(frozen=True)
+class Output:
+    """An arm's logits on held-out rows, flat, and a fingerprint of what entered the model."""
+
+    values: NDArray[np.float32]
+    given: int
+
+
+@dataclass(frozen=True)
 class Source:
     """An arm that has trained and saved: what its checkpoints must carry."""
 
@@ -31,7 +39,7 @@ class Source:
     """It has a folder per store."""
     saved: Mapping[str, Saved]
     """By store."""
-    logits: NDArray[np.float32]
+    logits: Output
     came: Sequence[float]
     """Losses of the steps before it saved."""
     went_on: Resumed
@@ -52,7 +60,7 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
         forth = _source(pair.case, pair.fp8, Path(name), stores)
         back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
-        apart = Apart(relative_distance(*start), start[1].size, mean(forth.came) - mean(back.came))
+        apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
         transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
     transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
     return transfers
@@ -64,10 +72,10 @@ def _stores(pair: PairArms) -> tuple[str, ...]:
     return asked if OWN_STORE in asked or not pair.fp8.facts.get("own_checkpoints") else (*asked, OWN_STORE)
 
 
-def _logits_at_start(pair: PairArms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _logits_at_start(pair: PairArms) -> tuple[Output, Output]:
     """FP8's and BF16's on one and the same weights."""
 
-    def logits_of(arm: Arm) -> NDArray[np.float32]:
+    def logits_of(arm: Arm) -> Output:
         arm.request("restart", seed=SEED)
         return _logits(arm)
 
@@ -91,9 +99,10 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
     optimizer = _with_optimizer(case, store)
     answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
     loaded = from_plain(Loaded, answer)
-    apart, resumed = math.nan, NOT_RESUMED
+    apart, same, resumed = math.nan, True, NOT_RESUMED
     if loaded.loaded:
-        apart = relative_distance(_logits(target), source.logits)
+        output = _logits(target)
+        apart, same = _distance(output, source.logits), output.given == source.logits.given
         if optimizer:
             resumed = _resumed(target)
     return Transfer(
@@ -104,6 +113,7 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
         logit_distance=apart,
         logit_limit=logit_limit(start),
         start=start,
+        same_input=same,
         with_optimizer=optimizer,
         source=source.went_on,
         resumed=resumed,
@@ -120,9 +130,14 @@ def _resumed(arm: Arm) -> Resumed:
     return from_plain(Resumed, arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS))
 
 
-def _logits(arm: Arm) -> NDArray[np.float32]:
-    """The arm's logits on held-out rows, flat."""
-    return np.frombuffer(arm.request("logits", seed=SEED), dtype=np.float32)
+def _logits(arm: Arm) -> Output:
+    """The arm's logits on held-out rows, flat, and a fingerprint of the model's input."""
+    answer = arm.request("logits", seed=SEED)
+    return Output(np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little"))
+
+
+def _distance(one: Output, other: Output) -> float:
+    return relative_distance(one.values, other.values)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.own import check_own, remarks
-from pytest_fp8.questions.checkpoints.resuming import check_resumed
+from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -148,6 +148,8 @@ def _optimizer(t: Transfer) -> Finding | None:
 def _logits(t: Transfer) -> Finding | None:
     if t.logit_distance <= t.logit_limit:  # false of NaN
         return None
+    if not t.same_input:
+        return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
     return fail(
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",

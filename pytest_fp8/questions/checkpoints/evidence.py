@@ -142,6 +142,8 @@ class Transfer:
     """Relative L2 distance of the target's logits after loading from the source's."""
     logit_limit: float
     start: Apart = Apart(0.0, 0, 0.0)
+    same_input: bool = True
+    """Whether the same entered the model for both logits: a step may draw its data by itself."""
     with_optimizer: bool = False
     source: Resumed = NOT_RESUMED
     """The steps that the source went on to train after saving."""

@@ -45,7 +45,9 @@ def check_resumed(t: Transfer) -> Finding | None:
     goes_on = abs(gap) <= limit and math.isfinite(gap)
     # What a model computes for its own input differs with the precision, so inputs count only where losses differ.
     if t.source.data != t.resumed.data or (not goes_on and list(t.source.inputs) != list(t.resumed.inputs)):
-        return _other_data(t)
+        return other_data(
+            f"other batches for the same steps; losses {_losses(resumed)} after {_losses(source)} of the source"
+        )
     if goes_on:
         return None
     return fail(
@@ -57,12 +59,12 @@ def check_resumed(t: Transfer) -> Finding | None:
     )
 
 
-def _other_data(t: Transfer) -> Finding:
+def other_data(seen: str) -> Finding:
+    """The comparison is none: the target was given other data than the source."""
     return Verdict.INVALID, {
         "headline": "the resumed run was given other data",
         "expected": "the batches that the source trained on after saving",
-        "seen": f"other batches for the same steps; losses {_losses(t.resumed.losses)} after "
-        f"{_losses(t.source.losses)} of the source",
+        "seen": seen,
         "cause": "batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
         "DataLoader, a generator that is not seeded), so that a resumed run draws another order",
         "next_step": "let the data depend on the step alone, or save and load the position of the data with the "
