@@ -61,7 +61,7 @@ def test_broken(broken, says):
 
 def test_the_limit_of_logits_never_reaches_unrelated_weights():
     assert logit_limit(Apart(0.001, 1024, 0.0)) == 0.05
-    assert logit_limit(Apart(0.1, 1024, 0.0)) == 0.2
+    assert logit_limit(Apart(0.1, 1024, 0.0)) == 0.4
     assert logit_limit(Apart(10, 1024, 0.0)) == 1.0 < 2**0.5
     assert logit_limit(Apart(0.03, 1, 0.0)) == 0.25, "one number is a loss"
 

@@ -16,6 +16,8 @@ LOGITS = (0.05, 1.0)
 Seen on an H200: 0.56 between the precisions of one and the same 8B weights, close to their random start."""
 
 
+TRAINED = 4.0
+"""Factor on the distance at the start."""
 FEW = 64
 """Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
 OF_FEW = 0.25
@@ -24,9 +26,12 @@ OF_FEW = 0.25
 
 
 def logit_limit(start: Apart) -> float:
-    """Twice the distance that the two precisions show on one and the same weights, within :data:`LOGITS`."""
+    """Four times the distance that the two precisions show on one and the same weights, within :data:`LOGITS`.
+
+    A few steps of training move it. Seen on emulated FP8 over 101 sound workloads: up to 2.5 times.
+    """
     least = OF_FEW if start.values < FEW else LOGITS[0]
-    return min(max(2 * start.logits, least), LOGITS[1])
+    return min(max(TRAINED * start.logits, least), LOGITS[1])
 
 
 def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
