@@ -10,7 +10,7 @@ import pytest
 from helpers.evidence import trained, transfer, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, OwnLoaded, OwnSaved
 
 
 def losses(source, resumed):
@@ -60,9 +60,20 @@ def test_broken(broken, says):
 
 
 def test_the_limit_of_logits_never_reaches_unrelated_weights():
-    assert logit_limit(0.001) == 0.05
-    assert logit_limit(0.1) == 0.2
-    assert logit_limit(10) == 1.0 < 2**0.5
+    assert logit_limit(Apart(0.001, 1024, 0.0)) == 0.05
+    assert logit_limit(Apart(0.1, 1024, 0.0)) == 0.4
+    assert logit_limit(Apart(10, 1024, 0.0)) == 1.0 < 2**0.5
+    assert logit_limit(Apart(0.03, 1, 0.0)) == 0.25, "one number is a loss"
+
+
+def test_a_loss_that_shows_the_rounding_in_full_may_differ_by_twice_what_the_precisions_do():
+    """A cosine loss of a healthy student and its moving average."""
+    apart, target = [0.04307, 0.04107, 0.04349, 0.04258], [0.04, 0.03852, 0.04028, 0.03955]
+    verdict_of(check_checkpoints([losses(apart, target)]), Verdict.FAIL, "does not go on")
+    known = replace(losses(apart, target), start=Apart(0.03, 1, 0.0025))
+    assert check_checkpoints([known]).verdict is Verdict.PASS
+    lost = replace(losses(apart, [0.09, 0.09, 0.09, 0.09]), start=Apart(0.03, 1, 0.05))
+    assert check_checkpoints([lost]).verdict is Verdict.FAIL
 
 
 def test_other_data_for_the_resumed_steps_is_no_fault_of_the_checkpoint():

@@ -269,7 +269,7 @@ def test_outputs_are_compared_without_training_and_for_any_kind_of_batch():
     )
     server.engine.restart(seed=3)
     first = server.logits(seed=0)
-    assert len(first) == 4 * 48 * 32, "float32 of one micro-batch"
+    assert len(first) == 4 + 4 * 48 * 32, "a fingerprint, and float32 of one micro-batch"
     assert server.logits(seed=0) == first
 
 

@@ -342,7 +342,7 @@ def test_a_loop_that_draws_its_own_data_is_no_fault_of_the_checkpoint():
 
         model.drawn += 1
         generator = torch.Generator().manual_seed(model.drawn)
-        scale = 0.05 * 3 ** (model.drawn % 5)
+        scale = 0.01 * 1.2**model.drawn
         return loop()(model, scale * torch.randn(96, 32, generator=generator).to(rows.dtype), optimizer, precision)
 
     decision = carried(build=build_with_data, step=step, save=with_model, load=from_model)

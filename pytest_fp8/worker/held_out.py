@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.model_output import output_of
+from pytest_fp8.worker.model_output import inputs_noted, output_of
 from pytest_fp8.worker.step import first_output
 from pytest_fp8.worker.training_state import buffers_kept, generators_kept, seed_generators
 
@@ -17,15 +17,18 @@ STEP = 1_000_000
 """The batch's number: no curve is that long."""
 
 
-def held_out_output(engine: Engine, seed: int) -> torch.Tensor:
-    """Of one forward pass as in training, without effect on weights and buffers."""
+def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
+    """Of one forward pass as in training, without effect on weights and buffers; and a fingerprint of the model's
+    input, which a step may draw by itself."""
     # Uncompiled: to compile a forward pass for one batch would take longer than all else here.
     stance = torch.compiler.set_stance("force_eager")
     with generators_kept(), buffers_kept(engine.model), stance:
         # Dropout masks are the same in every arm, whatever generator draws them.
         seed_generators(seed)
         batch = engine.training_batch(seed, STEP)
-        return output_on(engine, batch)
+        with inputs_noted(engine.model) as inputs:
+            output = output_on(engine, batch)
+        return output, inputs[0] if inputs else 0
 
 
 def output_on(engine: Engine, batch: Any) -> torch.Tensor:

@@ -20,7 +20,14 @@ from pytest_fp8.worker.held_out import output_on
 from pytest_fp8.worker.model_output import inputs_noted
 from pytest_fp8.worker.optimizer_state import StrayParameter
 from pytest_fp8.worker.step import WorkloadError, name_of
-from pytest_fp8.worker.training_state import buffers_kept, generators, generators_kept, kept, seed_generators
+from pytest_fp8.worker.training_state import (
+    buffers_kept,
+    generators,
+    generators_kept,
+    kept,
+    not_persistent_kept,
+    seed_generators,
+)
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -80,7 +87,9 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     """Have the user's ``load()`` read ``folder`` into the arm, which holds other values before; gives the fields of
     :class:`Loaded`."""
     _, function = _functions(engine)
-    engine.restart(OTHER_SEED)
+    # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
+    with not_persistent_kept(engine.model):
+        engine.restart(OTHER_SEED)
     before = digests(checkpoints.weights_of(engine)[0])
     with generators_kept():
         seed_generators(OTHER_SEED)

@@ -134,10 +134,11 @@ class ArmServer:
         return checkpoints.load(self.engine, folder, store, optimizer)
 
     def logits(self, seed: int) -> bytes:
-        """The model's output on the first rows of one held-out batch: float32, at most 64 x 4096 values."""
-        output = held_out_output(self.engine, seed)
+        """A fingerprint of what entered the model, in four bytes, and its output on the first rows of one held-out
+        batch: float32, at most 64 x 4096 values."""
+        output, given = held_out_output(self.engine, seed)
         rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
-        return bytes(rows[:64, :4096].contiguous().cpu().numpy().tobytes())
+        return given.to_bytes(4, "little") + bytes(rows[:64, :4096].contiguous().cpu().numpy().tobytes())
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         """Go on training from where the arm is: losses from ``first_step`` on, and what these steps were given."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,9 @@ def _tensors(value: Any) -> list[Any]:
 
 def _not_persistent(model: torch.nn.Module, backend: Backend) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in model.named_modules():
-        for name in sorted(module._non_persistent_buffers_set):
-            value = module._buffers.get(name)
+        for name, value in _of_module(module):
             key = _joined(prefix, name)
-            if value is not None and not backend.is_scaling_state(key):
+            if not backend.is_scaling_state(key):
                 yield plain_name(key), value
 
 
@@ -167,13 +166,33 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    held = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with _kept(model.buffers()):
+        yield
+
+
+@contextmanager
+def not_persistent_kept(model: torch.nn.Module) -> Iterator[None]:
+    """The same for the buffers that the model declares as not persistent."""
+    with _kept(value for module in model.modules() for name, value in _of_module(module)):
+        yield
+
+
+@contextmanager
+def _kept(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
+    held = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in held:
                 buffer.copy_(value)
+
+
+def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in sorted(module._non_persistent_buffers_set):
+        value = module._buffers.get(name)
+        if value is not None:
+            yield name, value
 
 
 # -- in pytest-fp8's own stores ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Resumed, Saved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.ledger.evidence import (
@@ -128,6 +128,7 @@ def transfer(saved_changes=None, loaded_changes=None, **changes):
         loaded=loaded(**(loaded_changes or {})),
         logit_distance=0.01,
         logit_limit=0.1,
+        start=Apart(0.01, 1024, 0.0),
         with_optimizer=True,
         source=trained([2.0, 1.9]),
         resumed=trained([2.0, 1.9]),

@@ -275,7 +275,7 @@ class FakeProcess:
         }
 
     def logits(self, seed: int) -> bytes:
-        return (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
+        return bytes(4) + (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
 
 
 def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,19 @@ from pytest_fp8.case import OWN_STORE, Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Resumed, Saved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 
 STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
 SEED = 7
+
+
+@dataclass(frozen=True)
+class Output:
+    """An arm's logits on held-out rows, flat, and a fingerprint of what entered the model."""
+
+    values: NDArray[np.float32]
+    given: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,9 @@ class Source:
     """It has a folder per store."""
     saved: Mapping[str, Saved]
     """By store."""
-    logits: NDArray[np.float32]
+    logits: Output
+    came: Sequence[float]
+    """Losses of the steps before it saved."""
     went_on: Resumed
     """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
 
@@ -43,14 +54,15 @@ def transfers_of(pair: PairArms) -> list[Transfer]:
 def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
     kept for the other cases that share it."""
-    distance = _distance_at_start(pair)
+    start = _logits_at_start(pair)
     stores = _stores(pair)
+    what = f"checkpoint {pair.case.resume} {stores}"
     with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
         forth = _source(pair.case, pair.fp8, Path(name), stores)
-        transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, distance) for store in stores]
-    what = f"checkpoint {pair.case.resume} {stores}"
-    back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
-    transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, distance) for store in stores]
+        back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
+        apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
+        transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
+    transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
     return transfers
 
 
@@ -60,18 +72,18 @@ def _stores(pair: PairArms) -> tuple[str, ...]:
     return asked if OWN_STORE in asked or not pair.fp8.facts.get("own_checkpoints") else (*asked, OWN_STORE)
 
 
-def _distance_at_start(pair: PairArms) -> float:
-    """How far the two precisions' logits lie apart on one and the same weights."""
+def _logits_at_start(pair: PairArms) -> tuple[Output, Output]:
+    """FP8's and BF16's on one and the same weights."""
 
-    def logits_of(arm: Arm) -> NDArray[np.float32]:
+    def logits_of(arm: Arm) -> Output:
         arm.request("restart", seed=SEED)
         return _logits(arm)
 
-    return relative_distance(logits_of(pair.fp8), pair.shared("logits at start", lambda: logits_of(pair.bf16)))
+    return logits_of(pair.fp8), pair.shared("logits at start", lambda: logits_of(pair.bf16))
 
 
 def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:
-    arm.request("curve", seed=SEED, steps=STEPS)
+    came = arm.request("curve", seed=SEED, steps=STEPS)["losses"]
     saved = {
         store: from_plain(
             Saved,
@@ -80,16 +92,17 @@ def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source
         for store in stores
     }
     logits = _logits(arm)
-    return Source(folder, saved, logits, _resumed(arm) if case.resume else NOT_RESUMED)
+    return Source(folder, saved, logits, came, _resumed(arm) if case.resume else NOT_RESUMED)
 
 
-def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, distance: float) -> Transfer:
+def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, start: Apart) -> Transfer:
     optimizer = _with_optimizer(case, store)
     answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
     loaded = from_plain(Loaded, answer)
-    apart, resumed = math.nan, NOT_RESUMED
+    apart, same, resumed = math.nan, True, NOT_RESUMED
     if loaded.loaded:
-        apart = relative_distance(_logits(target), source.logits)
+        output = _logits(target)
+        apart, same = _distance(output, source.logits), output.given == source.logits.given
         if optimizer:
             resumed = _resumed(target)
     return Transfer(
@@ -98,7 +111,9 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
         saved=source.saved[store],
         loaded=loaded,
         logit_distance=apart,
-        logit_limit=logit_limit(distance),
+        logit_limit=logit_limit(start),
+        start=start,
+        same_input=same,
         with_optimizer=optimizer,
         source=source.went_on,
         resumed=resumed,
@@ -115,9 +130,14 @@ def _resumed(arm: Arm) -> Resumed:
     return from_plain(Resumed, arm.request("resume", seed=SEED, first_step=STEPS, steps=STEPS))
 
 
-def _logits(arm: Arm) -> NDArray[np.float32]:
-    """The arm's logits on held-out rows, flat."""
-    return np.frombuffer(arm.request("logits", seed=SEED), dtype=np.float32)
+def _logits(arm: Arm) -> Output:
+    """The arm's logits on held-out rows, flat, and a fingerprint of the model's input."""
+    answer = arm.request("logits", seed=SEED)
+    return Output(np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little"))
+
+
+def _distance(one: Output, other: Output) -> float:
+    return relative_distance(one.values, other.values)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.own import check_own, remarks
-from pytest_fp8.questions.checkpoints.resuming import check_resumed
+from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -16,9 +16,22 @@ LOGITS = (0.05, 1.0)
 Seen on an H200: 0.56 between the precisions of one and the same 8B weights, close to their random start."""
 
 
-def logit_limit(distance_at_start: float) -> float:
-    """Twice the distance that the two precisions show on one and the same weights, within :data:`LOGITS`."""
-    return min(max(2 * distance_at_start, LOGITS[0]), LOGITS[1])
+TRAINED = 4.0
+"""Factor on the distance at the start."""
+FEW = 64
+"""Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
+OF_FEW = 0.25
+"""The least limit for these. Seen on emulated FP8, of a model that gives its own loss, a small difference of cosines:
+0.05 to 0.08 in 48 transfers (three recipes, four seeds), where the precisions differ by 0.03 at the start."""
+
+
+def logit_limit(start: Apart) -> float:
+    """Four times the distance that the two precisions show on one and the same weights, within :data:`LOGITS`.
+
+    A few steps of training move it. Seen on emulated FP8 over 101 sound workloads: up to 2.5 times.
+    """
+    least = OF_FEW if start.values < FEW else LOGITS[0]
+    return min(max(TRAINED * start.logits, least), LOGITS[1])
 
 
 def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
@@ -140,6 +153,8 @@ def _optimizer(t: Transfer) -> Finding | None:
 def _logits(t: Transfer) -> Finding | None:
     if t.logit_distance <= t.logit_limit:  # false of NaN
         return None
+    if not t.same_input:
+        return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
     return fail(
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",

@@ -117,6 +117,18 @@ NOT_RESUMED = Resumed([], 0, [], Kept({}, {}, {}, {}, {}))
 
 
 @dataclass(frozen=True)
+class Apart:
+    """What the precision alone does: FP8 against BF16 where no checkpoint was carried."""
+
+    logits: float
+    """Relative L2 distance of the logits on one and the same weights."""
+    values: int
+    """How many logits these are."""
+    losses: float
+    """Mean of FP8's losses less BF16's over the same first steps from the same weights."""
+
+
+@dataclass(frozen=True)
 class Transfer:
     """One checkpoint carried from a source arm to a target arm through one store."""
 
@@ -129,6 +141,9 @@ class Transfer:
     logit_distance: float
     """Relative L2 distance of the target's logits after loading from the source's."""
     logit_limit: float
+    start: Apart = Apart(0.0, 0, 0.0)
+    same_input: bool = True
+    """Whether the same entered the model for both logits: a step may draw its data by itself."""
     with_optimizer: bool = False
     source: Resumed = NOT_RESUMED
     """The steps that the source went on to train after saving."""

@@ -18,15 +18,21 @@ OF_A_SUM = 0.01
 losses, eight seeds): 0.13 % on average, 0.31 % at most. It is above bfloat16's own rounding, 2**-8 of a loss (0.39 %):
 neighbouring losses near 60 lie 0.25 apart."""
 
+MOST = 0.25
+"""The largest limit, as a share of the largest loss: FP8 that differs by more is the loss question's matter."""
 
-def resume_limit(losses: Sequence[float]) -> float:
+
+def resume_limit(losses: Sequence[float], apart: float) -> float:
     """How far the mean of the resumed losses may lie from the source's.
 
     0.05, as nats per token; below a loss of 1 that share of the largest, which no change of sign brings to zero; above
-    :data:`MOST_NATS` a share of it, too.
+    :data:`MOST_NATS` a share of it, too. Where the precisions themselves differ by more, ``apart`` on average over the
+    same steps from the same weights, twice that and at most :data:`MOST` of the largest: a loss that is a small
+    difference of large numbers shows FP8's rounding in full.
     """
     largest = max((abs(loss) for loss in losses), default=math.nan)
-    return OF_A_SUM * largest if largest > MOST_NATS else LOSS_MARGIN[1] * min(1.0, largest)
+    least = OF_A_SUM * largest if largest > MOST_NATS else LOSS_MARGIN[1] * min(1.0, largest)
+    return max(least, min(2 * abs(apart), MOST * largest))
 
 
 def check_resumed(t: Transfer) -> Finding | None:
@@ -35,11 +41,13 @@ def check_resumed(t: Transfer) -> Finding | None:
         return None
     source, resumed = t.source.losses, t.resumed.losses
     gap = sum(resumed) / len(resumed) - sum(source) / len(source)
-    limit = resume_limit(source)
+    limit = resume_limit(source, t.start.losses)
     goes_on = abs(gap) <= limit and math.isfinite(gap)
     # What a model computes for its own input differs with the precision, so inputs count only where losses differ.
     if t.source.data != t.resumed.data or (not goes_on and list(t.source.inputs) != list(t.resumed.inputs)):
-        return _other_data(t)
+        return other_data(
+            f"other batches for the same steps; losses {_losses(resumed)} after {_losses(source)} of the source"
+        )
     if goes_on:
         return None
     return fail(
@@ -51,12 +59,12 @@ def check_resumed(t: Transfer) -> Finding | None:
     )
 
 
-def _other_data(t: Transfer) -> Finding:
+def other_data(seen: str) -> Finding:
+    """The comparison is none: the target was given other data than the source."""
     return Verdict.INVALID, {
         "headline": "the resumed run was given other data",
         "expected": "the batches that the source trained on after saving",
-        "seen": f"other batches for the same steps; losses {_losses(t.resumed.losses)} after "
-        f"{_losses(t.source.losses)} of the source",
+        "seen": seen,
         "cause": "batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
         "DataLoader, a generator that is not seeded), so that a resumed run draws another order",
         "next_step": "let the data depend on the step alone, or save and load the position of the data with the "
