@@ -12,7 +12,6 @@ from torch import nn
 from benchmarks.healthy.sound import classes_of, sound, text, vectors
 from pytest_fp8 import Workload, pad_to_multiple
 
-
 RATE = 4e-3
 """At which these learn something within ten steps of fresh data."""
 
