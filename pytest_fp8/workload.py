@@ -37,14 +37,13 @@ ARGUMENTS = {
 class Workload:
     """A user's own model. All functions run inside the arm's process, never in pytest's.
 
-    ``build()`` gives the ``torch.nn.Module``. torch's generators are seeded before each call. The arm moves the model
-    to its device in bfloat16. ``batch(step)`` gives one batch: a tensor, or what holds tensors: a dict, list, tuple,
-    dataclass or object of your own. torch is seeded before each step too, so that ``torch.randn`` inside gives every
-    arm the same data. ``loss(model, batch)`` gives a scalar tensor. Without it the model is called with the batch (with
-    a dict's entries by name), and its result, or that result's ``.loss``, is
-    the loss. ``optimizer(parameters)`` gives the optimizer. Without it the arm uses AdamW with ``learning_rate``, by
-    default 1e-3, or 2e-4 with adapters. A learning-rate schedule goes to ``optimizer.scheduler``: it is then restarted,
-    saved and loaded with the optimizer.
+    ``build()`` gives the ``torch.nn.Module``. The arm moves it to its device in bfloat16. ``batch(step)`` gives one
+    batch: a tensor, or what holds tensors: a dict, list, tuple, dataclass or object of your own. The generators of
+    torch, numpy and Python are seeded before each call of the two, so that every arm gets the same weights and data.
+    ``loss(model, batch)`` gives a scalar tensor. Without it the model is called with the batch, with a dict's entries
+    by name, and its result, or that result's ``.loss``, is the loss. ``optimizer(parameters)`` gives the optimizer.
+    Without it the arm uses AdamW with ``learning_rate``, by default 1e-3, or 2e-4 with adapters. A learning-rate
+    schedule goes to ``optimizer.scheduler``: it is then restarted, saved and loaded with the optimizer.
 
     ``leave``: name patterns of Linears that stay in high precision, e.g. ``"*.router"``.
 

@@ -13,7 +13,16 @@ from pytest_fp8 import Workload
 
 pytestmark = pytest.mark.slow
 
-THIRD = CATALOGUE[::3]
+ONCE_FAILED = (
+    "counter_in_the_model",
+    "complex_buffer",
+    "layers_dropped_by_python",
+    "augmented_by_numpy",
+    "dataclass_batch",
+    "object_batch",
+    "encoding_of_transformers",
+)
+CHOSEN = [entry for index, entry in enumerate(CATALOGUE) if index % 3 == 0 or entry.name in ONCE_FAILED]
 """Every third one, so that each topic is among them."""
 
 
@@ -23,21 +32,20 @@ def runner():
         yield made
 
 
-@pytest.mark.parametrize("entry", THIRD, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", CHOSEN, ids=lambda entry: entry.name)
 def test_a_sound_workload_hears_no_alarm(runner, entry):
     alarms = [answer.message for answer in runner.ask(entry, "tensorwise") if answer.alarm]
     assert not alarms, "\n".join(alarms)
 
 
 def test_what_is_not_sound_is_an_alarm(runner):
-    def half_as_large(model):
+    def one_of_two(model):
         from torchao.float8 import convert_to_float8_training
 
         from pytest_fp8.backends.torchao import torchao_config
 
-        model = convert_to_float8_training(model, config=torchao_config("tensorwise", emulated=True))
-        model[0].weight.data *= 0.5
-        return model
+        config = torchao_config("tensorwise", emulated=True)
+        return convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name == "0")
 
     def build():
         import torch
@@ -52,8 +60,17 @@ def test_what_is_not_sound_is_an_alarm(runner):
     def loss(model, x):
         return (model(x) - x).float().square().mean()
 
-    entry = Sound("broken", "", lambda: Workload(build=build, batch=batch, loss=loss, convert=half_as_large))
+    entry = Sound("broken", "", lambda: Workload(build=build, batch=batch, loss=loss, convert=one_of_two))
     assert any(answer.alarm for answer in runner.ask(entry, "tensorwise"))
+
+
+def test_complex_buffers_keep_their_imaginary_parts(runner):
+    entry = next(entry for entry in CATALOGUE if entry.name == "complex_buffer")
+    pair = runner.pair(entry, "tensorwise")
+    for arm in (pair.bf16, pair.fp8):
+        kind, imaginary = arm.call(lambda model: (str(model.turns.dtype), model.turns.imag.abs().max().item()))
+        assert kind == "torch.complex64"
+        assert imaginary > 0.9
 
 
 def test_another_seed_gives_other_weights_and_data_and_the_same_seed_the_same():

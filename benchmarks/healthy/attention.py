@@ -116,7 +116,7 @@ def encoder_decoder():
         given = F.pad(batch["target"][:, :-1], (1, 0))
         return F.cross_entropy(model(batch["source"], given).float().flatten(0, 1), batch["target"].flatten())
 
-    return Workload(build=Translator, batch=batch, loss=loss)
+    return Workload(build=Translator, batch=batch, loss=loss, learning_rate=4e-3)
 
 
 def rotated(x, places):

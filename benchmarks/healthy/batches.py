@@ -12,6 +12,9 @@ from torch import nn
 from benchmarks.healthy.sound import classes_of, sound, text, vectors
 from pytest_fp8 import Workload, pad_to_multiple
 
+RATE = 4e-3
+"""At which these learn something within ten steps of fresh data."""
+
 
 class Net(nn.Module):
     """Two residual blocks and a head; gives logits for each row."""
@@ -52,7 +55,7 @@ def dict_of_many_things():
     def loss(model, batch):
         return model(batch["x"], batch["labels"], batch["more"]["weights"])[0]
 
-    return Workload(build=WithLoss, batch=batch, loss=loss)
+    return Workload(build=WithLoss, batch=batch, loss=loss, learning_rate=RATE)
 
 
 @sound()
@@ -63,7 +66,7 @@ def tuple_of_a_loader():
         x = vectors(64)
         return x, classes_of(x, 16)
 
-    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(*batch)[0])
+    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(*batch)[0], learning_rate=RATE)
 
 
 class Pair(NamedTuple):
@@ -79,7 +82,9 @@ def named_tuple():
         x = vectors(64)
         return Pair(x, classes_of(x, 16))
 
-    return Workload(build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair.x), pair.labels))
+    return Workload(
+        build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair.x), pair.labels), learning_rate=RATE
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def dataclass_batch():
     def loss(model, sample):
         return F.cross_entropy(model(sample.x + sample.inner.x), sample.labels)
 
-    return Workload(build=Net, batch=batch, loss=loss)
+    return Workload(build=Net, batch=batch, loss=loss, learning_rate=RATE)
 
 
 class Collated:
@@ -131,7 +136,7 @@ def object_batch():
         both = torch.cat([batch.parts[0], batch.parts[1]["rest"]])
         return F.cross_entropy(model(batch.x + 0.1 * both), batch.labels)
 
-    return Workload(build=Net, batch=batch, loss=loss)
+    return Workload(build=Net, batch=batch, loss=loss, learning_rate=RATE)
 
 
 @sound()
@@ -144,7 +149,7 @@ def encoding_of_transformers():
         x = vectors(64)
         return BatchEncoding({"x": x, "labels": classes_of(x, 16)})
 
-    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(**batch)[0])
+    return Workload(build=WithLoss, batch=batch, loss=lambda model, batch: model(**batch)[0], learning_rate=RATE)
 
 
 class Attending(nn.Module):
@@ -218,7 +223,9 @@ def batches_of_several_sizes():
         x = vectors(16 * (2 + step % 3))
         return x, classes_of(x, 16)
 
-    return Workload(build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair[0]), pair[1]))
+    return Workload(
+        build=Net, batch=batch, loss=lambda model, pair: F.cross_entropy(model(pair[0]), pair[1]), learning_rate=RATE
+    )
 
 
 @sound()
@@ -244,4 +251,4 @@ def jagged_lists():
         wanted = torch.stack([part.mean(0) for part in parts])
         return (model(parts) - wanted).float().square().mean()
 
-    return Workload(build=Sets, batch=batch, loss=loss)
+    return Workload(build=Sets, batch=batch, loss=loss, learning_rate=RATE)

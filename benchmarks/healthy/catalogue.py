@@ -7,6 +7,7 @@ from benchmarks.healthy import (  # noqa: F401
     batches,
     experts,
     fields,
+    habits,
     huggingface,
     layers,
     loops,

@@ -168,4 +168,4 @@ class Soft(nn.Module):
 @sound()
 def soft_experts():
     """A soft mixture: a raw parameter spreads rows over slots, experts are Linears."""
-    return Workload(build=Soft, batch=rows, loss=apart)
+    return Workload(build=Soft, batch=rows, loss=apart, learning_rate=4e-3)

@@ -63,7 +63,7 @@ def coordinates_to_colours():
         wanted = torch.stack([places[:, 0].sin(), places[:, 1].cos(), places[:, 0] * places[:, 1]], 1)
         return (model(places) - wanted).float().square().mean()
 
-    return Workload(build=Frequencies, batch=lambda step: vectors(256, 8), loss=loss)
+    return Workload(build=Frequencies, batch=lambda step: vectors(256, 8), loss=loss, learning_rate=4e-3)
 
 
 class Graph(nn.Module):

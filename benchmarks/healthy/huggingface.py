@@ -153,7 +153,7 @@ def hf_whisper():
         return {"input_features": sound, "labels": labels}
 
     build = made("WhisperForConditionalGeneration", "WhisperConfig", **sizes, **more, **tokens, **starts)
-    return Workload(build=build, batch=batch)
+    return Workload(build=build, batch=batch, learning_rate=3e-3)
 
 
 @sound()

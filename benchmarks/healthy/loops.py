@@ -244,4 +244,4 @@ def curriculum_by_step():
         made = model(batch["x"]).float()
         return F.cross_entropy(made, batch["labels"]) + batch["weight"] * F.mse_loss(made, batch["x"].float().sin())
 
-    return Workload(build=Net, batch=batch, loss=loss)
+    return Workload(build=Net, batch=batch, loss=loss, learning_rate=4e-3)

@@ -201,7 +201,7 @@ def loss_in_bfloat16():
     def loss(model, x):
         return (model(x) - 11 * x.sin()).square().mean()
 
-    return Workload(build=mlp, batch=lambda step: vectors(96), loss=loss)
+    return Workload(build=mlp, batch=lambda step: vectors(96), loss=loss, learning_rate=1e-2)
 
 
 @sound()

@@ -36,7 +36,7 @@ def warm_up_and_cosine():
 @sound()
 def one_cycle():
     """OneCycleLR, which also moves the momentum."""
-    make = with_schedule(lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 3e-3, total_steps=200))
+    make = with_schedule(lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 5e-3, total_steps=60, div_factor=5))
     return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
 
 

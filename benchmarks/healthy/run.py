@@ -17,6 +17,7 @@ from control_runner import ControlRunner
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
+from pytest_fp8.pair import Fp8Pair
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 ALARMS = ("FAIL", "INVALID", "error")
@@ -55,15 +56,18 @@ class Runner:
         self._controls.close()
         self._pool.close()
 
+    def pair(self, entry: Sound, recipe: str, seed: int = 0) -> Fp8Pair:
+        """Both arms, alive. Raises :class:`ArmError`."""
+        return self._controls.pair_of(entry.case(recipe), entry.workload(seed))
+
     def ask(self, entry: Sound, recipe: str, seed: int = 0) -> Iterator[Answer]:
         """Every question that the case asks, each by the pair's method of its name."""
-        case = entry.case(recipe)
         try:
-            pair = self._controls.pair_of(case, entry.workload(seed))
+            pair = self.pair(entry, recipe, seed)
         except Fp8Error as error:
             yield Answer(entry.name, recipe, seed, "build", "error", error.headline, error.message)
             return
-        for question in case.questions:
+        for question in pair.case.questions:
             try:
                 decision = getattr(pair, question)()
             except Fp8Error as error:

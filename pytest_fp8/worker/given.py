@@ -33,7 +33,7 @@ def checked_batch(own: Workload, batch: Any) -> Any:
         raise WorkloadError(
             f"the workload's batch(step) must give tensors, it gave a numpy array: {arrays[0]}",
             "a batch is a tensor, or holds tensors: a dict, list, tuple, dataclass or object of your own",
-            "torch.from_numpy(array), drawn by torch's generators: numpy's are not seeded for each step",
+            "torch.from_numpy(array) for each array",
         )
     if isinstance(batch, Iterator):
         raise WorkloadError(

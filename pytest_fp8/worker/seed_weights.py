@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.fused_params import split
 
 
@@ -23,6 +24,20 @@ def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParam
     for name, content in fresh.named_buffers():
         if name in buffers:
             buffers[name].copy_(content)
+    _copy_numbers(model, fresh)
+
+
+def _copy_numbers(model: torch.nn.Module, fresh: torch.nn.Module) -> None:
+    """Give back the numbers that the user's own modules keep as Python attributes: a counter of calls, a rate that a
+    forward pass changes. A converted layer is a library's, and keeps its own."""
+    plain = dict(fresh.named_modules())
+    for name, module in model.named_modules():
+        other = plain.get(name)
+        if other is None or type(other) is not type(module) or is_of_a_library(type(module).__module__):
+            continue
+        for key, value in vars(other).items():
+            if key != "training" and type(value) in (int, float) and vars(module).get(key) != value:
+                setattr(module, key, value)
 
 
 @torch.no_grad()

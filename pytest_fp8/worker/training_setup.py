@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from typing import Any
 
+import numpy as np
 import torch
 
 from pytest_fp8.backends.base import Backend
@@ -35,7 +38,7 @@ class TrainingSetup:
                 return brought
             model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
         else:
-            torch.manual_seed(seed)
+            _seed_generators(seed)
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise WorkloadError(
@@ -44,7 +47,7 @@ class TrainingSetup:
                     "return the model at the end of build()",
                 )
             require_weights(model)
-            model = model.to(device=self.device, dtype=torch.bfloat16).train()
+            model = _in_bfloat16(model, self.device).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
@@ -56,7 +59,7 @@ class TrainingSetup:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the suite has its sizes"
             return self._place(data.text_batch(*tokens, seed, step))
-        torch.manual_seed(1_000_003 * (seed + 1) + step)
+        _seed_generators(1_000_003 * (seed + 1) + step)
         batch = checked_batch(self.own, self.own.batch(step))
         self.drawn = Drawn.of(seed, step, batch)
         return self._place(batch)
@@ -95,3 +98,23 @@ class TrainingSetup:
             return tensor.to(self.device, dtype=dtype, non_blocking=True)
 
         return with_tensors(batch, placed)
+
+
+def _seed_generators(seed: int) -> None:
+    """torch's, numpy's and Python's: a user's build(), batch() and forward pass may draw from each."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def _in_bfloat16(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """The model on its device, all floating-point numbers in bfloat16. Complex buffers stay complex:
+    ``model.to(torch.bfloat16)`` drops their imaginary parts."""
+    kept = {name: buffer.to(device) for name, buffer in model.named_buffers() if buffer.is_complex()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values to real|Complex modules are a new feature")
+        model = model.to(device=device, dtype=torch.bfloat16)
+    for name, buffer in kept.items():
+        holder, _, own = name.rpartition(".")
+        model.get_submodule(holder)._buffers[own] = buffer
+    return model

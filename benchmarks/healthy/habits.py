@@ -1,0 +1,205 @@
+"""Habits of research code: counters, hooks, numpy's random numbers, complex buffers, functional calls, autocast."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.healthy.sound import classes_of, sound, vectors
+from pytest_fp8 import Workload
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def apart(model, x):
+    return (model(x) - x.sin()).float().square().mean()
+
+
+def rows(step):
+    return vectors(96)
+
+
+class Annealed(Net):
+    """Counts its own calls in a Python attribute and adds less noise with each."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            x = x + torch.randn_like(x) * 0.5 * 0.9**self.calls
+        return super().forward(x)
+
+
+@sound(resume=False)
+def counter_in_the_model():
+    """A schedule inside the model: a Python number that each forward pass raises."""
+    return Workload(build=Annealed, batch=rows, loss=apart)
+
+
+class Turned(Net):
+    """Rotary places as one product of complex numbers, from a complex buffer (the first Llama's code)."""
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.outer(torch.arange(96), torch.exp(-torch.arange(32) / 8))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x):
+        turned = torch.view_as_complex(x.float().unflatten(-1, (32, 2))) * self.turns
+        return super().forward(torch.view_as_real(turned).flatten(-2).to(x.dtype))
+
+
+@sound()
+def complex_buffer():
+    """A buffer of complex numbers."""
+    return Workload(build=Turned, batch=rows, loss=apart)
+
+
+class Dropping(Net):
+    """Skips whole blocks by Python's own random numbers (LayerDrop)."""
+
+    def forward(self, x):
+        for block in self.blocks:
+            if not self.training or random.random() > 0.2:
+                x = block(x)
+        return self.last(x)
+
+
+@sound()
+def layers_dropped_by_python():
+    """Whole blocks are skipped by random.random()."""
+    return Workload(build=Dropping, batch=rows, loss=apart)
+
+
+@sound()
+def augmented_by_numpy():
+    """The batch is drawn and changed with numpy's global generator."""
+
+    def batch(step):
+        x = np.random.standard_normal((96, 64)).astype(np.float32)
+        x[:, np.random.permutation(64)[:8]] = 0
+        return torch.from_numpy(x)
+
+    return Workload(build=Net, batch=batch, loss=apart)
+
+
+@sound()
+def features_by_a_hook():
+    """A forward hook on a block keeps its output for a second loss term."""
+
+    def build():
+        model = Net()
+
+        def keep(module, arguments, output):
+            model.kept = output
+
+        model.blocks[0].register_forward_hook(keep)
+        return model
+
+    def loss(model, x):
+        made = model(x)
+        return (made - x.sin()).float().square().mean() + 0.1 * model.kept.float().square().mean()
+
+    return Workload(build=build, batch=rows, loss=loss)
+
+
+@sound()
+def functional_call():
+    """The forward pass through torch.func.functional_call, with scaled norms."""
+
+    def loss(model, x):
+        held = {name: p * 1.1 if "norm" in name else p for name, p in model.named_parameters()}
+        return (torch.func.functional_call(model, held, (x,)) - x.sin()).float().square().mean()
+
+    return Workload(build=Net, batch=rows, loss=loss)
+
+
+@sound()
+def autocast_in_the_step():
+    """The user's own torch.autocast around the forward pass."""
+
+    def step(model, batch, optimizer, precision):
+        with torch.autocast(batch.device.type, dtype=torch.bfloat16), precision():
+            loss = apart(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step)
+
+
+@sound()
+def regularised_weights():
+    """A penalty on the weights of every Linear, in the loss: they are used without being multiplied."""
+
+    def loss(model, x):
+        penalty = sum(m.weight.float().abs().mean() for m in model.modules() if hasattr(m, "in_features"))
+        return apart(model, x) + 0.01 * penalty
+
+    return Workload(build=Net, batch=rows, loss=loss)
+
+
+@sound()
+def gradients_changed_by_hooks():
+    """A tensor hook halves the gradient at one place, and parameter hooks clip each gradient."""
+
+    class Halved(Net):
+        def forward(self, x):
+            x = self.blocks[0](x)
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient / 2)
+            return self.last(self.blocks[1](x))
+
+    def build():
+        model = Halved()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        return model
+
+    return Workload(build=build, batch=rows, loss=apart)
+
+
+@sound()
+def weights_set_after_each_step():
+    """The user's step keeps the last layer's rows at length one."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            logits = model(batch).float()
+        loss = F.cross_entropy(8 * logits, classes_of(batch, 64))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            model.last.weight.div_(model.last.weight.norm(dim=1, keepdim=True))
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step)
