@@ -231,7 +231,7 @@ def test_a_healthy_loss_rarely_fails_whatever_its_seeds_spread(sd):
 
 def test_a_loss_just_at_the_margin_is_not_called_either_way_too_often():
     assert loss_rate(0.02, Verdict.FAIL) <= 1.5 * LOSS_ALPHA
-    assert loss_rate(0.02, Verdict.PASS) <= 1.1 * (1 - LOSS_CONFIDENCE), "over all looks together"
+    assert loss_rate(0.02, Verdict.PASS) <= 1.3 * (1 - LOSS_CONFIDENCE), "over all looks; 1500 cases are +-0.011"
 
 
 @pytest.mark.parametrize("first", [2, 3, 4, 8])
