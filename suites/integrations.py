@@ -130,7 +130,8 @@ LOOP = [
     ),
 ]
 VIT = [
-    Case("own", "torchao", "tensorwise", name="vit", **OWN_EMULATED),
+    # 20 steps of 16 pictures teach it nothing: the loss stays at ln(10). In 60 it falls by four standard errors.
+    Case("own", "torchao", "tensorwise", name="vit", emulated=True, loss_steps=60, loss_seeds=3),
     Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
     Case("own", "transformer_engine", "current", name="vit", **HORIZON),
 ]

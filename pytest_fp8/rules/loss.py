@@ -36,7 +36,8 @@ output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
 
 LEARNS = 2.0
 """Standard errors that the reference's loss must fall by, from its first fifth to its last. One that learns nothing
-does so in 2.5 % by chance. Falls of the emulated suite's cases are 18 and more of them."""
+does so in 2.5 % by chance. Over 20 steps and 3 seeds the emulated suite's models fall by 7 (LoRA), 21 and 22 of them;
+at rate 5e-6 by 1 and 2.6."""
 
 
 @dataclass(frozen=True)

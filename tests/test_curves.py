@@ -1,0 +1,77 @@
+"""Curves of live arms: what is read beside the training changes no number of it, and says what happened."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.loss.evidence import Curve, ProductCount
+from pytest_fp8.worker.curves import norm_of
+from pytest_fp8.worker.engine import Engine
+
+pytestmark = pytest.mark.slow
+
+
+def engine(recipe="tensorwise", **more):
+    return Engine(ArmSpec(Case("micro", "torchao", recipe, emulated=True, **more), "cpu", threads=1))
+
+
+def curve(arm, seed=0, steps=4, **how):
+    return from_plain(Curve, arm.curve(seed, steps, **how))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
+def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
+    arm = engine(recipe)
+    plain, watched = curve(arm), curve(arm, watch=True)
+    assert watched.losses == plain.losses
+    assert watched.gradient_norms == plain.gradient_norms
+    assert watched.movement == plain.movement
+    assert not plain.last_products
+    backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
+    assert watched.first_products == watched.last_products == {"forward": ProductCount(14, 1), "backward": backward}
+
+
+def test_the_first_step_is_watched_with_seed_0_alone():
+    watched = curve(engine(), seed=1, watch=True)
+    assert watched.last_products
+    assert not watched.first_products
+
+
+def test_recomputed_products_are_counted_by_themselves():
+    watched = curve(engine(activation_checkpointing=True), watch=True)
+    assert watched.last_products["recompute"].fp8 > 0
+    assert watched.last_products["forward"] == ProductCount(14, 1)
+
+
+def test_weights_move_where_the_optimizer_moves_them():
+    arm = engine()
+    moved = curve(arm).movement
+    assert set(moved) == set(curve(arm).trained)
+    query, embedding = moved["model.layers.0.self_attn.q_proj.weight"], moved["model.embed_tokens.weight"]
+    assert query.moved > 0.9
+    assert query.reached == 1.0
+    assert embedding.moved == pytest.approx(embedding.reached, abs=0.01), "rows of tokens that never came"
+    assert embedding.reached < 0.5
+    for group in arm.optimizer.param_groups:
+        group["lr"] = 0.0
+    still = curve(arm).movement
+    assert {one.moved for one in still.values()} == {0.0}
+    assert still["model.layers.0.self_attn.q_proj.weight"].reached == 1.0
+
+
+def test_only_what_trains_is_listed_and_adapters_are():
+    moved = curve(engine(lora=8)).movement
+    assert moved
+    assert all("lora_" in name for name in moved)
+
+
+def test_gradient_norms_have_more_bits_than_bfloat16():
+    one, other = torch.full((64,), 1.0).bfloat16(), torch.full((64,), 1.0).bfloat16()
+    other[0] = 1.0078125
+    assert norm_of([one]) != norm_of([other])
+    assert norm_of([one, one]) == pytest.approx(2 * 64**0.5 / 2**0.5)
+    assert norm_of([]) == 0
