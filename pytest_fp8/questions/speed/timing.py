@@ -65,20 +65,15 @@ class BlockTimer:
         """The blocks of one pair of processes. Those of the first pair show whether turns must be longer; then they are
         taken again."""
         if self.arms.takes_turns:
-            self._lengthen()
             return self._in_turns(blocks)
         reference, other = self._alternating(blocks)
         turns = self._turns()
         if self.other or turns.settling or not (unsteady(reference[1:]) or unsteady(other)):
             return reference, other
-        self._lengthen()
+        step = self._step_ms()
+        turns.settling = math.ceil(SETTLING_MS / step)
+        turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
         return self._alternating(blocks)
-
-    def _lengthen(self) -> None:
-        turns, step = self._turns(), self._step_ms()
-        if not turns.settling:
-            turns.settling = math.ceil(SETTLING_MS / step)
-            turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
