@@ -36,7 +36,7 @@ def squares(model, x):
     return (model(x) - x).float().pow(2).mean()
 
 
-def test_a_layer_whose_weight_is_used_without_a_call_is_named_and_its_products_are_counted():
+def test_a_layer_whose_weight_is_used_without_a_call_is_named_and_counted():
     decision = judge_both(build=frozen_bypass, loss=squares)
     assert decision.verdict is Verdict.PASS, decision.message
     assert "1 converted layer is never called in either arm: middle" in decision.message

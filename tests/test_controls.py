@@ -36,9 +36,9 @@ ROOT = Path(__file__).parent.parent
 BY_ID = {control.id: control for control in CATALOGUE}
 
 
-def test_all_43_are_there_once_and_in_order():
-    assert [control.number for control in CATALOGUE] == [*range(1, 36), *range(76, 84)]
-    assert len(BY_ID) == 43
+def test_all_are_there_once_and_in_order():
+    assert [control.number for control in CATALOGUE] == list(range(1, len(CATALOGUE) + 1))
+    assert len(BY_ID) == len(CATALOGUE)
 
 
 @pytest.mark.parametrize("control", CATALOGUE, ids=lambda control: control.id)
@@ -78,7 +78,7 @@ def test_the_catalogue_loads_no_torch():
     code = "import sys; from controls.catalogue import CATALOGUE; print(len(CATALOGUE), 'torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT / 'suites'}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["43", "False"]
+    assert done.stdout.split() == [str(len(CATALOGUE)), "False"]
 
 
 def test_each_control_has_its_test_in_the_suite(pytester):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -53,6 +55,8 @@ NOT_COUNTED = {
     # Named elsewhere.
     READ,
 }
+LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
+"""Folders of the libraries that switch FP8 on."""
 
 
 class OperatorWatch(TorchDispatchMode):
@@ -177,7 +181,8 @@ class OperatorWatch(TorchDispatchMode):
         chosen = not products and bool(flags & COMPUTED) and _chooses_rows(operator, given, made)
         if products or operator == "attention":
             flags |= COMPUTED
-        if operator not in NOT_COUNTED and not routed and not products and self.where() == "forward":
+        counted = operator not in NOT_COUNTED and not routed and not products and self.where() == "forward"
+        if counted and not _by_a_library():
             self._count(operator, args, made)
         if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
             self._wait()
@@ -203,6 +208,16 @@ class OperatorWatch(TorchDispatchMode):
         # A number with a fraction is logged, or asked whether it is finite; a whole number is a count of rows.
         if flags & COMPUTED and not tensor.is_floating_point() and tensor.dtype != torch.bool:
             self.uncertain = True
+
+
+def _by_a_library() -> bool:
+    """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed."""
+    frame = sys._getframe(3)
+    while frame is not None and not frame.f_code.co_filename.endswith("ledger_modules.py"):
+        if any(library in frame.f_code.co_filename for library in LIBRARIES):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:

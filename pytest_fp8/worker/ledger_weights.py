@@ -134,7 +134,6 @@ SWITCHES = (
     "backends.cuda.flash_sdp_enabled()",
     "backends.cuda.mem_efficient_sdp_enabled()",
     "backends.cuda.cudnn_sdp_enabled()",
-    "get_num_threads()",
 )
 """Of torch: attributes, and functions without arguments."""
 AUTOCAST = "autocast"
@@ -151,6 +150,8 @@ def switches_of(device: torch.device) -> dict[str, str]:
             for part in name.removesuffix("()").split("."):
                 value = getattr(value, part)
             read[f"torch.{name}"] = str(value() if name.endswith("()") else value)
+    if device.type == "cpu":
+        read["torch.get_num_threads()"] = str(torch.get_num_threads())
     on = torch.is_autocast_enabled(device.type)
     read[f"{AUTOCAST} on {device.type}"] = str(torch.get_autocast_dtype(device.type)) if on else "off"
     return read

@@ -109,6 +109,71 @@ def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return training.language_model_loss(compiled=False)(model, batch)
 
 
+def build_looped() -> torch.nn.Module:
+    """Two residual blocks with a norm, a dropout and a bias, which may recompute themselves. ``does`` names what the
+    loop of :func:`looped` does in this arm alone."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(32)
+            self.up, self.act, self.down = torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)
+            self.drop = torch.nn.Dropout(0.1)
+            self.recomputes = False
+
+        def inner(self, x: torch.Tensor) -> Any:
+            return self.down(self.drop(self.act(self.up(self.norm(x)))))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x + (checkpoint(self.inner, x, use_reentrant=False) if self.recomputes else self.inner(x))
+
+    class Looped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.lm_head = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+            self.blocks = torch.nn.ModuleList([Block(), Block()])
+            self.does = ""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            hidden = self.enter(x[: len(x) // 2] if self.does == "half in the forward pass" else x)
+            for block in self.blocks:
+                hidden = block(hidden)
+            return self.lm_head(hidden)
+
+    return Looped()
+
+
+def looped(model: Any, batch: torch.Tensor, optimizer: Any, precision: Any) -> torch.Tensor:
+    """A step of two micro-batches, with clipping, logging or more of them where the model's ``does`` says so."""
+    import torch
+
+    rows = batch[:64] if model.does == "half in the step" else batch
+    total, parts = torch.zeros(()), 4 if model.does == "four micro-batches" else 2
+    for part in rows.chunk(parts):
+        with precision():
+            output = model(part)
+            loss = (output - part[: len(output)]).float().pow(2).mean() / parts
+        loss.backward()
+        total += loss.detach()
+    if model.does == "clips":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+    if model.does == "logs":
+        total.item()
+    return total
+
+
+def rows(step: int) -> torch.Tensor:
+    """128 rows: halves and quarters are multiples of 16."""
+    import torch
+
+    return torch.randn(128, 32)
+
+
+LOOPED = Workload(build=build_looped, batch=rows, step=looped, name="looped")
 ROUTER = Workload(build=build_with_router, batch=text, loss=loss, name="router")
 ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters")
 HOOKED = Workload(build=build_hooked, batch=text, loss=loss, name="hooked")

@@ -99,6 +99,7 @@ class OtherData(Control):
     title = "the FP8 arm trains on other data"
     question, cause = "loss", "the arms trained on different data"
     case = micro()
+    verdicts = ("INVALID",)
 
     def batch(self, seed: int, step: int) -> tuple[int, int]:
         return seed + 1000, step

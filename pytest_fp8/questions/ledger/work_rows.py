@@ -170,9 +170,9 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         arm = "the reference" if ours > theirs else "the FP8 arm"
         yield Difference(
             headline=f"{arm} waits for the GPU where the other arm does not",
-            what=f"waits in the {phase} part, {owner or 'outside all modules'}",
+            what=f"waits in the {phase} part",
             reference=f"{ours} waits in the {phase} part, {owner or 'outside all modules'}",
-            fp8=f"{theirs} waits there",
+            fp8=f"{theirs} waits in the {phase} part, {owner or 'outside all modules'}",
             cause="a value read by .item(), float() or if in each step, a copy to the CPU, a synchronisation, a sleep: "
             "the arm that waits is slower by that, and not by its precision",
             next_step="log values in neither arm, or keep them on the GPU and read them every hundred steps in both",

@@ -1,0 +1,219 @@
+"""Controls of the ledger: arms that differ in more than FP8, and conversions that change more than the precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from controls.control import Control, micro
+from controls.models import LOOPED
+from pytest_fp8.worker.fault_points import BreakableEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+
+OTHER_WORK = "other work in one arm"
+LOOP = micro(model="own", loss_steps=3, loss_seeds=1)
+
+
+class ChangedBeside(Control):
+    """One arm's model is changed right after its conversion, which is what a user's ``convert`` may do."""
+
+    workload = LOOPED
+    case = LOOP
+    question = "layers"
+    verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        self.change(engine.model)
+        return meant
+
+    def change(self, model: Any) -> None:
+        """Change the converted model."""
+
+
+class HalfTheBatch(ChangedBeside):
+    """The FP8 arm's step takes the first half of each batch: 1.96 times as fast on an H200."""
+
+    number, id = 36, "half-batch-step"
+    title = "the FP8 arm's step trains on half of each batch"
+    cause = OTHER_WORK
+
+    def change(self, model: Any) -> None:
+        model.does = "half in the step"
+
+
+class HalfInTheForwardPass(ChangedBeside):
+    """The model itself drops half of the rows once it is converted, so that the same batch enters both arms."""
+
+    number, id = 37, "half-batch-forward"
+    title = "the converted model drops half of its rows"
+    question, cause = "loss", OTHER_WORK
+
+    def change(self, model: Any) -> None:
+        model.does = "half in the forward pass"
+
+
+class Tf32InOneArm(ChangedBeside):
+    """``convert`` switches TF32 on: 2.88 times as fast on an H200 where the rest is float32."""
+
+    number, id = 38, "tf32-one-arm"
+    title = "TF32 is switched on in the FP8 arm alone"
+    cause = "this switch is measured besides FP8"
+    leaves_traces = True
+
+    def change(self, model: Any) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision("high")
+
+
+class ReferenceWaits(ChangedBeside):
+    """The reference reads its loss in each step and waits for it: 1.49 times on an H200, of nothing."""
+
+    number, id = 39, "reference-waits"
+    title = "the reference waits for its own logging"
+    cause = "the arm that waits is slower by that, and not by its precision"
+    breaks = ("bf16",)
+
+    def change(self, model: Any) -> None:
+        model.does = "logs"
+
+
+class WeightScaled(ChangedBeside):
+    """One weight is 1 % larger after the conversion."""
+
+    number, id = 40, "weight-scaled"
+    title = "the conversion scales a weight by 1.01"
+    cause = "the weight was scaled, rounded or initialised anew"
+    verdicts = ("FAIL",)
+
+    def change(self, model: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            model.blocks[0].up.weight.mul_(1.01)
+
+
+class BiasDropped(ChangedBeside):
+    """One layer has no bias after the conversion."""
+
+    number, id = 41, "bias-dropped"
+    title = "the conversion drops a bias"
+    cause = "a layer in its place that does not take it over"
+    verdicts = ("FAIL",)
+
+    def change(self, model: Any) -> None:
+        model.blocks[1].down.bias = None
+
+
+class DropoutOff(ChangedBeside):
+    """Dropout has the rate 0 in the FP8 arm, which learns a batch faster for it."""
+
+    number, id = 42, "dropout-off"
+    title = "dropout is off in the FP8 arm alone"
+    question, cause = "loss", OTHER_WORK
+
+    def change(self, model: Any) -> None:
+        for block in model.blocks:
+            block.drop.p = 0.0
+
+
+class Fp8ArmInEval(ChangedBeside):
+    """The FP8 arm trains in eval mode."""
+
+    number, id = 43, "fp8-arm-in-eval"
+    title = "the FP8 arm trains in eval mode"
+    question, cause = "loss", "eval() in one arm alone"
+
+    def change(self, model: Any) -> None:
+        model.eval()
+
+
+class LayerBypassed(ChangedBeside):
+    """A block of the converted model multiplies with a layer's weight itself."""
+
+    number, id = 44, "layer-bypassed"
+    title = "the converted model goes past one of its layers"
+    cause = "the FP8 arm goes past the layer"
+    verdicts = ("FAIL",)
+
+    def change(self, model: Any) -> None:
+        from torch.nn.functional import linear
+
+        block = model.blocks[1]
+
+        def inner(x: torch.Tensor) -> Any:
+            hidden = block.drop(block.act(block.up(block.norm(x))))
+            return linear(hidden, block.down.weight, block.down.bias)
+
+        block.inner = inner
+
+
+class OtherRate(Control):
+    """The FP8 arm's optimizer has another learning rate."""
+
+    number, id = 45, "other-rate"
+    title = "the FP8 arm trains at another learning rate"
+    question, cause = "loss", "optimizer() looks at the model"
+    case = micro(loss_steps=3, loss_seeds=1)
+    verdicts = ("INVALID",)
+
+    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        made = make()
+        for group in made.param_groups:
+            group["lr"] *= 1.5
+        return made
+
+
+class ClipsAlone(ChangedBeside):
+    """The reference clips its gradients, the FP8 arm does not."""
+
+    number, id = 46, "clips-alone"
+    title = "one arm clips its gradients"
+    question, cause = "loss", OTHER_WORK
+    breaks = ("bf16",)
+
+    def change(self, model: Any) -> None:
+        model.does = "clips"
+
+
+class HeadInFloat32(ChangedBeside):
+    """The FP8 arm computes its output projection in float32."""
+
+    number, id = 47, "head-float32"
+    title = "the rest of the FP8 arm runs in float32"
+    cause = "one arm computes in another precision where no FP8 layer is"
+
+    def change(self, model: Any) -> None:
+        from torch.nn.functional import linear
+
+        head = model.lm_head
+        head.forward = lambda x: linear(x.float(), head.weight.float(), head.bias.float())
+
+
+class RecomputesAlone(ChangedBeside):
+    """The FP8 arm recomputes its activations, the reference keeps them."""
+
+    number, id = 48, "recomputes-alone"
+    title = "one arm recomputes its activations"
+    cause = "activation checkpointing in one arm alone"
+
+    def change(self, model: Any) -> None:
+        for block in model.blocks:
+            block.recomputes = True
+
+
+class OtherMicroBatches(ChangedBeside):
+    """The reference takes four micro-batches, the FP8 arm two."""
+
+    number, id = 49, "micro-batches"
+    title = "the arms split a batch into other micro-batches"
+    cause = OTHER_WORK
+    breaks = ("bf16",)
+
+    def change(self, model: Any) -> None:
+        model.does = "four micro-batches"

@@ -1,0 +1,186 @@
+"""Two ledgers compared: each fact that differs is named, with what it means; what FP8 explains is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.evidence import WEIGHT, arm_ledger, verdict_of
+from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.questions.ledger.compare import compare, find_in_ledger, unless_unlike
+from pytest_fp8.questions.ledger.evidence import (
+    Entered,
+    ModuleCalls,
+    OptimizerNote,
+    OwnedProduct,
+    TensorNote,
+    TwoLedgers,
+)
+from pytest_fp8.verdicts import Decision, Verdict
+
+HEALTHY = arm_ledger()
+TF32 = "torch.backends.cuda.matmul.allow_tf32"
+IN_FLOAT32 = {"mul float32": 2, "rsqrt float32": 1}
+GIVEN = HEALTHY.batch[0]
+
+
+def ledgers(backend="torchao", reference=None, **changes):
+    return TwoLedgers(reference or HEALTHY, arm_ledger(**changes), backend)
+
+
+def entered(*tensors, phase="forward"):
+    return [Entered("", phase, True, True, list(tensors))]
+
+
+def without(name):
+    return [call for call in HEALTHY.calls if call.module != name]
+
+
+def call(name, **changes):
+    return [replace(c, **changes) if c.module == name else c for c in HEALTHY.calls]
+
+
+def weights(**changes):
+    return {**HEALTHY.after, "q.weight": replace(WEIGHT, **changes)}
+
+
+def optimizer(**changes):
+    return replace(HEALTHY.optimizer, **changes)
+
+
+def head(kind="bfloat16", rows=48):
+    return [OwnedProduct("lm_head", Product("forward", 256, (rows, 512), kind, "mm"))]
+
+
+DIFFERENCES = [
+    ({"after": weights(digest="2")}, "FAIL", "changed the values", "q.weight"),
+    ({"after": weights(dtype="float32")}, "FAIL", "another dtype", "float32"),
+    ({"after": weights(shape=[64, 80])}, "FAIL", "another shape", "64x80"),
+    ({"after": weights(trained=False)}, "FAIL", "a trained weight is frozen", "q.weight"),
+    ({"after": {n: w for n, w in HEALTHY.after.items() if n != "q.weight"}}, "FAIL", "are gone", "q.weight"),
+    ({"optimizer": optimizer(members={"q.weight": 0, "up.weight": 0})}, "FAIL", "in no optimizer", "lm_head.weight"),
+    ({"calls": without("up")}, "FAIL", "never called, which the reference calls", "up"),
+    ({"gradients": ["lm_head.weight", "q.weight"]}, "FAIL", "get no gradient", "up.weight"),
+    (
+        {"before": weights(digest="2"), "after": weights(digest="2")},
+        "INVALID",
+        "do not build the same model",
+        "q.weight",
+    ),
+    ({"entered": entered(replace(GIVEN, shape=[24, 64]))}, "INVALID", "what enters the model", "24x64"),
+    ({"entered": entered(replace(GIVEN, dtype="float32"))}, "INVALID", "what enters the model", "float32"),
+    ({"entered": [*HEALTHY.entered] * 2}, "INVALID", "outermost module calls", "the model x2"),
+    ({"calls": call("norm", training=False)}, "INVALID", "train or eval mode of norm", "eval"),
+    ({"calls": call("norm", shape=[24, 64])}, "INVALID", "calls of norm", "24x64"),
+    ({"calls": without("norm")}, "INVALID", "calls of norm", "never called"),
+    ({"backward": 2}, "INVALID", "backward passes", "2"),
+    ({"stepped": 2}, "INVALID", "optimizer steps", "2"),
+    ({"products": head("float32")}, "INVALID", "another precision outside FP8", "float32"),
+    ({"products": head(rows=24)}, "INVALID", "matrix products of lm_head", "24x256x512"),
+    ({"operators": {**HEALTHY.operators, "norm": {}}}, "INVALID", "operators of norm", "none of them"),
+    (
+        {"operators": {**HEALTHY.operators, "norm": {"mul float32": 2, "rsqrt float32": 1}}},
+        "INVALID",
+        "precision",
+        "norm",
+    ),
+    ({"waits": {"forward norm": 1}}, "INVALID", "the FP8 arm waits", "norm"),
+    ({"norm_kept": 0.2}, "INVALID", "clipped or scaled in one arm", "0.2"),
+    ({"loss_dtype": "bfloat16"}, "INVALID", "the loss", "bfloat16"),
+    ({"random": "other"}, "INVALID", "other random numbers", "other"),
+    (
+        {"switches": {**HEALTHY.switches, TF32: "True"}},
+        "INVALID",
+        "allow_tf32",
+        "True",
+    ),
+    ({"switches": {**HEALTHY.switches, "autocast on cuda": "torch.bfloat16"}}, "INVALID", "autocast", "bfloat16"),
+    ({"optimizer": optimizer(groups=[{"lr": "0.002"}])}, "INVALID", "lr of lm_head.weight", "0.002"),
+    ({"optimizer": optimizer(kind="SGD")}, "INVALID", "its class", "SGD"),
+    ({"optimizer": optimizer(schedule={"class": "StepLR"})}, "INVALID", "the schedule's class", "StepLR"),
+]
+
+
+@pytest.mark.parametrize(("changes", "verdict", "headline", "seen"), DIFFERENCES)
+def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, seen):
+    found = find_in_ledger(ledgers(**changes), "layers")
+    assert found is not None
+    assert found[0] == Verdict(verdict)
+    assert headline in found[1]["headline"]
+    assert seen in found[1]["headline"] + found[1]["seen"]
+    assert all(found[1][line] for line in ("expected", "cause", "next_step"))
+
+
+def test_equal_arms_have_none():
+    assert compare(ledgers()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"waits": {"forward q": 3}},
+        {"operators": {**HEALTHY.operators, "q": {"amax float32": 2}}},
+        {"products": [*head(), OwnedProduct("q", Product("forward", 64, (48, 64), "fp8", "mm"))]},
+        {"calls": [*call("q", dtype="float8"), ModuleCalls("q.cast", "forward", [48, 64], "bfloat16", True, False, 2)]},
+        {"after": {**HEALTHY.after, "q.scale": replace(WEIGHT, buffer=True)}},
+        {"after": weights(dtype="uint8", digest="")},
+    ],
+)
+def test_what_fp8_explains_is_no_difference(changes):
+    assert compare(ledgers(**changes)) == []
+
+
+def test_a_tie_that_the_conversion_breaks_is_named():
+    tied = {**HEALTHY.before, "lm_head.weight": replace(WEIGHT, same_as="q.weight")}
+    [found] = compare(ledgers(reference=arm_ledger(before=tied, after=tied), before=tied))
+    assert (found.verdict, found.what) == (Verdict.FAIL, "lm_head.weight")
+    assert "untied" in found.cause
+
+
+def test_rows_that_a_router_chooses_may_differ():
+    routed = [*HEALTHY.calls, ModuleCalls("expert", "forward", [16, 64], "bfloat16", True, True, 1)]
+    products = [*head(), OwnedProduct("expert", Product("forward", 64, (16, 64), "bfloat16", "mm"), routed=True)]
+    reference = arm_ledger(calls=routed, products=products)
+    assert compare(ledgers(reference=reference, random="other", gradients=["q.weight"])) == []
+    assert compare(ledgers(reference=reference, calls=without("norm"))) != [], "all else is still compared"
+
+
+def test_autocast_is_accelerates_own():
+    changes = {
+        "switches": {**HEALTHY.switches, "autocast on cuda": "torch.bfloat16"},
+        "operators": {**HEALTHY.operators, "norm": IN_FLOAT32},
+        "products": head("float32"),
+        "loss_dtype": "bfloat16",
+    }
+    assert compare(ledgers("accelerate_te", **changes)) == []
+    assert len(compare(ledgers("transformer_engine", **changes))) == 4
+
+
+def test_other_data_concerns_the_loss_alone():
+    other = ledgers(entered=entered(replace(GIVEN, digest="other")), batch=[replace(GIVEN, digest="other")])
+    assert find_in_ledger(other, "loss")[1]["headline"] == "the arms trained on different data"
+    assert find_in_ledger(other, "speedup") is None
+    assert find_in_ledger(other, "layers") is None
+
+
+def test_a_tensor_that_the_model_computed_is_compared_by_its_shape():
+    computed = TensorNote([48, 64], "bfloat16", "")
+    assert compare(ledgers(reference=arm_ledger(entered=entered(computed)), entered=entered(computed))) == []
+
+
+def test_a_decision_about_arms_that_do_other_work_is_invalid():
+    decision = Decision("speedup", Verdict.PASS, "1.96x", numbers={"ratio": 1.96})
+    halved = ledgers(entered=entered(replace(GIVEN, shape=[24, 64])))
+    verdict_of(unless_unlike(decision, halved), Verdict.INVALID, "other work in one arm", "24x64")
+    assert unless_unlike(decision, halved).numbers == {"ratio": 1.96}
+    assert unless_unlike(decision, ledgers()) is decision
+    broken = ledgers(after=weights(digest="2"))
+    assert unless_unlike(decision, broken) is decision, "the layers question reports what the conversion broke"
+    disturbed = Decision("speedup", Verdict.INVALID, "another process used the GPU")
+    assert unless_unlike(disturbed, halved) is disturbed
+
+
+def test_groups_may_be_split_otherwise():
+    split = OptimizerNote("AdamW", [{"lr": "0.001"}] * 2, {"q.weight": 0, "up.weight": 1, "lm_head.weight": 1})
+    assert compare(ledgers(optimizer=split)) == []
