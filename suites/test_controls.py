@@ -61,7 +61,7 @@ def test_control(request, runner, control):
 @pytest.mark.fp8(cases=HEALTHY)
 def test_healthy_arms_are_left_alone(runner, fp8_case):
     pair = runner.pair_of(fp8_case)
-    for decision in (pair.layers(), pair.loss(), pair.checkpoints()):
+    for decision in (pair.layers(), pair.numerics(), pair.loss(), pair.checkpoints()):
         assert decision.verdict is Verdict.PASS, decision.message
 
 

@@ -22,13 +22,17 @@ def serve(case=CASE, **workload):
     return ArmServer(spec(case, **workload))
 
 
-def gradients(server, **changes):
-    return server.gradients(**{"uncompiled": False, "perturbed": False, **changes})
+def products(server):
+    return server.numerics(moved=False)["products"]
+
+
+def gradients(server):
+    return server.numerics(moved=False)["gradients"]
 
 
 def distances(server):
     """(role, SQNR of the recipe's own casts less the product's) of each product."""
-    return [(p["role"], p["own_sqnr"] - p["sqnr"]) for p in server.products() if p["power"]]
+    return [(p["role"], p["own_sqnr"] - p["sqnr"]) for p in products(server) if p["power"]]
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
@@ -37,7 +41,7 @@ def test_emulated_products_are_what_the_recipes_casts_give(recipe):
     found = distances(server)
     assert {role for role, _ in found} == {FPROP, DGRAD, WGRAD}
     assert all(abs(far) < 0.1 for _, far in found)
-    high = [p["sqnr"] for p in server.products() if p["role"] == WGRAD]
+    high = [p["sqnr"] for p in products(server) if p["role"] == WGRAD]
     assert min(high) > 50 if recipe == "rowwise_with_gw_hp" else max(high) < 40
 
 
@@ -45,11 +49,11 @@ def test_weights_and_gradients_are_left_as_they_were():
     server = serve()
     model = server.engine.model
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-    server.products()
+    products(server)
     assert all(type(p) is torch.nn.Parameter for p in model.parameters())
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     gradients(server)
-    server.products()
+    products(server)
     assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
     assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
 
@@ -124,15 +128,17 @@ def frozen():
 
 
 def test_a_frozen_weight_has_no_wgrad():
-    found = [(p["layer"], p["role"]) for p in serve(build=frozen).products()]
+    found = [(p["layer"], p["role"]) for p in products(serve(build=frozen))]
     assert ("1", WGRAD) not in found
     assert {("1", DGRAD), ("0", WGRAD), ("2", WGRAD)} <= set(found)
 
 
 def test_an_arm_repeats_its_gradients_and_moved_weights_give_others():
     server = serve()
-    one, two, moved = gradients(server), gradients(server), gradients(server, perturbed=True)
-    assert one == two
+    one = gradients(server)
+    both = server.numerics(moved=True)
+    moved = both["moved"]
+    assert one == both["gradients"]
     numbers = [np.frombuffer(b64decode(g["sketches"]["0.weight"]), dtype=np.float32) for g in (one, moved)]
     assert 0.001 < np.linalg.norm(numbers[1] - numbers[0]) / np.linalg.norm(numbers[0]) < 0.3
     assert gradients(server) == one, "the weights are put back"

@@ -26,7 +26,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence, ProductCheck
+from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import Limits
 from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products
@@ -58,19 +58,7 @@ def answers(case: Case, device: str, seeds: range, reference: bool) -> list[dict
     process = ArmProcess(case.backend, None, device == "cpu")
     try:
         process.build(ArmSpec(case, device, workload, 2 if device == "cpu" else None))
-        found = []
-        for seed in seeds:
-            plain = {
-                "products": process.request("products", seed=seed),
-                "gradients": process.request("gradients", uncompiled=False, perturbed=False, seed=seed),
-            }
-            if plain["gradients"]["drew"] and case.compile:
-                plain["gradients"] = process.request("gradients", uncompiled=True, perturbed=False, seed=seed)
-            if reference:
-                uncompiled = plain["gradients"]["drew"]
-                plain["moved"] = process.request("gradients", uncompiled=uncompiled, perturbed=True, seed=seed)
-            found.append(plain)
-        return found
+        return [process.request("numerics", moved=reference, seed=seed) for seed in seeds]
     finally:
         process.close()
 
@@ -97,13 +85,7 @@ def measure(out: Path, gpu: bool, models: list[str], seeds: range) -> None:
 
 def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str, Any]) -> dict[str, Any]:
     """The largest values of one pair and seed, each beyond its own statistical error."""
-    evidence = NumericsEvidence(
-        [from_plain(ProductCheck, each) for each in fp8["products"]],
-        [from_plain(ProductCheck, each) for each in bf16["products"]],
-        from_plain(Gradients, fp8["gradients"]),
-        from_plain(Gradients, bf16["gradients"]),
-        from_plain(Gradients, bf16["moved"]),
-    )
+    evidence = NumericsEvidence(from_plain(ArmNumerics, fp8), from_plain(ArmNumerics, bf16))
     judged, found = judged_products(evidence), differences(evidence)
     return {
         "recipe": f"{LIBRARIES.get(case.backend, case.backend)} {case.recipe}",

@@ -92,7 +92,7 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
     if layers is None or layers["verdict"] != "PASS":
         seen = layers["headline"] if layers else "the layers question was not asked in this run"
         return f"FP8 was not shown to run ({seen})"
-    for question in ("loss", "checkpoints"):
+    for question in ("numerics", "loss", "checkpoints"):
         decision = entry.decisions.get(question)
         if decision is not None and decision["verdict"] == "FAIL":
             return f"the {question} question failed ({decision['headline']})"

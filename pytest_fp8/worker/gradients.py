@@ -6,7 +6,7 @@ import random
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,28 +29,50 @@ CHUNK_ROWS = 4096
 """Rows of :data:`BUCKETS` values that are summed at a time: 4 M values, 16 MB of random signs."""
 
 
-def gradients(engine: Engine, uncompiled: bool, perturbed: bool, seed: int = SEED) -> dict[str, Any]:
-    """One step as the arm runs it, from the weights of ``seed``; no weight moves. As plain data, the fields of
+def gradients(engine: Engine, seed: int) -> dict[str, Any]:
+    """One step as the arm runs it, from the weights that it has; no weight moves. As plain data, the fields of
     :class:`pytest_fp8.questions.numerics.evidence.Gradients`.
 
-    ``uncompiled``: compiled code runs eagerly. ``perturbed``: the weights of all Linears are first moved by as much as
-    FP8 moves products. How far gradients then move tells how far sound FP8 may move them: a router sends some rows to
-    other experts, a deep model amplifies.
+    A step that draws random numbers is run again uncompiled: dropout's masks agree between the arms only there.
     """
-    engine.restart(seed)
-    if perturbed:
-        _perturb(engine)
+    found = _gradients(engine, seed)
+    if found["drew"] and engine.compiled:
+        with torch.compiler.set_stance("force_eager"):
+            return _gradients(engine, seed)
+    return found
+
+
+def moved_gradients(engine: Engine, seed: int) -> dict[str, Any]:
+    """The same with the weights of all Linears moved by as much as FP8 moves products.
+
+    How far gradients then move tells how far sound FP8 may move them: a router sends some rows to other experts, a deep
+    model amplifies. The weights are put back.
+    """
+    torch.manual_seed(seed)
+    modules = dict(engine.model.named_modules())
+    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
+    with torch.no_grad():
+        kept = [(weight, weight.detach().clone()) for weight in weights.values()]
+        for weight in weights.values():
+            noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+            weight.copy_(weight * noise)
+    try:
+        return gradients(engine, seed)
+    finally:
+        with torch.no_grad():
+            for weight, before in kept:
+                weight.copy_(before)
+
+
+def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
+    engine.renew_scales()
     batch = engine.training_batch(seed, step=0)
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     sketches: dict[str, torch.Tensor] = {}
     before = _random_state(engine.device)
-    with ExitStack() as stack:
-        stack.enter_context(muted(engine.optimizer))
-        if uncompiled:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        reached = stack.enter_context(sketched(engine, sketches))
+    with muted(engine.optimizer), sketched(engine, sketches) as reached:
         loss = engine.step(batch)
     silent = sorted(
         plain_name(name)
@@ -59,8 +81,6 @@ def gradients(engine: Engine, uncompiled: bool, perturbed: bool, seed: int = SEE
     )
     drew = not torch.equal(before, _random_state(engine.device))
     engine.park()
-    if perturbed:
-        engine.restart(seed)
     return {
         "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
         "silent": silent,
@@ -68,16 +88,6 @@ def gradients(engine: Engine, uncompiled: bool, perturbed: bool, seed: int = SEE
         "data": data.fingerprint(batch),
         "drew": drew,
     }
-
-
-@torch.no_grad()
-def _perturb(engine: Engine) -> None:
-    torch.manual_seed(SEED)
-    modules = dict(engine.model.named_modules())
-    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
-    for weight in weights.values():
-        noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-        weight.copy_(weight * noise)
 
 
 @contextmanager

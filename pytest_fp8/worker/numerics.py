@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.casts import SQUARE, Casts, promised_casts
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.worker.gradients import gradients, moved_gradients
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
 
@@ -24,6 +25,17 @@ LINES = 128
 input: 1 MB a layer at 8B."""
 CALLS = 32
 """Calls of one layer that are compared in a step."""
+
+
+def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
+    """What the numerics question asks of an arm, as plain data: the fields of
+    :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batch of
+    ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
+    return {
+        "products": products(engine, seed),
+        "gradients": gradients(engine, seed),
+        "moved": moved_gradients(engine, seed) if moved else None,
+    }
 
 
 def products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
@@ -107,7 +119,7 @@ class ProductWatch:
         """What was found, in the order of the products."""
         if not self._found:
             return []
-        rows = torch.stack([statistics.cpu() for _, _, statistics in self._found]).tolist()
+        rows = torch.stack([statistics for _, _, statistics in self._found]).tolist()
         found = []
         for (name, role, _), row in zip(self._found, rows, strict=True):
             told = dict(zip(STATISTICS, row, strict=True))

@@ -16,12 +16,11 @@ from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.busy import busy_steps
 from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.gradients import gradients
 from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.instrumented import SEED
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.ledger import ledger_of
-from pytest_fp8.worker.numerics import products
+from pytest_fp8.worker.numerics import numerics
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
 
@@ -48,8 +47,7 @@ class ArmServer:
             "logits": self.logits,
             "resume": self.resume,
             "call": self.call,
-            "products": self.products,
-            "gradients": self.gradients,
+            "numerics": self.numerics,
             "restart": self.engine.restart,
         }
         if operation not in operations:
@@ -94,13 +92,9 @@ class ArmServer:
         """Conversion, recipes in force, and the products that one training step executed."""
         return layers(self.engine)
 
-    def products(self, seed: int = SEED) -> list[dict[str, Any]]:
-        """Samples of the FP8 layers' products in one step, against the exact ones."""
-        return products(self.engine, seed)
-
-    def gradients(self, uncompiled: bool, perturbed: bool, seed: int = SEED) -> dict[str, Any]:
-        """Sketches of one step's gradients."""
-        return gradients(self.engine, uncompiled, perturbed, seed)
+    def numerics(self, moved: bool, seed: int = SEED) -> dict[str, Any]:
+        """Samples of the FP8 layers' products in one step against the exact ones, and sketches of its gradients."""
+        return numerics(self.engine, moved, seed)
 
     def ledger(self) -> dict[str, Any]:
         """What one instrumented step did and what stands around it: an :class:`ArmLedger`."""

@@ -183,13 +183,20 @@ class FakeProcess:
             "switches": {"asked": "", "accelerate": ""},
         }
 
-    def products(self) -> list[dict[str, Any]]:
+    def numerics(self, moved: bool) -> dict[str, Any]:
+        return {
+            "products": self._products(),
+            "gradients": self._gradients(self.is_fp8),
+            "moved": self._gradients(True) if moved else None,
+        }
+
+    def _products(self) -> list[dict[str, Any]]:
         sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
         more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0}
         return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
 
-    def gradients(self, uncompiled: bool, perturbed: bool) -> dict[str, Any]:
-        off = 0.05 if self.is_fp8 or perturbed else 0.0
+    def _gradients(self, changed: bool) -> dict[str, Any]:
+        off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
         return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0, "drew": False}

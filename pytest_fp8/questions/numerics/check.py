@@ -63,17 +63,18 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "gradient_error": max((each.relative for each in found), default=None),
         "gradient_ratio": max((each.relative / each.moved for each in found if each.moved), default=None),
         "limits": {"sqnr_db": limits.sqnr_db, "gain": limits.gain, "gradients": limits.gradients},
-        "losses": {"fp8": evidence.fp8.loss, "bf16": evidence.bf16.loss},
+        "losses": {"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
     }
 
 
 def _other_data(evidence: NumericsEvidence) -> Finding | None:
-    if evidence.fp8.data == evidence.bf16.data:
+    mine, theirs = evidence.fp8.gradients.data, evidence.bf16.gradients.data
+    if mine == theirs:
         return None
     return Verdict.INVALID, {
         "headline": "the arms got different data, so their gradients cannot be compared",
         "expected": "the same batch in both arms",
-        "seen": f"fingerprints {evidence.bf16.data:08x} (BF16) and {evidence.fp8.data:08x} (FP8)",
+        "seen": f"fingerprints {theirs:08x} (BF16) and {mine:08x} (FP8)",
         "cause": "the batch depends on the arm, or on random numbers that torch's generators do not draw",
         "next_step": "make batch(step) give the same tensors for the same step in every process",
     }

@@ -58,47 +58,38 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class NumericsEvidence:
-    """Both arms' step. ``moved``: the reference with its Linears' weights moved at random by as much as FP8 moves
-    products: how far gradients may then move, in this model and on this batch."""
+class ArmNumerics:
+    """One arm's answer to ``numerics``."""
 
     products: Sequence[ProductCheck]
-    """Of the FP8 layers."""
-    reference: Sequence[ProductCheck]
-    """Of the same layers in the reference, to know which of them multiply input and weight and do nothing else."""
-    fp8: Gradients
-    bf16: Gradients
-    moved: Gradients
+    """Of its FP8 layers; of all Linears in the reference."""
+    gradients: Gradients
+    moved: Gradients | None
+    """With its Linears' weights moved at random by as much as FP8 moves products. Asked of the reference alone."""
+
+
+@dataclass(frozen=True)
+class NumericsEvidence:
+    """Both arms' steps."""
+
+    fp8: ArmNumerics
+    bf16: ArmNumerics
+
+    @property
+    def moved(self) -> Gradients:
+        """How far gradients may move, in this model and on this batch."""
+        return self.bf16.moved or self.bf16.gradients
 
 
 def numerics_of(arms: PairArms) -> NumericsEvidence:
     """Asked once; the reference for all cases that share it. Raises ``ArmError``."""
-    return arms.once("numerics", lambda: _ask(arms))
+
+    def ask() -> NumericsEvidence:
+        bf16 = arms.shared("numerics", lambda: _ask(arms.bf16, moved=True))
+        return NumericsEvidence(_ask(arms.fp8, moved=False), bf16)
+
+    return arms.once("numerics", ask)
 
 
-def _ask(arms: PairArms) -> NumericsEvidence:
-    products = _products(arms.fp8)
-    reference = arms.shared("numerics products", lambda: _products(arms.bf16))
-    gradients = _gradients_of(arms, uncompiled=False)
-    if any(each.drew for each in gradients) and arms.case.compile:
-        # Dropout masks agree between the arms only where neither is compiled.
-        gradients = _gradients_of(arms, uncompiled=True)
-    return NumericsEvidence(products, reference, *gradients)
-
-
-def _gradients_of(arms: PairArms, uncompiled: bool) -> tuple[Gradients, Gradients, Gradients]:
-    fp8 = _gradients(arms.fp8, uncompiled, perturbed=False)
-
-    def of_reference(perturbed: bool) -> Gradients:
-        name = f"numerics gradients {uncompiled} {perturbed}"
-        return arms.shared(name, lambda: _gradients(arms.bf16, uncompiled, perturbed))
-
-    return fp8, of_reference(False), of_reference(True)
-
-
-def _products(arm: Arm) -> Sequence[ProductCheck]:
-    return [from_plain(ProductCheck, product) for product in arm.request("products")]
-
-
-def _gradients(arm: Arm, uncompiled: bool, perturbed: bool) -> Gradients:
-    return from_plain(Gradients, arm.request("gradients", uncompiled=uncompiled, perturbed=perturbed))
+def _ask(arm: Arm, moved: bool) -> ArmNumerics:
+    return from_plain(ArmNumerics, arm.request("numerics", moved=moved))

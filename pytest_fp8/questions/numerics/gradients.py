@@ -37,7 +37,7 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
     """Of each parameter with a gradient in the reference, in the order of the backward pass."""
     import numpy as np
 
-    arms = [_numbers(arm) for arm in (evidence.bf16, evidence.fp8, evidence.moved)]
+    arms = [_numbers(arm) for arm in (evidence.bf16.gradients, evidence.fp8.gradients, evidence.moved)]
     with np.errstate(invalid="ignore", over="ignore"):
         return _differences(evidence, *arms)
 
@@ -48,7 +48,7 @@ def _differences(evidence: NumericsEvidence, *arms: dict[str, NDArray[Any]]) -> 
     found: list[Difference] = []
     for name, bf16 in arms[0].items():
         fp8, moved = (arm.get(name) for arm in arms[1:])
-        if fp8 is None and name in evidence.fp8.silent:
+        if fp8 is None and name in evidence.fp8.gradients.silent:
             fp8 = np.zeros_like(bf16)
         length = float(np.linalg.norm(bf16))
         if fp8 is None or moved is None or not length or np.count_nonzero(bf16) < LEAST_VALUES:

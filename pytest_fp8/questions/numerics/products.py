@@ -27,10 +27,10 @@ ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE = (
 def judged_products(evidence: NumericsEvidence) -> list[ProductCheck]:
     """The products that can be judged: with values other than zero, of layers that only multiply input and weight."""
     plain: dict[str, bool] = {}
-    for product in evidence.reference:
+    for product in evidence.bf16.products:
         sound = not product.power or product.sqnr >= min(PLAIN_DB, product.own_sqnr)
         plain[product.layer] = plain.get(product.layer, True) and sound
-    return [p for p in evidence.products if p.power and plain.get(p.layer, True)]
+    return [p for p in evidence.fp8.products if p.power and plain.get(p.layer, True)]
 
 
 def distance(product: ProductCheck) -> float:
