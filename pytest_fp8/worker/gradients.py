@@ -15,7 +15,7 @@ import torch
 
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
-from pytest_fp8.worker.instrumented import SEED
+from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.step import muted
 from pytest_fp8.zoo import data
 
@@ -66,6 +66,7 @@ def moved_gradients(engine: Engine, seed: int) -> dict[str, Any]:
 
 def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     engine.renew_scales()
+    fit_scales(engine, seed)
     batch = engine.training_batch(seed, step=0)
     torch.manual_seed(seed)
     random.seed(seed)
