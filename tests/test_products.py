@@ -116,6 +116,31 @@ def test_one_product_in_fp8_too_few_is_still_found_among_alike_layers(kinds):
     assert not any(a.sure for a in result.attributions if a.role != "fprop") or len(set(kinds)) == 1
 
 
+FIRST = [LayerCall("first", 64, 128, rows=128, fp8=True, needs_dgrad=False)]
+"""As many rows as outputs: its dgrad, which nobody needs and torchao computes, has the extents of its wgrad."""
+
+
+@pytest.mark.parametrize("kinds", [(FP8, "bfloat16"), ("bfloat16", FP8)])
+def test_a_product_that_nobody_needs_is_not_taken_for_one_that_a_recipe_keeps(kinds):
+    forward, (_, inner, outer) = step(FIRST, all_fp8)[0], FIRST[0].expected("wgrad")
+    ran = [forward, *(Product("backward", inner, outer, kind, "mm") for kind in kinds)]
+    kept = attribute(ran, FIRST, fp8_roles=("fprop", "dgrad"))
+    assert [(a.role, a.kind) for a in kept.attributions] == [("fprop", FP8), ("wgrad", "bfloat16")]
+
+
+def test_a_wgrad_in_fp8_that_a_recipe_keeps_is_found_beside_a_product_that_nobody_needs():
+    forward, (_, inner, outer) = step(FIRST, all_fp8)[0], FIRST[0].expected("wgrad")
+    ran = [forward, *(Product("backward", inner, outer, FP8, "mm") for _ in range(2))]
+    assert attribute(ran, FIRST, fp8_roles=("fprop", "dgrad")).attributions[1].kind == FP8
+
+
+def test_a_lost_wgrad_is_found_beside_a_product_that_nobody_needs():
+    ran = [step(FIRST, all_fp8)[0]]
+    _, inner, outer = FIRST[0].expected("wgrad")
+    ran += [Product("backward", inner, outer, kind, "mm") for kind in ("bfloat16", FP8)]
+    assert attribute(ran, FIRST).attributions[1].kind == "bfloat16"
+
+
 def test_in_the_forward_pass_order_counts():
     swapped = [Product("forward", 128, (128, 128), kind, "mm") for kind in (FP8, "bfloat16")]
     result = attribute(swapped + interleaved(FP8, FP8, "bfloat16", "bfloat16")[2:], ALIKE)

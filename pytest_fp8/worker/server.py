@@ -54,7 +54,7 @@ class ArmServer:
             raise ValueError(f"unknown operation {operation!r}")
         try:
             result = operations[operation](**arguments)
-        except RuntimeError:
+        except (RuntimeError, AssertionError, ValueError):
             explain_rows(self.engine)
             raise
         self.engine.backend.drop_pending_recomputation()

@@ -71,9 +71,14 @@ def explain_rows(engine: Engine) -> None:
     first = engine.setup.drawn
     if first.shapes == drawn.shapes:
         return
-    with _watched(engine, before_training=True) as before:
-        before.append(first)
-        _run_forward(engine, engine.training_batch(drawn.seed, drawn.step))
+    try:
+        with _watched(engine, before_training=True) as before:
+            before.append(first)
+            _run_forward(engine, engine.training_batch(drawn.seed, drawn.step))
+    except TokenCountError:
+        raise
+    except Exception:
+        return  # the step's own error is the one to show
 
 
 def _takes_any(engine: Engine) -> bool:

@@ -224,12 +224,13 @@ def _by_number(kinds: list[str], owes_fp8: Sequence[bool]) -> list[str]:
 
     A compiled backward pass runs what is ready first, so order says little where a Linear that stays in high precision
     (or a role that a recipe keeps there) has the extents of one that must run in FP8: at 8B, 4096 tokens make dgrad and
-    wgrad of a 4096-wide Linear alike. The number decides: where as many products ran in FP8 as must, they are taken for
-    those that must. One too few is always found, in one slot or another.
+    wgrad of a 4096-wide Linear alike. The number decides: where as many products ran in high precision as may, they are
+    taken for those that may, and FP8's for those that must. One too few is always found, in one slot or another.
+    FP8 products may be more than there are slots: torchao also computes the gradient of the first layer's input.
     """
-    if len(kinds) != len(owes_fp8) or kinds.count(FP8) != sum(owes_fp8):
-        return kinds
     high = iter([kind for kind in kinds if kind != FP8])
+    if kinds.count(FP8) < sum(owes_fp8) or len(kinds) - kinds.count(FP8) != len(owes_fp8) - sum(owes_fp8):
+        return kinds
     return [FP8 if owed else next(high) for owed in owes_fp8]
 
 
