@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,9 +27,8 @@ def watch_transformer_engine() -> Iterator[None]:
     for name, module in list(sys.modules.items()):
         if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
             patched.append((module, module.general_gemm))
-    wrappers: dict[Any, Any] = {}
     for module, original in patched:
-        module.general_gemm = wrappers.setdefault(original, _watched(original))
+        module.general_gemm = _watched(original)
     try:
         yield
     finally:
@@ -36,7 +36,10 @@ def watch_transformer_engine() -> Iterator[None]:
             module.general_gemm = original
 
 
+@cache
 def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """The same object each time: compiled code that met it once is not compiled again for the next watched step."""
+
     def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
         kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")

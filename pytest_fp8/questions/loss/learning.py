@@ -24,12 +24,12 @@ ENOUGH = 100
 
 def weights_stand_still(evidence: LossEvidence) -> Finding | None:
     """Weights that train in the reference and not in the FP8 arm."""
-    return _moved_less(evidence, STILL, "do not train in the FP8 arm")
+    return _moved_less(evidence, STILL, "weights do not train in the FP8 arm")
 
 
 def weights_move_less(evidence: LossEvidence) -> Finding | None:
     """Weights of which a large part trains in the reference alone. A loss that ends higher says more than this."""
-    return _moved_less(evidence, LESS, "train only in part in the FP8 arm")
+    return _moved_less(evidence, LESS, "weights train only in part in the FP8 arm")
 
 
 def _moved_less(evidence: LossEvidence, share: float, words: str) -> Finding | None:
@@ -41,7 +41,7 @@ def _moved_less(evidence: LossEvidence, share: float, words: str) -> Finding | N
         return None
     name = still[0]
     return fail(
-        f"{len(still)} of {len(first)} weights {words}",
+        f"{len(still)} of {len(first)} {words}",
         expected=f"weights that move as in BF16, where {first[name].moved:.1%} of {name} have moved at the end",
         seen=f"{mine[name].moved:.1%} in FP8: {some(still)}",
         cause="their gradients are zero or lost in the FP8 arm"
