@@ -46,6 +46,8 @@ class BlockTimer:
         self.busy: list[tuple[Sequence[float], Sequence[float]]] = []
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         process that was asked."""
+        self.wants_busy = False
+        """Whether busy times are asked of arms that do not wait for their host, too: a baseline has them."""
         self.compilations: dict[str, int] = {}
         """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
