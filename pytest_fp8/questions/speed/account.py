@@ -213,7 +213,8 @@ def launch_bound_arms(account: Account | None) -> list[str]:
 def hidden_gain(missing: float, grown: float) -> float:
     """Milliseconds that products may have earned which a library runs through kernels that no profile tells from
     others: ``missing`` are their times in the reference, ``grown`` what other kernels take longer in the FP8 arm than
-    casts explain. They cannot be faster than the peak rates allow, so that at least ``missing / PEAKS`` must have come back."""
+    casts explain. They cannot be faster than the peak rates allow, so that at least ``missing / PEAKS`` must have come
+    back."""
     return max(0.0, missing * (1 - 1 / PEAKS)) if grown >= missing / PEAKS else 0.0
 
 
