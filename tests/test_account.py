@@ -139,6 +139,15 @@ def test_an_optimizer_that_does_not_step_is_other_work():
     )
 
 
+def test_recomputation_that_the_fp8_arm_leaves_out_is_other_work():
+    """The reference recomputes a third of its products; the FP8 arm's casts take as long as half of these would."""
+    forward = [product for product in BF16.products if product.phase == "forward" and product.milliseconds > 0.1]
+    again = [replace(product, phase="recompute") for product in forward]
+    more = sum(product.milliseconds for product in again)
+    decision = asked(bf16=with_products(BF16, *again), bf16_ms=121.5 + more)
+    verdict_of(decision, Verdict.INVALID, "do not do the same work", "no recomputation in the FP8 arm")
+
+
 def product_in_float32(ms):
     return Product("forward", 512, (2048, 4096), "float32", "mm", milliseconds=ms)
 
@@ -205,6 +214,9 @@ def test_products_that_no_profile_shows_are_no_other_work():
 # -- arms that wait for their host ------------------------------------------------------------------------------------
 
 
+BUSY = {"bf16_busy": [[113.0] * 5] * 2, "fp8_busy": [[99.4] * 5] * 2}
+
+
 def launch_bound(fp8_busy, **more):
     """Transformer Engine on a slow host, with so many busy milliseconds a step in each of two processes."""
     fp8 = replace(recorded_step("1b-transformer_engine-current"), step_ms=[210.0] * 5, busy_ms=[fp8_busy] * 5)
@@ -224,6 +236,10 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     assert decision.numbers["gated_on"] == "step time"
     verdict_of(decision, Verdict.PASS)
     stored = [math.log(1.25)] * 4
+    faster_host = asked(
+        fp8_ms=106.0, floor=None, baseline=[math.log(0.59)] * 4, busy_baseline=[math.log(1.14)] * 4, **BUSY
+    )
+    verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
     slower = launch_bound(98.0, floor=None, baseline=[math.log(0.59)] * 4, busy_baseline=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")
 

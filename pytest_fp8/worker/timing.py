@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import torch
-import torch._dynamo.utils
 
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
@@ -37,8 +37,10 @@ def timed_blocks(
 
 
 def compiled_frames() -> int:
-    """How many functions torch.compile has compiled in this process, each anew for every recompilation."""
-    return int(torch._dynamo.utils.counters["frames"]["total"])
+    """How many functions torch.compile has compiled in this process, each anew for every recompilation. Does not load
+    the compiler."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return int(compiler.counters["frames"]["total"]) if compiler is not None else 0
 
 
 def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:

@@ -51,7 +51,7 @@ def check_speedup(
     numbers = numbers_of(evidence, result, baseline)
     account = account_of(evidence.bf16_gpu, evidence.fp8_gpu, numbers["bf16_ms"], numbers["fp8_ms"])
     waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
-    on_busy = bool(waiting and busy and (busy_baseline or not baseline))
+    on_busy = bool(busy and (busy_baseline if baseline else waiting))
     if on_busy:
         baseline = busy_baseline if baseline else ()
         result = decide_speedup(busy, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
@@ -64,7 +64,7 @@ def check_speedup(
     }
     line = account.line() if account is not None else ""
     found = (
-        disturbed(evidence, numbers["bf16_ms"], baseline_reference_ms)
+        disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
         or other_work
         or not_fp8s_own(account, evidence, result.interval[0], on_busy)
     )
@@ -90,10 +90,12 @@ def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> 
             f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
+    waiting = " and ".join(launch_bound_arms(busy))
+    why = f"since {waiting} waits for the host" if waiting else "as in the baseline"
     return (
-        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, since {' and '.join(launch_bound_arms(busy))} "
-        f"waits for the host: the GPU works {busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and "
-        f"{busy.fp8.busy:.2f} ms of FP8's {busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
+        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {why}: the GPU works {busy.bf16.busy:.2f} ms of "
+        f"BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's {busy.fp8.step:.2f} ms; "
+        f"{numbers['speedup']:.3f}x of step time"
     )
 
 

@@ -86,13 +86,14 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 
 
 def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
-    """Busy times of the processes that were timed last, where a step waits for its host. Those of the first are the
+    """Busy times of the processes that were timed last, where a step waits for its host or a baseline
+    has them. Those of the first are the
     profile's; arms that take turns would have to be built again for more."""
     taken = len(timer.busy)
     if taken >= len(timer.other) or (taken and arms.takes_turns):
         return
     bf16_ms, fp8_ms = (median(chain.from_iterable(times)) for times in (timer.reference, timer.other))
-    if not launch_bound_arms(account_of(bf16, fp8, bf16_ms, fp8_ms)):
+    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, bf16_ms, fp8_ms)):
         return
     if taken:
         slow, fast = (arm.request("busy")["busy_ms"] for arm in (arms.reference, arms.other))

@@ -40,6 +40,7 @@ class SpeedQuestion:
 
     def __post_init__(self) -> None:
         self.timer = BlockTimer(self.arms)
+        self.timer.wants_busy = bool(self.stored("busy_speedup"))
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""

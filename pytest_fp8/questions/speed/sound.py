@@ -23,9 +23,9 @@ OTHER_RATE = 1.5
 """Two kernels for one product in one precision are not further apart; TF32 is some eight times FP32's rate."""
 UNTOUCHED = {
     "attention": "another sequence length, mask or batch in the FP8 arm",
-    "optimizer": "the FP8 arm's optimizer does not step, or holds fewer weights",
+    "optimizer": "the FP8 arm's optimizer does not step, holds fewer weights, or is of another kind",
     "communication": "the FP8 arm sends less",
-    "other products": "a smaller batch in the FP8 arm, or products that it alone runs in TF32",
+    "other products": "a smaller batch, fewer layers or no recomputation in the FP8 arm",
 }
 """Classes of kernels that FP8 leaves as they are, and why the FP8 arm may have less of one."""
 
