@@ -107,6 +107,13 @@ def test_a_sound_workload_has_no_difference(name):
         assert compare(ledgers(replace(CASE, recipe=recipe), **SOUND[name])) == []
 
 
+def test_what_accelerate_merely_calls_is_compared():
+    pytest.importorskip("accelerate")
+    case = replace(CASE, backend="accelerate_torchao")
+    assert compare(ledgers(case, build=raw, loss=squares)) == []
+    assert compare(ledgers(case, step=loop(2, clip=0.1))) == []
+
+
 def test_a_raw_parameter_of_a_linear_s_size_is_not_charged_to_it():
     decision = judge_both(build=raw, loss=squares)
     assert decision.verdict is Verdict.PASS, decision.message

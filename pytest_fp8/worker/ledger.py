@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
+from pytest_fp8.worker.activations import kept_on_host
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of, tensors_in
@@ -106,8 +107,7 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
-    seen = StepLedger(engine)
-    loss = instrumented_step(engine, seen)
+    seen, loss = _watched_step(engine)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
     return ArmLedger(
@@ -135,6 +135,20 @@ def _taken(engine: Engine) -> ArmLedger:
         uncertain=operators.uncertain,
         watched=seen.watched,
     )
+
+
+def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
+    """The instrumented step; with activations in the host's memory where they do not fit the GPU."""
+    seen = StepLedger(engine)
+    try:
+        return seen, instrumented_step(engine, seen)
+    except torch.OutOfMemoryError:
+        pass
+    # Not inside the handler: its traceback holds what was allocated.
+    engine.park()
+    seen = StepLedger(engine)
+    with kept_on_host():
+        return seen, instrumented_step(engine, seen)
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

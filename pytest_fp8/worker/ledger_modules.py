@@ -15,6 +15,8 @@ from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNot
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
 
+OUTSIDE = "code outside all modules"
+"""Owner of what no module called."""
 DEEPEST = 6
 """Levels of dicts, lists and objects that are searched for tensors."""
 
@@ -72,10 +74,10 @@ class ModuleWatch:
         return self._backward_depth > 0 and len(self.stack) > self._outer_stack
 
     def owner(self) -> str:
-        """The module that the operator that runs now belongs to; empty outside all modules."""
+        """The module that the operator that runs now belongs to, or :data:`OUTSIDE`; the model's own name is empty."""
         node = torch._C._current_autograd_node() if self._backward_depth else None
         if node is None or len(self.stack) > self._outer_stack:
-            return self.stack[-1] if self.stack else ""
+            return self.stack[-1] if self.stack else OUTSIDE
         number = node._sequence_nr()
         if self._backward_depth > 1:
             return _innermost(self._nested_spans, number)
@@ -176,7 +178,7 @@ COMPUTED, ROUTED = 1, 2
 
 def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
     inside = [(end - start, name) for start, end, name in spans if start <= number < end]
-    return min(inside)[1] if inside else ""
+    return min(inside)[1] if inside else OUTSIDE
 
 
 def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[torch.Tensor]:

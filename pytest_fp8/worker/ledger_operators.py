@@ -57,6 +57,7 @@ NOT_COUNTED = {
 }
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
+TORCH = f"{os.sep}torch{os.sep}"
 
 
 class OperatorWatch(TorchDispatchMode):
@@ -211,13 +212,12 @@ class OperatorWatch(TorchDispatchMode):
 
 
 def _by_a_library() -> bool:
-    """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed."""
+    """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed: the
+    innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
     frame = sys._getframe(3)
-    while frame is not None and not frame.f_code.co_filename.endswith("ledger_modules.py"):
-        if any(library in frame.f_code.co_filename for library in LIBRARIES):
-            return True
+    while frame is not None and TORCH in frame.f_code.co_filename:
         frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
 
 
 def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:

@@ -52,7 +52,7 @@ class ModuleCalls:
 
 @dataclass(frozen=True)
 class OwnedProduct:
-    """A matrix product and the module that called it; an empty owner is code outside all modules."""
+    """A matrix product and the module that called it; the model's own name is empty."""
 
     owner: str
     product: Product

@@ -89,7 +89,7 @@ def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differ
             one.get(owner, Counter()) - two.get(owner, Counter()),
             two.get(owner, Counter()) - one.get(owner, Counter()),
         )
-        where = f"matrix products of {owner or 'code outside all modules'}"
+        where = f"matrix products of {owner or 'the model itself'}"
         if {_sizes(kind) for kind in lost} == {_sizes(kind) for kind in added} and lost.total() == added.total() > 0:
             if not explained.autocast:
                 yield other_precision(where, _told(lost), _told(added))
@@ -126,7 +126,7 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     for owner in dict.fromkeys([*one, *two]):
         ours, theirs = one.get(owner, Counter()), two.get(owner, Counter())
         lost, added = ours - theirs, theirs - ours
-        where = f"operators of {owner or 'code outside all modules'}"
+        where = f"operators of {owner or 'the model itself'}"
         if not lost and not added:
             continue
         if _by_words(lost, 2) == _by_words(added, 2):
@@ -171,8 +171,8 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         yield Difference(
             headline=f"{arm} waits for the GPU where the other arm does not",
             what=f"waits in the {phase} part",
-            reference=f"{ours} waits in the {phase} part, {owner or 'outside all modules'}",
-            fp8=f"{theirs} waits in the {phase} part, {owner or 'outside all modules'}",
+            reference=f"{ours} waits in the {phase} part, {owner or 'the model itself'}",
+            fp8=f"{theirs} waits in the {phase} part, {owner or 'the model itself'}",
             cause="a value read by .item(), float() or if in each step, a copy to the CPU, a synchronisation, a sleep: "
             "the arm that waits is slower by that, and not by its precision",
             next_step="log values in neither arm, or keep them on the GPU and read them every hundred steps in both",
