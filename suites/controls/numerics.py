@@ -102,7 +102,7 @@ class DgradTwice(WrongBackward):
 class WgradThreePercentLow(WrongBackward):
     """3 % of the weight gradient are missing, evenly: AdamW divides it away."""
 
-    number, id = 51, "wgrad-x0.97"
+    number, id = 51, "wgrad-three-percent-low"
     title = "one layer's wgrad is 3 % too small"
     cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
 
@@ -249,7 +249,7 @@ class OneInAHundred(WrongBackward):
 class ForwardPlusThreePercent(Control):
     """Every layer's output is 3 % too large, in both directions of the pass: within any loss's noise."""
 
-    number, id = 62, "forward-x1.03"
+    number, id = 62, "forward-three-percent-high"
     title = "all outputs are 3 % too large"
     question, cause = "numerics", "a wrong scale"
     case = micro("rowwise")
