@@ -66,7 +66,7 @@ def test_the_limit_of_logits_never_reaches_unrelated_weights():
     assert logit_limit(Apart(0.03, 1, 0.0)) == 0.25, "one number is a loss"
 
 
-def test_a_loss_that_shows_the_rounding_in_full_may_differ_by_twice_what_the_precisions_do():
+def test_a_loss_may_differ_by_twice_what_the_precisions_do():
     """A cosine loss of a healthy student and its moving average."""
     apart, target = [0.04307, 0.04107, 0.04349, 0.04258], [0.04, 0.03852, 0.04028, 0.03955]
     verdict_of(check_checkpoints([losses(apart, target)]), Verdict.FAIL, "does not go on")
