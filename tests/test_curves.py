@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.loss.evidence import Curve, ProductCount
 from pytest_fp8.worker.curves import norm_of
 from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.presence import counted_step
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +50,25 @@ def test_recomputed_products_are_counted_by_themselves():
     watched = curve(engine(activation_checkpointing=True), watch=True)
     assert watched.last_products["recompute"].fp8 > 0
     assert watched.last_products["forward"] == ProductCount(14, 1)
+
+
+def test_on_a_gpu_the_watched_step_is_the_profiled_one(monkeypatch):
+    """Products of an evaluation inside the step are left out."""
+    phases = [("forward", "fp8"), ("forward", "bfloat16"), ("backward", "fp8"), ("evaluation", "fp8")]
+    products = [Product(phase, 64, (64, 64), kind, "mm") for phase, kind in phases]
+
+    def profiled(step):
+        step(lambda name: nullcontext())
+        return {"products": products}
+
+    arm, ran = engine(), []
+    monkeypatch.setattr("pytest_fp8.worker.presence.profile_step", profiled)
+    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), step=arm.step)
+    arm.restart(0)
+    loss, counts = counted_step(on_gpu, arm.training_batch(0, 0), lambda: ran.append(1))
+    assert float(loss) == curve(arm).losses[0]
+    assert ran == [1]
+    assert counts == {"forward": ProductCount(1, 1), "backward": ProductCount(1, 0)}
 
 
 def test_weights_move_where_the_optimizer_moves_them():
