@@ -52,6 +52,8 @@ NOT_COUNTED = {
     *("clone", "contiguous", "_to_copy", "copy_", "_copy_from", "empty", "empty_like", "empty_strided", "new_empty"),
     *("new_empty_strided", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones"),
     *("new_full", "scalar_tensor", "zero_", "fill_", "set_", "resize_", "is_same_size", "record_stream", "pin_memory"),
+    # Marks for a profiler, which torch sets around an optimizer's step.
+    *("profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"),
     # Named elsewhere.
     READ,
 }
