@@ -103,6 +103,11 @@ def test_each_product_of_the_loop_runs_in_fp8(fp8_pair):
         assert decision.numbers["roles"]["wgrad"] == {"expected": 7 * 2 * MICRO_BATCHES, "fp8": 7 * 2 * MICRO_BATCHES}
 
 
+@pytest.mark.fp8(cases=LOOP, question="numerics")
+def test_numerics(fp8_pair):
+    fp8_pair.assert_numerics()
+
+
 @pytest.mark.fp8(cases=LOOP, question="loss")
 def test_the_loop_s_loss_is_right(fp8_pair):
     fp8_pair.assert_loss()

@@ -114,6 +114,11 @@ def test_the_router_stays_with_its_reason_and_each_expert_is_fp8(fp8_pair):
     assert decision.numbers["converted"] == 2 + 2 * 2 * EXPERTS
 
 
+@pytest.mark.fp8(cases=CASES, question="numerics")
+def test_numerics(fp8_pair):
+    fp8_pair.assert_numerics()
+
+
 @pytest.mark.fp8(cases=CASES, question="loss")
 def test_the_loss_is_right(fp8_pair):
     fp8_pair.assert_loss()
