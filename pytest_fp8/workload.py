@@ -29,6 +29,8 @@ ARGUMENTS = {
     "step": ("model", "batch", "optimizer", "precision"),
     "convert": ("model",),
     "precision": (),
+    "save": ("model", "optimizer", "folder"),
+    "load": ("model", "optimizer", "folder"),
 }
 """The functions of a workload, and the arguments that each is called with."""
 

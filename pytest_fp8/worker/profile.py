@@ -135,14 +135,8 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
         elif event.name.startswith("aten::") and operator in OPERANDS and not wraps_scaled(event):
             inside[event.thread] = event.end
-            one, two = OPERANDS[operator]
-            fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
-            kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
-            left_shape, right_shape = tuple(event.shapes[one]), tuple(event.shapes[two])
-            add("fp8 products" if kind == FP8 else "other products", kernels_of(event))
-            product = product_of(phase, operator, left_shape, right_shape, kind, longest(kernels_of(event)))
-            formats = operand_formats(event.dtypes[one], event.dtypes[two])
-            product = replace(product, formats=formats, fast_accumulation=event.fast_accumulation)
+            product = _product_of_event(event, phase, operator, longest(kernels_of(event)))
+            add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
             products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
     add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
     add("communication", [event for event in events if event.gpu and event.name.startswith("nccl")])
@@ -152,6 +146,15 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         "milliseconds": kernel_times(spent, [event for event in events if event.gpu and id(event) not in evaluated]),
         "waits": waits_of(host),
     }
+
+
+def _product_of_event(event: TraceEvent, phase: str, operator: str, kernel: str) -> Product:
+    one, two = OPERANDS[operator]
+    fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
+    kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
+    product = product_of(phase, operator, tuple(event.shapes[one]), tuple(event.shapes[two]), kind, kernel)
+    formats = operand_formats(event.dtypes[one], event.dtypes[two])
+    return replace(product, formats=formats, fast_accumulation=event.fast_accumulation)
 
 
 def waits_of(host: list[TraceEvent]) -> dict[str, int]:

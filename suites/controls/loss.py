@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers
-from pytest_fp8.case import Case
 from pytest_fp8.worker.fault_points import BreakableEngine
-from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +41,7 @@ def _in_bfloat16(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class NothingLearns(Control):
-    """The FP8 arm's optimizer has a learning rate of 0."""
+    """After each step of the FP8 arm a callback puts the weights of the curve's start back."""
 
     number, id = 65, "nothing-learns"
     title = "an arm in which no weight moves"
@@ -51,8 +49,16 @@ class NothingLearns(Control):
     question, cause = "loss", "an optimizer that steps other copies"
     case = micro()
 
-    def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        return with_rate(make(), 0.0)
+    def __init__(self) -> None:
+        self._start: list[torch.Tensor] = []
+
+    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        if step == 0:
+            self._start = [parameter.detach().clone() for parameter in engine.model.parameters()]
+
+    def stepped(self, engine: BreakableEngine) -> None:
+        for parameter, value in zip(engine.model.parameters(), self._start, strict=False):
+            parameter.data.copy_(value)
 
 
 def with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
@@ -82,77 +88,40 @@ def _without_gradient(weight: torch.Tensor) -> None:
     weight.grad.zero_()
 
 
-class MeanOverFewerTokens(Control):
-    """From step 2 on the FP8 arm's mean leaves out the fifth of the tokens with the highest losses, as a mean does that
-    masks the tokens whose loss is NaN."""
+class TrainsTwice(Control):
+    """A callback of the FP8 arm trains each batch of a curve a second time."""
 
-    number, id = 67, "fewer-tokens"
-    title = "the mean masks a fifth of the tokens"
-    source = "nanmean over a batch with NaN losses"
-    question, cause = "loss", "a mean over fewer tokens in the FP8 arm"
+    number, id = 67, "trains-twice"
+    title = "the FP8 arm trains each batch twice"
+    source = OURS
+    question, cause = "loss", "the two arms' losses are not the same quantity"
     case = micro()
     verdicts = ("INCONCLUSIVE",)
 
-    share = 0.2
-
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
-        engine.loss_of = self._masked if step else self._whole
-
-    def _whole(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return self._losses(model, batch).mean()
-
-    def _masked(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        losses = self._losses(model, batch)
-        return losses.sort().values[: int(len(losses) * (1 - self.share))].mean()
-
-    @staticmethod
-    def _losses(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        import torch.nn.functional as F
-
-        logits = model(input_ids=batch["input_ids"]).logits.flatten(0, 1).float()
-        return F.cross_entropy(logits, batch["labels"].flatten(), reduction="none")
+        batch = engine.training_batch(seed, step)
+        engine.loss_of(engine.model, batch).backward()
+        engine.optimizer.step()
+        engine.optimizer.zero_grad(set_to_none=True)
 
 
-def build_with_dropout() -> torch.nn.Module:
-    """Two layers with dropout between them, and 64 classes."""
-    from torch import nn
+class WeightsInFp8(Control):
+    """The weights are rounded to E4M3 after each step, as where FP8 copies take the master weights' place."""
 
-    first = [nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.3)]
-    return nn.Sequential(*first, nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.3), nn.Linear(256, 64))
+    number, id = 68, "weights-in-fp8"
+    title = "the weights themselves are kept in FP8"
+    source = "FP8 copies in place of master weights"
+    question, cause = "loss", "FP8 training ends at a higher loss than BF16"
+    case = micro()
 
-
-def classes(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """128 random rows, and the index of the largest of each."""
-    import torch
-
-    rows = torch.randn(128, 64)
-    return rows, rows.argmax(1)
-
-
-def class_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    import torch.nn.functional as F
-
-    rows, labels = batch
-    return F.cross_entropy(model(rows).float(), labels)
-
-
-class DropoutOff(Control):
-    """The FP8 arm's dropout drops nothing, as after a conversion that leaves the model in eval()."""
-
-    number, id = 68, "dropout-off"
-    title = "dropout is off in the FP8 arm"
-    source = OURS
-    question, cause = "loss", "dropout or another regularisation that is off"
-    case = Case("own", "torchao", "tensorwise", name="dropout", emulated=True)
-    workload = Workload(build=build_with_dropout, batch=classes, loss=class_loss)
-    verdicts = ("INCONCLUSIVE",)
-
-    def warm(self, engine: BreakableEngine) -> None:
+    def stepped(self, engine: BreakableEngine) -> None:
         import torch
 
-        for module in engine.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        for parameter in engine.model.parameters():
+            if parameter.dim() > 1:
+                scale = 448 / parameter.detach().abs().max().float().clamp(min=1e-12)
+                rounded = (parameter.detach().float() * scale).to(torch.float8_e4m3fn).float() / scale
+                parameter.data.copy_(rounded)
 
 
 class RateTooSmall(Control):
