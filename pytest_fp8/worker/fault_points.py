@@ -39,6 +39,9 @@ class BreakableEngine(Protocol):
     model: torch.nn.Module
     conversion: Conversion
     loss_of: LossFunction
+    optimizer: torch.optim.Optimizer
+
+    def training_batch(self, seed: int, step: int) -> Any: ...
 
 
 class FaultPoints:

@@ -15,8 +15,8 @@ MOST_NATS = 14.0
 batch, or has a unit of its own."""
 OF_A_SUM = 0.01
 """Share of such a loss by which the means may differ. Seen on emulated FP8, 240 sound transfers (three recipes, five
-losses, eight seeds): a median of 0.07 to 0.15 % by loss, 0.31 % at most. It is above bfloat16's own rounding, 2**-8 of a loss (0.39 %):
-neighbouring losses near 60 lie 0.25 apart."""
+losses, eight seeds): a median of 0.07 to 0.15 % by loss, 0.31 % at most. It is above bfloat16's own rounding, 2**-8 of
+a loss (0.39 %): neighbouring losses near 60 lie 0.25 apart."""
 
 MOST = 0.25
 """The largest limit, as a share of the largest loss: FP8 that differs by more is the loss question's matter."""
