@@ -63,11 +63,13 @@ def answers(case: Case, device: str, seeds: range, reference: bool) -> list[dict
         process.close()
 
 
-def measure(out: Path, gpu: bool, models: list[str], seeds: range) -> None:
+def measure(out: Path, gpu: bool, models: list[str], seeds: range, recipes: list[str]) -> None:
     device = "cuda" if gpu else "cpu"
     references: dict[str, list[dict[str, Any]]] = {}
     rows: list[dict[str, Any]] = []
     for case in cases(gpu, models):
+        if recipes and case.recipe not in recipes:
+            continue
         asked = seeds if case.model not in ("1b", "8b") else seeds[:2]
         key = case.reference().id
         try:
@@ -126,6 +128,7 @@ def main() -> None:
     one.add_argument("--gpu", action="store_true")
     one.add_argument("--models", nargs="+", help="default: micro tiny on a CPU, tiny 1b on a GPU")
     one.add_argument("--seeds", type=int, default=10, help="of small models; 1b and 8b get two")
+    one.add_argument("--recipes", nargs="+", default=[], help="default: all")
     two = commands.add_parser("table")
     two.add_argument("files", nargs="+", type=Path)
     given = parser.parse_args()
@@ -133,7 +136,7 @@ def main() -> None:
         table(given.files)
     else:
         models = given.models or (["tiny", "1b"] if given.gpu else ["micro", "tiny"])
-        measure(given.out, given.gpu, models, range(given.seeds))
+        measure(given.out, given.gpu, models, range(given.seeds), given.recipes)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _without_gradient(weight: torch.Tensor) -> None:
 
 
 class TrainsTwice(Control):
-    """A callback of the FP8 arm trains each batch of a curve a second time."""
+    """From step 2 of a curve on, a callback of the FP8 arm trains each batch a second time."""
 
     number, id = 67, "trains-twice"
     title = "the FP8 arm trains each batch twice"
@@ -99,6 +99,8 @@ class TrainsTwice(Control):
     verdicts = ("INCONCLUSIVE",)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        if step == 0:
+            return
         batch = engine.training_batch(seed, step)
         engine.loss_of(engine.model, batch).backward()
         engine.optimizer.step()
