@@ -139,7 +139,17 @@ def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
 
 
 def test_gradients_that_any_small_change_moves_decide_nothing():
-    verdict_of(judge(fp8=gradients(off=0.6), moved=gradients(off=0.6)), Verdict.INCONCLUSIVE, "too sensitive")
+    verdict_of(judge(fp8=gradients(off=0.9), moved=gradients(off=0.9)), Verdict.INCONCLUSIVE, "too sensitive")
+
+
+def test_sensitive_gradients_are_judged_by_their_factor():
+    """As those of a 1B model with random weights, which moved weights change by half."""
+    moved = gradients(off=0.5)
+    sound = judge(fp8=gradients(off=0.4), moved=moved)
+    verdict_of(sound, Verdict.PASS, "4 sensitive ones within a factor of 1 +-")
+    twice = gradients(off=0.4, times={"up": 2.0, "enter": 2.0})
+    verdict_of(judge(fp8=twice, moved=moved), Verdict.FAIL, "2 of 4 gradients", "up", "times BF16's")
+    verdict_of(judge(fp8=gradients(times={"down": 0.0}), moved=moved), Verdict.FAIL, "no gradient arrives at down")
 
 
 def test_one_expert_whose_rows_a_small_change_moves_is_left_alone():

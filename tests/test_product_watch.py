@@ -11,7 +11,7 @@ from helpers.arms import CASE, spec
 from pytest_fp8 import Case
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
-from pytest_fp8.worker.gradients import sketch
+from pytest_fp8.worker.gradients import rotated, sketch
 from pytest_fp8.worker.product_accuracy import Expected, Operand, square_amax
 from pytest_fp8.worker.server import ArmServer
 
@@ -170,16 +170,18 @@ def test_gradients_of_micro_batches_are_summed_and_not_clipped():
 
 
 def test_a_sketch_keeps_lengths_and_angles():
+    places = rotated(torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     one, two = (torch.randn(300, 500, generator=generator) for _ in range(2))
-    assert float(sketch(one, 1).norm() / one.norm()) == pytest.approx(1, abs=0.1)
-    assert float(sketch(one, 1) @ sketch(two, 1)) / (300 * 500) == pytest.approx(0, abs=0.1)
-    torch.testing.assert_close(sketch(one + two, 1), sketch(one, 1) + sketch(two, 1), atol=1e-3, rtol=1e-3)
+    assert float(sketch(one, 1, places).norm() / one.norm()) == pytest.approx(1, abs=0.1)
+    assert float(sketch(one, 1, places) @ sketch(two, 1, places)) / (300 * 500) == pytest.approx(0, abs=0.1)
+    both = sketch(one, 1, places) + sketch(two, 1, places)
+    torch.testing.assert_close(sketch(one + two, 1, places), both, atol=1e-3, rtol=1e-3)
     few = torch.zeros(2048, 1024)
     few[:, 7] = 1.0
-    assert float(sketch(few, 1).norm() / few.norm()) == pytest.approx(1, abs=0.1), "one column"
+    assert float(sketch(few, 1, places).norm() / few.norm()) == pytest.approx(1, abs=0.1), "one column"
     flat = torch.ones(2048, 1024)
-    assert float(sketch(flat, 1).norm() / flat.norm()) == pytest.approx(1, abs=0.1), "rank one"
+    assert float(sketch(flat, 1, places).norm() / flat.norm()) == pytest.approx(1, abs=0.1), "rank one"
 
 
 @pytest.mark.parametrize("scales", [TENSOR, LINE, BLOCK, SQUARE, MX])

@@ -98,7 +98,10 @@ def row(entry: Entry) -> list[str]:
 def _gradients(numbers: Mapping[str, Any]) -> str:
     """The largest relative difference of a gradient; where there is none, the products that were compared."""
     error = numbers.get("gradient_error")
-    return f"{error:.1%}" if error is not None else f"{numbers.get('products', 0)} products"
+    if error is not None:
+        return f"{error:.1%}"
+    gain = numbers.get("gain_error")
+    return f"factor 1+-{gain:.2f}" if gain is not None else f"{numbers.get('products', 0)} products"
 
 
 def _gap(numbers: Mapping[str, Any]) -> str:

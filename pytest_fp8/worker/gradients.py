@@ -7,7 +7,6 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
 
     Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
     """
-    fused = engine.fused_params
+    fused, places = engine.fused_params, rotated(engine.device)
     reached: set[int] = set()
 
     def noting(name: str) -> Callable[[torch.Tensor], None]:
@@ -108,7 +107,7 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
             for part, gradient in split([(name, parameter.grad.detach())], fused):
                 plain = plain_name(part)
                 sketches.pop(plain, None)
-                sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()))
+                sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
 
         return note
 
@@ -125,20 +124,19 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
 
 
 @torch.no_grad()
-def sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+def sketch(gradient: torch.Tensor, seed: int, places: torch.Tensor) -> torch.Tensor:
     """A count sketch: each value goes with a random sign of its own into one of :data:`BUCKETS` sums.
 
     It is linear and keeps lengths and angles: <sketch a, sketch b> is <a, b> within about |a| |b| / 32. Signs are drawn
     for each value, since gradients of weights are near low rank, where signs by row and column would cancel too little.
     Rows are rotated by random amounts: a gradient in a few columns would else fall into a few buckets. A parameter with
-    at most :data:`BUCKETS` values is kept whole but for its signs.
+    at most :data:`BUCKETS` values is kept whole but for its signs. ``places``: of :func:`rotated`.
     """
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     flat = gradient.reshape(-1)
     generator = torch.Generator(device=flat.device).manual_seed(seed)
     total = torch.zeros(BUCKETS, dtype=torch.float32, device=flat.device)
-    places = _rotated(str(flat.device))
     for chunk in flat.split(CHUNK_ROWS * BUCKETS):
         padded = torch.nn.functional.pad(chunk, (0, -chunk.numel() % BUCKETS)) if chunk.numel() % BUCKETS else chunk
         rows = padded.view(-1, BUCKETS).float()
@@ -147,9 +145,9 @@ def sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
     return total
 
 
-@cache
-def _rotated(device: str) -> torch.Tensor:
-    """For each row of a chunk, which value goes into which bucket."""
+def rotated(device: torch.device) -> torch.Tensor:
+    """For each row of a chunk, which value goes into which bucket. 32 MiB: not kept, for the memory question counts
+    what an arm holds."""
     generator = torch.Generator().manual_seed(SEED)
     turns = torch.randint(0, BUCKETS, (CHUNK_ROWS, 1), generator=generator)
     return ((torch.arange(BUCKETS) + turns) % BUCKETS).to(device)

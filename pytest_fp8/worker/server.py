@@ -113,8 +113,6 @@ class ArmServer:
         """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""
         engine = self.engine
         first, second, *_ = engine.timing_batches
-        # cuBLAS keeps 32 MiB for products that other questions ran, and they count as allocated.
-        torch._C._cuda_clearCublasWorkspaces()
         engine.park()
         engine.step(first)
         return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))

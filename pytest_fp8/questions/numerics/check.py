@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fp8.case import Case
@@ -28,19 +28,28 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_in_products(case, evidence, limits)
         or find_in_gradients(found, limits)
         or _nothing(numbers)
-        or undecided(found, limits)
+        or undecided(found)
     )
     if finding is not None:
         verdict, lines = finding
         return Decision(QUESTION, verdict, numbers=numbers, **lines)
-    error = numbers["gradient_error"]
-    largest = f", gradients within {error:.1%} of BF16's" if error is not None else ""
+    gradients = gradients_in_words(numbers)
     products = (
         f"{numbers['products']} products of {numbers['layers']} layers right (lowest SQNR {numbers['sqnr_db']:.1f} dB)"
         if numbers["products"]
         else "no layer's products can be seen by themselves"
     )
-    return Decision(QUESTION, Verdict.PASS, products + largest, numbers=numbers)
+    return Decision(QUESTION, Verdict.PASS, products + (gradients and f", {gradients}"), numbers=numbers)
+
+
+def gradients_in_words(numbers: Mapping[str, Any]) -> str:
+    """How far the gradients are off BF16's: most by their difference, sensitive ones by their gain."""
+    parts = []
+    if numbers["gradient_error"] is not None:
+        parts.append(f"gradients within {numbers['gradient_error']:.1%} of BF16's")
+    if numbers["by_gain"]:
+        parts.append(f"{numbers['by_gain']} sensitive ones within a factor of 1 +-{numbers['gain_error']:.2f}")
+    return ", ".join(parts)
 
 
 def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> dict[str, Any]:
@@ -64,6 +73,8 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "underflow": max((product.underflow for product in judged), default=0.0),
         "gradients": len(found),
         "gradient_error": max(decided, default=None),
+        "by_gain": sum(each.by_gain(limits) for each in found),
+        "gain_error": max((abs(each.gain - 1) for each in found if each.by_gain(limits)), default=None),
         "gradient_ratio": max((each.relative / each.moved for each in found if each.moved), default=None),
         "limits": {"sqnr_db": limits.sqnr_db, "gain": limits.gain, "gradients": limits.gradients},
         "losses": {"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
-from pytest_fp8.questions.numerics.limits import LEAST_VALUES, UNDECIDED, Limits
+from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,23 @@ class Difference:
     """|moved - BF16| / |BF16|: what weights that are moved as much as FP8 moves products do to it."""
 
     def limit(self, limits: Limits) -> float:
+        """Of the relative difference."""
         return limits.gradients * self.moved
+
+    def by_gain(self, limits: Limits) -> bool:
+        """Whether the gradient is so sensitive that only its gain tells a wrong one."""
+        return self.moved < UNDECIDED <= self.limit(limits)
+
+    def wrong(self, limits: Limits) -> bool:
+        """Not "more than the limit": a gradient that is not finite is within no limit."""
+        if self.by_gain(limits):
+            return not abs(self.gain - 1) <= GAIN_OF_MOVED * self.moved
+        return math.isfinite(self.moved) and not self.relative <= self.limit(limits)
+
+    def expected(self, limits: Limits) -> str:
+        if self.by_gain(limits):
+            return f"1 +-{GAIN_OF_MOVED * self.moved:.2f} times BF16's gradient of {self.parameter}"
+        return f"at most {self.limit(limits):.1%} from BF16's gradient of {self.parameter}"
 
 
 def differences(evidence: NumericsEvidence) -> list[Difference]:
@@ -80,8 +96,7 @@ def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
 
 def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | None:
     """FAIL names the first wrong gradient of the backward pass: where the error begins."""
-    # Not "more than the limit": a gradient that is not finite is within no limit.
-    wrong = [d for d in found if math.isfinite(d.moved) and not d.relative <= d.limit(limits)]
+    wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
     first, index = wrong[0], found.index(wrong[0])
@@ -89,8 +104,8 @@ def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | 
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
     return fail(
         f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
-        expected=f"at most {first.limit(limits):.1%} from BF16's gradient of {first.parameter} at the same weights "
-        f"and batch: {limits.gradients:.1f} times what weights do that are moved as much as FP8 moves products",
+        expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
+        f"products change it by {first.moved:.1%}",
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off; also "
         f"{some([d.parameter for d in wrong[1:]]) or 'no other'}",
@@ -113,17 +128,17 @@ def _cause(first: Difference, worst: Difference) -> str:
     )
 
 
-def undecided(found: Sequence[Difference], limits: Limits) -> Finding | None:
-    """INCONCLUSIVE where gradients are mostly rounding noise: no limit would tell a wrong one."""
+def undecided(found: Sequence[Difference]) -> Finding | None:
+    """INCONCLUSIVE where most gradients are rounding noise: no limit would tell a wrong one."""
     from pytest_fp8.verdicts import Verdict
 
-    open_ones = [d for d in found if not d.limit(limits) < UNDECIDED]
+    open_ones = [d for d in found if not d.moved < UNDECIDED]
     if 2 * len(open_ones) <= len(found):
         return None
     return Verdict.INCONCLUSIVE, {
         "headline": f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
-        "expected": f"gradients that move by less than {UNDECIDED / limits.gradients:.0%} where weights are moved as "
-        "much as FP8 moves products",
+        "expected": f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves "
+        "products",
         "seen": f"{some([f'{d.parameter} {d.moved:.0%}' for d in open_ones])}",
         "cause": "the loss of this batch at these weights hardly depends on what is trained, or small changes send "
         "rows another way (routers); the products of each layer were judged and are right",
