@@ -24,6 +24,7 @@ from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
+from pytest_fp8.questions.loss.first_step import with_moved_first_losses
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
@@ -198,7 +199,12 @@ class Fp8Pair:
         self._time_before_profiles()
         frozen = self._stored("loss_twin_gap")
         looks = loss_looks(self._arms, twin=not frozen)
-        return self._arms.once("loss", lambda: look_again(looks, lambda evidence: judge_gap(evidence, frozen)))
+
+        def look() -> tuple[LossEvidence, LossGap]:
+            evidence, gap = look_again(looks, lambda evidence: judge_gap(evidence, frozen))
+            return with_moved_first_losses(self._arms, evidence), gap
+
+        return self._arms.once("loss", look)
 
     def _time_before_profiles(self) -> None:
         """Time the arms before a question profiles or hooks them, where this session may ask for the speed.

@@ -94,6 +94,35 @@ def test_a_loss_of_both_signs_never_fails_and_says_why_it_is_undecided():
     assert "one sign" in decision.message
 
 
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.05, None), (1.3, Verdict.INCONCLUSIVE), (2.0, Verdict.FAIL), (0.5, Verdict.FAIL)]
+)
+def test_first_losses_may_lie_as_far_apart_as_moved_weights_take_the_references(factor, verdict):
+    """A recommender's first loss moves by 6 % with weights that are moved as FP8 moves products."""
+    reference = falling(2.0, start=4.0, seeds=3)
+    fp8 = {s: Curve(s, [factor * c.losses[0], *c.losses[1:]], [1.1] * STEPS) for s, c in reference.items()}
+    moved = {s: [c.losses[0] * x for x in (0.93, 1.05, 1.07, 0.95)] for s, c in reference.items()}
+    alone = check_loss(LossEvidence(fp8, reference, reference))
+    assert "very first step" in alone.message
+    decision = check_loss(LossEvidence(fp8, reference, reference, moved_first=moved))
+    assert ("very first step" in decision.message) == (verdict is not None), decision.message
+    assert verdict in (None, decision.verdict)
+    if verdict is not None:
+        assert "next:" in decision.message
+
+
+@pytest.mark.parametrize(("end", "verdict"), [(1.08, Verdict.INCONCLUSIVE), (1.3, Verdict.FAIL)])
+def test_a_gap_no_larger_than_what_rounding_does_to_the_first_loss_is_undecided(end, verdict):
+    reference = falling(0.04, start=0.05)
+    path = {s: [0.052, *(x * end for x in c.losses[1:])] for s, c in reference.items()}
+    fp8 = {s: Curve(s, path[s], [1.1] * STEPS) for s in reference}
+    moved = {s: [0.053, 0.0535, 0.052, 0.0525] for s in reference}
+    assert check_loss(LossEvidence(fp8, reference, falling(0.04, start=0.05, wobble=0.001))).verdict is Verdict.FAIL
+    decision = check_loss(LossEvidence(fp8, reference, falling(0.04, start=0.05, wobble=0.001), moved_first=moved))
+    assert decision.verdict is verdict, decision.message
+    assert ("before any training" in decision.message) == (verdict is Verdict.INCONCLUSIVE)
+
+
 @pytest.mark.parametrize(("first", "fails"), [(0.03, False), (0.4, True)])
 def test_the_first_loss_of_both_signs_may_be_further_apart(first, fails):
     """0.026 apart is 9 % of the curve's largest loss, as seen of a critic's in sound FP8."""

@@ -15,15 +15,13 @@ import torch
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
+from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.step import muted
 from pytest_fp8.zoo import data
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
 
-PERTURBATION = 2.0**-4
-"""Weights are moved by a random factor within 1 +- this: 3.6 % in the mean, as much as e4m3 casts of both operands
-change a product (28.6 dB)."""
 CHUNK_ROWS = 4096
 """Rows of :data:`BUCKETS` values that are summed at a time: 4 M values, 16 MB of random signs."""
 
@@ -47,20 +45,8 @@ def moved_gradients(engine: Engine, seed: int) -> dict[str, Any]:
     How far gradients then move tells how far sound FP8 may move them: a router sends some rows to other experts, a deep
     model amplifies. The weights are put back.
     """
-    torch.manual_seed(seed)
-    modules = dict(engine.model.named_modules())
-    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
-    with torch.no_grad():
-        kept = [(weight, weight.detach().clone()) for weight in weights.values()]
-        for weight in weights.values():
-            noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-            weight.copy_(weight * noise)
-    try:
+    with moved_weights(engine, seed):
         return gradients(engine, seed)
-    finally:
-        with torch.no_grad():
-            for weight, before in kept:
-                weight.copy_(before)
 
 
 def _gradients(engine: Engine, seed: int) -> dict[str, Any]:

@@ -79,9 +79,9 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
     """:func:`observe_forward` of one eager forward pass, or of one eager hand-written step that changes no weight."""
     if engine.own_step is None:
 
-        def forward() -> None:
+        def forward() -> Any:
             with engine.precision():
-                engine.loss_of(engine.model, batch)
+                return engine.loss_of(engine.model, batch)
 
         seen = observe_forward(engine.model, engine.originals, engine.backend, forward)
         engine.backend.drop_pending_recomputation()

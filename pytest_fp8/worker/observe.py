@@ -11,6 +11,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import LayerCall
+from pytest_fp8.worker.reached import Reached
 from pytest_fp8.worker.recomputation import checkpointed, inlined_reentrant
 
 
@@ -50,6 +51,10 @@ class LayerWatch:
         self._without_gradients: set[int] = set()
         """Calls without gradients: a target network or an evaluation; or the first pass of reentrant checkpointing,
         where the backward pass calls the layer again."""
+        self.reached = Reached()
+        """Which of the calls a backward pass reaches."""
+        self._running: dict[str, tuple[int, int]] = {}
+        """Layer -> index of its call that runs now, and the sequence number at which its autograd nodes begin."""
         self._layers, self._backend, self._part = layers, backend, part
         modules = dict(model.named_modules())
         self._modules = {name: modules[name] for name in layers}
@@ -61,6 +66,7 @@ class LayerWatch:
         handles: list[Any] = []
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(self._after(name)))
         try:
             yield
         finally:
@@ -68,8 +74,12 @@ class LayerWatch:
                 handle.remove()
 
     def counted(self) -> list[LayerCall]:
-        """The calls that train."""
-        return [c for index, c in enumerate(self.calls) if c.recomputed or index not in self._without_gradients]
+        """The calls that train. One that no backward pass reaches (its output is detached) owes no gradients."""
+        return [
+            replace(call, needs_dgrad=False, needs_wgrad=False) if self.reached.missed(index) else call
+            for index, call in enumerate(self.calls)
+            if call.recomputed or index not in self._without_gradients
+        ]
 
     def note_fused(self, module: torch.nn.Module, rows: int, _: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Note a product that a library's function computed without calling the layer."""
@@ -101,24 +111,38 @@ class LayerWatch:
     def _before(self, name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensor = input_of(args, kwargs)
+            index: int | None = len(self.calls)
             if self._part is not None and self._part.name != "forward":
-                if self._part.name == "backward":
-                    self._mark_recomputed(name, tensor.requires_grad)
-                return
-            if not torch.is_grad_enabled():
-                self._without_gradients.add(len(self.calls))
-            self._note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
+                in_backward = self._part.name == "backward"
+                index = self._mark_recomputed(name, tensor.requires_grad) if in_backward else None
+            else:
+                if not torch.is_grad_enabled():
+                    self._without_gradients.add(len(self.calls))
+                self._note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
+            self._running.pop(name, None)
+            # A recomputation makes a second graph, which only reentrant checkpointing goes back through.
+            if index is not None and not self.reached.watched(index):
+                self._running[name] = index, torch.autograd._get_sequence_nr()
 
         return before
 
-    def _mark_recomputed(self, name: str, needs_dgrad: bool) -> None:
-        """Mark the latest call of this layer as recomputed. Reentrant checkpointing runs without gradients at first, so
-        only its recomputation shows which gradients are needed."""
+    def _after(self, name: str) -> Callable[..., None]:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            index, start = self._running.pop(name, (None, 0))
+            if index is not None:
+                self.reached.watch(index, output, start)
+
+        return after
+
+    def _mark_recomputed(self, name: str, needs_dgrad: bool) -> int | None:
+        """Mark the latest call of this layer as recomputed, and give its index. Reentrant checkpointing runs without
+        gradients at first, so only its recomputation shows which gradients are needed."""
         for index in range(len(self.calls) - 1, -1, -1):
             call = self.calls[index]
             if call.name == name and (not call.recomputed or (needs_dgrad and not call.needs_dgrad)):
                 self.calls[index] = replace(call, recomputed=True, needs_dgrad=call.needs_dgrad or needs_dgrad)
-                return
+                return index
+        return None
 
 
 def observe_forward(
@@ -128,7 +152,8 @@ def observe_forward(
     forward: Callable[[], Any],
     part: Part | None = None,
 ) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
-    """Run ``forward`` with a :class:`LayerWatch`; gives calls that train and recipes in force.
+    """Run ``forward`` with a :class:`LayerWatch`; gives calls that train and recipes in force. Without a ``part``,
+    ``forward`` gives the loss, from which the backward pass would begin.
 
     Compiled code runs uncompiled in this one pass, because hooks do not run inside it. What the compiled step executes
     is read from a profile.
@@ -146,7 +171,9 @@ def observe_forward(
             nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
             stack.enter_context(nothing)
             stack.enter_context(inlined_reentrant())
-        forward()
+        loss = forward()
+    if part is None:
+        watch.reached.will_reach(loss)
     return watch.counted(), watch.recipes
 
 

@@ -20,6 +20,7 @@ from pytest_fp8.worker.held_out import held_out_output
 from pytest_fp8.worker.instrumented import SEED
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.ledger import ledger_of
+from pytest_fp8.worker.moved_weights import first_losses
 from pytest_fp8.worker.numerics import numerics
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
@@ -38,6 +39,7 @@ class ArmServer:
             "layers": self.layers,
             "ledger": self.ledger,
             "curve": self.engine.curve,
+            "first_losses": self.first_losses,
             "blocks": self.blocks,
             "busy": self.busy,
             "memory": self.memory,
@@ -95,6 +97,10 @@ class ArmServer:
     def numerics(self, moved: bool, seed: int = SEED) -> dict[str, Any]:
         """Samples of the FP8 layers' products in one step against the exact ones, and sketches of its gradients."""
         return numerics(self.engine, moved, seed)
+
+    def first_losses(self, seed: int, draws: int) -> list[float]:
+        """Losses of a curve's first step, from weights that are moved by as much as FP8 moves products."""
+        return first_losses(self.engine, seed, draws)
 
     def ledger(self) -> dict[str, Any]:
         """What one instrumented step did and what stands around it: an :class:`ArmLedger`."""

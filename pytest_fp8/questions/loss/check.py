@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
+from pytest_fp8.questions.loss.first_step import first_step, gap_of_rounding
 from pytest_fp8.questions.loss.gap import explain_gap
 from pytest_fp8.questions.loss.learning import (
     least_moved,
@@ -22,13 +23,6 @@ from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noi
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "loss"
-FIRST_STEP = 0.02
-"""Largest difference of the first step's loss, as a share of the reference's largest: same weights, same data, one
-forward pass. Measured on an H200 for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B). A language model's
-first loss is its largest. A loss that begins near zero by chance says nothing of how far two precisions may differ."""
-FIRST_STEP_OF_BOTH_SIGNS = 0.5
-"""The same where the reference's losses have both signs: they are differences of larger terms, and what a precision
-changes is a share of the terms. Seen on a critic's loss in sound FP8: 0.09."""
 
 
 def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> LossGap:
@@ -65,14 +59,16 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
-    hard = (_other_data, _untrained, _constant, weights_stand_still, _first_step, fp8_lost_on_the_way, _bit_equal)
+    hard = (_other_data, _untrained, _constant, weights_stand_still, first_step, fp8_lost_on_the_way, _bit_equal)
     for rule in hard:
         found = found or rule(evidence)
     if found is None:
         gap = gap or judge_gap(evidence, frozen_margin)
         numbers |= {"gap": gap.gap, "bound": gap.bound}
         noise = max(loss_noise(frozen_margin or own), loss_noise(_fp8_twin_gaps(evidence)))
-        found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise)
+        found = gap_of_rounding(evidence, gap) or explain_gap(
+            gap, scale, [evidence.bf16[s].losses for s in seeds], noise
+        )
         if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
             found = weights_move_less(evidence) or nothing_learnt(evidence) or found
     verdict, lines = found
@@ -181,31 +177,6 @@ def _constant(evidence: LossEvidence) -> Finding | None:
             "next_step": "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
         }
     return None
-
-
-def _first_step(evidence: LossEvidence) -> Finding | None:
-    seeds = sorted(evidence.fp8)
-    largest = {s: max(abs(x) for x in evidence.bf16[s].losses) for s in seeds}
-    apart = [abs(evidence.fp8[s].losses[0] - evidence.bf16[s].losses[0]) / largest[s] for s in seeds]
-    every = [x for s in seeds for x in evidence.bf16[s].losses]
-    one_sign = min(every) >= 0 or max(every) <= 0
-    limit = FIRST_STEP if one_sign else FIRST_STEP_OF_BOTH_SIGNS
-    if max(apart) <= limit:
-        return None
-    worst = seeds[apart.index(max(apart))]
-    first = evidence.bf16[worst].losses[0]
-    return fail(
-        "the arms disagree at the very first step",
-        expected=f"within {limit:.0%} of {first:.4f} nats"
-        if abs(first) == largest[worst]
-        else f"{first:.4f} within {limit:.0%} of {largest[worst]:.4f}, the curve's largest loss",
-        seen=f"{evidence.fp8[worst].losses[0]:.4f} nats at step 1, seed {worst}",
-        cause="the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
-        "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
-        "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",
-        next_step="compare the two models' weights: fp8_pair.fp8.call(lambda model: ...); register such state as "
-        "a buffer, or take the step from the batch; move such behaviour out of the Linear, or leave=(its name,)",
-    )
 
 
 def _bit_equal(evidence: LossEvidence) -> Finding | None:

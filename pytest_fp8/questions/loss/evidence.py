@@ -68,6 +68,9 @@ class LossEvidence:
     bf16: Mapping[int, Curve]
     twin: Mapping[int, Curve]
     fp8_twin: Mapping[int, Curve] = field(default_factory=dict)
+    moved_first: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Seed -> the reference's first losses with its Linears' weights moved at random by as much as FP8 moves products.
+    Empty where the arms' first losses are close."""
     unfinished: bool = False
     """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
 
@@ -102,7 +105,8 @@ def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
 
 
 def _evidence(curves: Mapping[str, Mapping[int, Curve]], unfinished: bool = False) -> LossEvidence:
-    return LossEvidence(**{arm: dict(by_seed) for arm, by_seed in curves.items()}, unfinished=unfinished)
+    fp8, bf16, twin, fp8_twin = (dict(curves[arm]) for arm in ("fp8", "bf16", "twin", "fp8_twin"))
+    return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished)
 
 
 def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
