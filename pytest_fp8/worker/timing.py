@@ -28,7 +28,7 @@ def timed_blocks(
     gc.disable()
     try:
         for index in range(dropped):
-            step(batches[-1 - index], nullcontext)
+            step(batches[-1 - index % len(batches)], nullcontext)
         before = compiled_frames()
         milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
         return {"milliseconds": milliseconds, "compilations": compiled_frames() - before}
