@@ -72,8 +72,9 @@ def test_both_layers_are_converted_and_all_three_roles_execute(arm):
 def test_logits_travel_as_raw_numbers(arm):
     logits = arm.request("logits", seed=0)
     assert isinstance(logits, bytes)
-    [loss] = np.frombuffer(logits, dtype=np.float32)  # the one output that is known of a user's own model
-    assert 0 < loss < 10
+    output = np.frombuffer(logits, dtype=np.float32, offset=4)  # after the fingerprint of what entered the model
+    assert output.size
+    assert np.isfinite(output).all()
     assert arm.request("logits", seed=0) == logits, "the next answer is read from its own beginning"
 
 

@@ -40,7 +40,7 @@ NAN_AT_40 = """
             return (model(x) - x).float().pow(2).mean() * (float("nan") if bad else 1.0)"""
 
 
-def run(pytester, ask, loss=HEALTHY, steps=10, *arguments):
+def run(pytester, ask, loss=HEALTHY, steps=20, *arguments):
     pytester.makepyfile(OWN.format(loss=loss, ask=ask, steps=steps))
     return pytester.runpytest_subprocess(*arguments)
 
