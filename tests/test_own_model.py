@@ -59,14 +59,14 @@ def test_a_loss_that_turns_nan_at_step_40_is_named(pytester):
 
 
 def test_a_candidate_is_written_where_a_report_was_asked_for(pytester):
-    result = run(pytester, "assert_layers", HEALTHY, 10, "--fp8-report-dir=out")
+    result = run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report-dir=out")
     result.assert_outcomes(passed=1)
     assert (pytester.path / "out/report.json").is_file()
     assert (pytester.path / "out/candidates/emulated/own-torchao-rowwise-emulated.json").is_file()
 
 
 def test_the_same_workload_reads_its_baseline_and_another_version_calls_it_stale(pytester):
-    run(pytester, "assert_layers", HEALTHY, 10, "--fp8-report-dir=out").assert_outcomes(passed=1)
+    run(pytester, "assert_layers", HEALTHY, 20, "--fp8-report-dir=out").assert_outcomes(passed=1)
     (pytester.path / "out/candidates").rename(pytester.path / "baselines")
     run(pytester, "assert_layers").assert_outcomes(passed=1)
     test = next(pytester.path.glob("test_*.py"))

@@ -18,6 +18,7 @@ from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.fused_params import trained
 from pytest_fp8.worker.movement import Movement
 from pytest_fp8.worker.presence import counted_step
+from pytest_fp8.worker.training_course import TrainingCourse
 from pytest_fp8.zoo import data, training
 
 
@@ -58,11 +59,13 @@ def curve(
     norms: list[torch.Tensor] = []
     fingerprint = 0
     movement = Movement(engine.model, engine.optimizer, engine.fused_params)
+    course = TrainingCourse(engine.model, engine.optimizer, engine.fused_params)
     counts: dict[int, Mapping[str, ProductCount]] = {}
 
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
         movement.note_gradients()
+        course.note_optimizer_step()
 
     last = first_step + steps - 1
     for step in range(first_step, first_step + steps):
@@ -74,14 +77,16 @@ def curve(
         else:
             loss = engine.step(batch, on_gradients=note_gradients)
         losses.append(loss.float())
-        # A hand-written step may step its optimizer twice, or not at all where its loss is not finite.
-        norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1].new_tensor(float("nan"))]
+        course.note_training_step()
+        # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
+        norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
     return {
         "seed": seed,
         "losses": [float(x) for x in torch.stack(losses).cpu()],
         "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         "data": fingerprint,
         "trained": trained(engine.model, engine.optimizer, engine.fused_params),
+        "course": to_plain(course.noted()),
         "movement": to_plain(movement.since_start()),
         "first_products": to_plain(counts.get(0, {})),
         "last_products": to_plain(counts.get(last, {})),

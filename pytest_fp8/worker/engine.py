@@ -30,7 +30,7 @@ from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.ledger_weights import weights_of
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
-from pytest_fp8.worker.seed_weights import copy_model, copy_values
+from pytest_fp8.worker.seed_weights import copy_model, copy_values, numbers_of, restore_numbers
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.training_setup import TrainingSetup
 from pytest_fp8.workload import Workload
@@ -94,6 +94,7 @@ class Engine:
             self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
         )
         self._renews_optimizer = own is not None and prepared.optimizer is None
+        self._numbers = numbers_of(self.model)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
@@ -170,6 +171,7 @@ class Engine:
         if values is None:
             fresh = self.fresh_model(seed)
             copy_model(self.model, fresh, self.fused_params, jitter)
+            restore_numbers(self._numbers)
         else:
             copy_values(self.model, values, self.fused_params, jitter)
         self.optimizer.state.clear()

@@ -22,7 +22,7 @@ class Movement:
     def __init__(self, model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> None:
         self._model, self._fused = model, fused
         self._names = set(trained(model, optimizer, fused))
-        self._start = {name: _sample(value).clone() for name, value in self._parameters()}
+        self._start = {name: sample(value).clone() for name, value in self._parameters()}
         self._reached = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in self._start.items()}
 
     def note_gradients(self) -> None:
@@ -31,14 +31,14 @@ class Movement:
         gradients = ((name, p.grad) for name, p in live if p.grad is not None and not p.grad.is_sparse)
         for name, gradient in split(gradients, self._fused):
             if name in self._reached:
-                self._reached[name] |= _sample(gradient) != 0
+                self._reached[name] |= sample(gradient) != 0
 
     def since_start(self) -> dict[str, Moved]:
         """By plain names."""
         return {
             name: Moved(
                 elements=value.numel(),
-                moved=_share(_sample(value) != self._start[name]),
+                moved=_share(sample(value) != self._start[name]),
                 reached=_share(self._reached[name]),
             )
             for name, value in self._parameters()
@@ -49,7 +49,8 @@ class Movement:
         return ((name, value) for name, value in parts if name in self._names)
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """At most about :data:`SAMPLE` elements, evenly spread."""
     # torchao's wrapper of a weight for sharded training keeps the weight itself in ``_tensor``.
     flat = getattr(tensor, "_tensor", tensor).detach().reshape(-1)
     # An odd stride meets every column of a matrix whose width is a power of two.

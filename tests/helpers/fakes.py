@@ -33,6 +33,7 @@ from pytest_fp8.gpu import Conditions, Gpu
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.loss.evidence import Course
 from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, recipe_facts
 
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
@@ -227,6 +228,7 @@ class FakeProcess:
             "gradient_norms": [1.0] * steps,
             "data": 0,
             "trained": sorted(SIZES),
+            "course": to_plain(Course()),
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},
             "last_products": {},

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.loss.first_step import first_step, gap_of_rounding
 from pytest_fp8.questions.loss.gap import explain_gap
@@ -59,7 +60,16 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
-    hard = (_other_data, _untrained, _constant, weights_stand_still, first_step, fp8_lost_on_the_way, _bit_equal)
+    hard = (
+        _other_data,
+        _untrained,
+        _constant,
+        trained_otherwise,
+        weights_stand_still,
+        first_step,
+        fp8_lost_on_the_way,
+        _bit_equal,
+    )
     for rule in hard:
         found = found or rule(evidence)
     if found is None:

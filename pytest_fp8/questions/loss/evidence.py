@@ -35,6 +35,22 @@ class ProductCount:
 
 
 @dataclass(frozen=True)
+class Course:
+    """What an arm did in a curve, beside its losses."""
+
+    rates: Sequence[Sequence[float]] = ()
+    """The learning rate of each group of the optimizer, at the start and after each training step."""
+    stepped: Sequence[int] = ()
+    """How often the optimizer stepped in each training step."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> what the optimizer keeps for it at the end, in words: ``exp_avg bfloat16, exp_avg_sq bfloat16``."""
+    left: Sequence[str] = ()
+    """Parameters that hold a gradient other than 0 after the last step."""
+    alone: Mapping[str, bool] = field(default_factory=dict)
+    """Parameter or buffer that the optimizer does not step -> whether it changed over the curve."""
+
+
+@dataclass(frozen=True)
 class Curve:
     """One training run, step by step."""
 
@@ -47,6 +63,7 @@ class Curve:
     """Checksum of the batches of all steps."""
     trained: Sequence[str] = ()
     """Parameters that the arm's optimizer steps, by the names that they have before a conversion."""
+    course: Course = field(default_factory=Course)
     movement: Mapping[str, Moved] = field(default_factory=dict)
     """By the same names."""
     first_products: Mapping[str, ProductCount] = field(default_factory=dict)
