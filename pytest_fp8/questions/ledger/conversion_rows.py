@@ -31,14 +31,23 @@ def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
         )
     for name, was in before.items():
         if name in after and not (was.buffer and explained.owner(name.rpartition(".")[0])):
-            yield from _kept(name, was, after[name])
+            yield from _kept(name, was, after[name], _taken_from(name, ledgers))
+
+
+def _taken_from(name: str, ledgers: TwoLedgers) -> str:
+    """The parameter whose values ``name`` has since the conversion; empty where it has nobody's."""
+    now = ledgers.fp8.after[name].digest
+    others = (other for other, was in ledgers.fp8.before.items() if other != name and was.digest == now)
+    return next(others, "") if now else ""
 
 
 def _replaced_buffer(name: str, weight: Weight, explained: Explained) -> bool:
     return explained.other_modules or (weight.buffer and explained.owner(name.rpartition(".")[0]))
 
 
-def _kept(name: str, was: Weight, now: Weight) -> Iterator[Difference]:
+def _kept(name: str, was: Weight, now: Weight, other: str) -> Iterator[Difference]:
+    """``other``: the parameter whose values this one has now."""
+
     def changed(headline: str, reference: object, fp8: object, cause: str, next_step: str = KEEP) -> Difference:
         return Difference(headline, name, f"{name}: {reference}", f"{name}: {fp8}", cause, next_step, FAIL)
 
@@ -60,8 +69,10 @@ def _kept(name: str, was: Weight, now: Weight) -> Iterator[Difference]:
         yield changed(
             "the conversion changed the values of a parameter or buffer",
             f"content {was.digest}",
-            f"content {now.digest}",
-            "the weight was scaled, rounded or initialised anew on its way into the new layer",
+            f"the values of {other}" if other else f"content {now.digest}",
+            f"the conversion swapped weights: {name} has what was {other}'s"
+            if other
+            else "the weight was scaled, rounded or initialised anew on its way into the new layer",
         )
     if was.trained != now.trained:
         yield changed(

@@ -26,13 +26,15 @@ def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]],
             "expected": f"less than {margin} above BF16{which}",
             "seen": seen,
             "cause": (summed and summed + "; or ")
-            + "scales that saturate or underflow, or a recipe too coarse for this model",
+            + "scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins after "
+            "the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
             "next_step": ("give the mean (reduction='mean'), then " if summed else "")
-            + "try a finer recipe (rowwise, block), then the layers question for the recipe in force",
+            + "ask assert_numerics(), which looks at the products after some training, too; if they are right, try a "
+            "finer recipe (rowwise, block)",
         }
     if gap.below:
         return _below(gap, scale, seen)
-    cause, next_step = _why_undecided(scale, bf16, noise)
+    cause, next_step = _why_undecided(scale, bf16, noise, gap.bound, gap.margin)
     return Verdict.INCONCLUSIVE, {
         "headline": "the seeds do not decide",
         "expected": f"a gap clearly below or above {margin}{which}",
@@ -84,7 +86,9 @@ def _summed(bf16: Sequence[Sequence[float]]) -> str:
     return f"the loss is of the size of {end:.0f}, a sum over the batch, and margins are nats per token"
 
 
-def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> tuple[str, str]:
+def _why_undecided(
+    scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, bound: float, margin: float
+) -> tuple[str, str]:
     """Cause and next step of curves that do not decide."""
     more = f"more seeds: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
     summed = _summed(bf16)
@@ -108,4 +112,6 @@ def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: flo
             "the largest margin",
             f"a larger batch or more steps, which average over more at the end; or {more}",
         )
+    if bound < margin / 2:
+        return "the gap lies so near the margin that its small spread includes it", more
     return "the spread between seeds is as large as the margin", more
