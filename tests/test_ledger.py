@@ -112,6 +112,17 @@ def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, se
     assert all(found[1][line] for line in ("expected", "cause", "next_step"))
 
 
+def test_swapped_weights_are_called_so():
+    before = {name: replace(weight, digest=name) for name, weight in HEALTHY.before.items()}
+    one, two = list(before)[:2]
+    after = {**before, one: replace(before[one], digest=two), two: replace(before[two], digest=one)}
+    found = find_in_ledger(
+        ledgers(reference=arm_ledger(before=before, after=before), before=before, after=after), "layers"
+    )
+    assert found is not None
+    assert f"swapped weights: {one} has what was {two}'s" in found[1]["cause"]
+
+
 def test_equal_arms_have_none():
     assert compare(ledgers()) == []
 

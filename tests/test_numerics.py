@@ -50,7 +50,7 @@ def gradients(off=0.05, times=1.0, **changes):
     return replace(Gradients(sketches, [], 5.0, 7, False), **changes)
 
 
-def evidence(products=(), fp8=None, **changes):
+def evidence(products=(), fp8=None, later=(), **changes):
     """Healthy evidence of three roles of two layers, but for ``products``, which replace those of their layer and
     role."""
     mine = {(p.layer, p.role): p for layer in ("up", "down") for p in [replace(SOUND, layer=layer)]}
@@ -59,8 +59,11 @@ def evidence(products=(), fp8=None, **changes):
             mine[layer, role] = replace(SOUND, layer=layer, role=role)
     reference = [replace(p, sqnr=55.0, own_sqnr=55.0) for p in mine.values()]
     mine |= {(p.layer, p.role): p for p in products}
-    bf16 = ArmNumerics(reference, gradients(off=0.0), gradients())
-    return NumericsEvidence(ArmNumerics(list(mine.values()), fp8 or gradients(), None), replace(bf16, **changes))
+    bf16 = ArmNumerics(reference, gradients(off=0.0), gradients(), reference)
+    first = list(mine.values())
+    sound = [replace(SOUND, layer=p.layer, role=p.role) for p in first]
+    later = list(({(p.layer, p.role): p for p in sound} | {(p.layer, p.role): p for p in later}).values())
+    return NumericsEvidence(ArmNumerics(first, fp8 or gradients(), None, later), replace(bf16, **changes))
 
 
 def judge(case=CASE, layers=None, **given):
@@ -85,6 +88,8 @@ def test_sound_arms_pass_and_say_how_near_they_are():
         (wrong(role=WGRAD, gain=0.0, sqnr=0.0, lost=1.0), ["wgrad of up: it gives zeros"]),
         (wrong(role=WGRAD, gain=0.01, sqnr=-3.0), ["nothing to do with this layer's operands"]),
         (wrong(role=WGRAD, gain=0.5, sqnr=3.0), ["a part of the product is missing"]),
+        (wrong(role=WGRAD, gain=0.928, sqnr=17.1), ["a part of the product is missing"]),
+        (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["nothing to do with this layer's operands"]),
         (wrong(role=DGRAD, sqnr=11.0), ["SQNR 11.0 dB", "28.5 dB that the recipe's casts give", "E5M2 where E4M3"]),
         (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
     ],
@@ -108,6 +113,39 @@ def test_a_sound_product_is_left_alone(product):
     verdict_of(judge(products=[product]), Verdict.PASS)
 
 
+@pytest.mark.parametrize(
+    ("product", "words"),
+    [
+        (wrong(role=DGRAD, sqnr=14.0), ["wrong dgrad product after 12 training steps", "kept from an earlier step"]),
+        (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["wgrad of up: something that is kept", "right in the first step"]),
+        (wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56), ["dgrad of up: a part of the product is missing"]),
+        (wrong(role=DGRAD, gain=0.889, sqnr=9.8), ["that is kept from an earlier step", "or a part of the product"]),
+        (wrong(gain=2.0, sqnr=-0.01), ["fprop of up: a wrong scale", "in step 13"]),
+        (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
+    ],
+)
+def test_a_product_that_is_wrong_after_training_steps_is_named(product, words):
+    verdict_of(judge(later=[product]), Verdict.FAIL, *words)
+
+
+def test_the_first_step_is_named_before_later_ones():
+    early, late = wrong(role=DGRAD, gain=2.0, sqnr=-0.01), wrong(sqnr=11.0)
+    verdict_of(judge(products=[early], later=[late]), Verdict.FAIL, "wrong dgrad product\n")
+    verdict_of(judge(fp8=gradients(times=4.0), later=[late]), Verdict.FAIL, "multiplied by 4.0")
+
+
+def test_what_a_layer_of_the_reference_does_later_too_is_not_judged():
+    alike = evidence(later=[replace(SOUND, gain=3.0, sqnr=-6.0)])
+    alike = replace(alike, bf16=replace(alike.bf16, later=[replace(SOUND, sqnr=2.0, own_sqnr=55.0)]))
+    verdict_of(check_numerics(CASE, alike, layers_evidence()), Verdict.PASS)
+
+
+def test_delayed_scales_of_past_steps_have_room():
+    delayed = Case("tiny", "transformer_engine", "delayed")
+    verdict_of(judge(delayed, later=[wrong(sqnr=20.0, gain=0.95)]), Verdict.PASS)
+    verdict_of(judge(delayed, later=[wrong(gain=2.0, sqnr=-0.01)]), Verdict.FAIL, "a wrong scale")
+
+
 def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged():
     scaled = [replace(SOUND, gain=3.0, sqnr=-6.0)]
     verdict_of(judge(products=scaled), Verdict.FAIL)
@@ -126,16 +164,37 @@ def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged
         ),
         (gradients(times={"down": 0.0}), ["no gradient arrives at down"]),
         (gradients(off={"enter": 0.7}), ["enter", "a part of the tokens or values is lost"]),
+        (gradients(off={"up": 0.3}, times={"up": 0.96}), ["computes something else from up on"]),
+        (gradients(off={"up": 0.9}, times={"up": 1.5}), ["computes something else from up on"]),
+        (gradients(times={"up": 0.1}), ["almost no gradient arrives at up", "0.1 times BF16's length"]),
         (gradients(times={"enter": math.inf}), ["the gradient of enter is not finite"]),
         (
             gradients(silent=["up"], sketches={n: gradients().sketches[n] for n in NAMES if n != "up"}),
             ["arrives at up"],
         ),
     ],
-    ids=["all times four", "upstream twice", "zeros", "noise", "infinite", "none"],
+    ids=[
+        "all times four",
+        "upstream twice",
+        "zeros",
+        "noise",
+        "small factor",
+        "not a factor",
+        "a tenth",
+        "infinite",
+        "none",
+    ],
 )
 def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
     verdict_of(judge(fp8=fp8), Verdict.FAIL, *words)
+
+
+def test_what_to_do_next_is_for_the_case_that_failed():
+    compiled, emulated = Case("tiny", "torchao", "rowwise"), Case("tiny", "torchao", "rowwise", emulated=True)
+    assert "compile=False in the mark" in judge(compiled, fp8=gradients(times=4.0)).next_step
+    one = judge(emulated, fp8=gradients(times={"enter": 2.0}))
+    assert "compile" not in one.next_step
+    assert "also" not in one.seen
 
 
 def test_gradients_that_any_small_change_moves_decide_nothing():

@@ -58,6 +58,32 @@ def test_weights_and_gradients_are_left_as_they_were():
     assert hooks == [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_products_are_looked_at_again_after_training_steps(recipe):
+    server = serve(Case("own", "torchao", recipe, emulated=True))
+    start = {name: value.detach().clone() for name, value in server.engine.model.named_parameters()}
+    found = server.numerics(moved=False)
+    assert [(p["layer"], p["role"]) for p in found["later"]] == [(p["layer"], p["role"]) for p in found["products"]]
+    assert all(abs(p["own_sqnr"] - p["sqnr"]) < 0.1 for p in found["later"] if p["power"])
+    assert any(not torch.equal(start[name], value) for name, value in server.engine.model.named_parameters())
+    assert server.numerics(moved=False) == found, "an arm repeats itself"
+
+
+def test_a_weight_that_is_not_renewed_shows_after_training_steps():
+    server = serve()
+    server.engine.restart(0)
+    layer = server.engine.model[0]
+    kept = layer.weight.detach().clone()
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight + (kept - layer.weight).detach(), layer.bias)
+    found = server.numerics(moved=False)
+
+    def distance(products):
+        return max(p["own_sqnr"] - p["sqnr"] for p in products if (p["layer"], p["role"]) == ("0", FPROP))
+
+    assert distance(found["products"]) < 0.1
+    assert distance(found["later"]) > 1
+
+
 def shared_input():
     """Two layers of one input, one of them called twice; and a penalty on its weight."""
 

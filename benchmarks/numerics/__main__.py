@@ -29,7 +29,7 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import differences
 from pytest_fp8.questions.numerics.limits import Limits
-from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products
+from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products, later_products
 from pytest_fp8.recipes import LIBRARIES
 
 SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.py"
@@ -89,6 +89,7 @@ def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str,
     """The largest values of one pair and seed, each beyond its own statistical error."""
     evidence = NumericsEvidence(from_plain(ArmNumerics, fp8), from_plain(ArmNumerics, bf16))
     judged, found = judged_products(evidence), differences(evidence)
+    later = later_products(evidence)
     return {
         "recipe": f"{LIBRARIES.get(case.backend, case.backend)} {case.recipe}",
         "case": case.id,
@@ -99,6 +100,9 @@ def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str,
         "distance_db": max((distance(p) for p in judged), default=0.0),
         "gain": max((abs(gain_error(p)) - 4 * p.gain_error for p in judged), default=0.0),
         "gain_error": max((abs(gain_error(p)) for p in judged), default=0.0),
+        "later_products": len(later),
+        "later_distance_db": max((distance(p) for p in later), default=0.0),
+        "later_gain_error": max((abs(gain_error(p)) for p in later), default=0.0),
         "gradients": max((d.relative / d.moved for d in found if d.moved), default=0.0),
         "parameters": len(found),
         "gradient_error": max((d.relative for d in found), default=0.0),

@@ -30,16 +30,22 @@ class Observer(Protocol):
         alternate, so that a part comes several times."""
 
 
-def instrumented_step(engine: Engine, *observers: Observer, seed: int = SEED) -> torch.Tensor:
+def instrumented_step(
+    engine: Engine, *observers: Observer, seed: int = SEED, step: int = 0, restart: bool = True
+) -> torch.Tensor:
     """One step in which both arms do the same work; gives its loss, detached.
 
     The arm restarts with the weights of ``seed``, gets the first batch of that seed's curve, and draws from
     generators that are seeded alike, so that dropout masks are the same in both arms. Compiled code runs uncompiled,
     because hooks do not run inside it. The optimizer changes no weight, and gradients are dropped afterwards.
+
+    Without ``restart`` the arm goes on from where it is, with the batch of ``step``: its scales are those that its own
+    training has left.
     """
-    engine.restart(seed)
-    fit_scales(engine, seed)
-    batch = engine.training_batch(seed, step=0)
+    if restart:
+        engine.restart(seed)
+        fit_scales(engine, seed)
+    batch = engine.training_batch(seed, step)
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.casts import SQUARE, Casts, promised_casts
 from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
@@ -29,12 +32,13 @@ CALLS = 32
 
 def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     """What the numerics question asks of an arm, as plain data: the fields of
-    :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batch of
-    ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
+    :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
+    of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
     return {
         "products": products(engine, seed),
         "gradients": gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
+        "later": later_products(engine, seed),
     }
 
 
@@ -43,6 +47,23 @@ def products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
     :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
     watch = ProductWatch(engine)
     instrumented_step(engine, watch, seed=seed)
+    return watch.checks()
+
+
+def later_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
+    """The same of step :data:`LATER` of a training run, whose steps before it ran as the arm runs them.
+
+    A layer's products are compared with its own tensors, so any weights will do. What is kept from step to step and
+    not renewed (a transposed weight, an input, a scale) is right in the first step.
+    """
+    engine.restart(seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    for step in range(LATER):
+        engine.step(engine.training_batch(seed, step))
+    watch = ProductWatch(engine)
+    instrumented_step(engine, watch, seed=seed, step=LATER, restart=False)
     return watch.checks()
 
 

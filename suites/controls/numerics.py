@@ -262,6 +262,27 @@ class ForwardPlusThreePercent(Control):
         return with_forward(engine, convert(), larger)
 
 
+class InputOfTheStepBefore(WrongBackward):
+    """From the second step of a training run on, the weight gradient takes the input of the step before, as from a
+    buffer that is swapped too late. The first step is right."""
+
+    number, id = 88, "input-of-the-step-before"
+    title = "one layer's wgrad uses the input of the step before, from step 2 on"
+    cause = "wgrad of model.layers.1.self_attn.q_proj: something that is kept from an earlier step"
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        self._engine = engine
+        self._before: torch.Tensor | None = None
+        return super().convert(engine, convert)
+
+    def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        before, self._before = self._before, x
+        # The optimizer's state is empty in the first step after a restart.
+        if before is None or before.shape != x.shape or not self._engine.optimizer.state:
+            return dw
+        return dy.t() @ before
+
+
 class GradientNotFinite(WrongBackward):
     """One value of the input's gradient is infinite, which the next norm spreads."""
 

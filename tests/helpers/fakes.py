@@ -189,6 +189,7 @@ class FakeProcess:
             "products": self._products(),
             "gradients": self._gradients(self.is_fp8),
             "moved": self._gradients(True) if moved else None,
+            "later": self._products(),
         }
 
     def _products(self) -> list[dict[str, Any]]:

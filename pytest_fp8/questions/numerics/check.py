@@ -11,22 +11,31 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
-from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, limits_of
-from pytest_fp8.questions.numerics.products import distance, find_in_products, gain_error, judged_products
+from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, later_limits_of, limits_of
+from pytest_fp8.questions.numerics.products import (
+    distance,
+    find_in_later_products,
+    find_in_products,
+    gain_error,
+    judged_products,
+    later_products,
+)
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "numerics"
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
-    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients."""
+    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients,
+    then products after training steps."""
     limits, found = limits_of(case.backend, case.recipe), differences(evidence)
     numbers = _numbers(evidence, found, limits)
     finding = (
         _other_data(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
-        or find_in_gradients(found, limits)
+        or find_in_gradients(case, found, limits)
+        or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
         or _nothing(numbers)
         or undecided(found)
     )
@@ -53,7 +62,7 @@ def gradients_in_words(numbers: Mapping[str, Any]) -> str:
 
 
 def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> dict[str, Any]:
-    judged = judged_products(evidence)
+    judged, later = judged_products(evidence), later_products(evidence)
     roles: dict[str, dict[str, float]] = {}
     # Without those that any small change moves, such as the bias of attention's keys, whose gradient is rounding alone.
     decided = [each.relative for each in found if each.limit(limits) < UNDECIDED]
@@ -68,6 +77,9 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
     return {
         "products": len(judged),
         "layers": len({product.layer for product in judged}),
+        "later": len(later),
+        "later_distance_db": max((distance(product) for product in later), default=None),
+        "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
         "roles": roles,
         "sqnr_db": min((product.sqnr for product in judged), default=None),
         "underflow": max((product.underflow for product in judged), default=0.0),

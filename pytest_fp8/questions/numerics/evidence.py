@@ -13,6 +13,10 @@ BUCKETS = 1024
 """Numbers that stand for one parameter's gradient. The size of a difference is then known to about 2 %, and a gain to a
 thirtieth of the relative difference."""
 
+LATER = 12
+"""Training steps before products are looked at again: more than what is renewed every few steps
+needs, and fewer than the shortest loss curve of the suite has (20)."""
+
 
 @dataclass(frozen=True)
 class ProductCheck:
@@ -66,6 +70,8 @@ class ArmNumerics:
     gradients: Gradients
     moved: Gradients | None
     """With its Linears' weights moved at random by as much as FP8 moves products. Asked of the reference alone."""
+    later: Sequence[ProductCheck]
+    """As ``products``, after :data:`LATER` training steps as the arm runs them."""
 
 
 @dataclass(frozen=True)

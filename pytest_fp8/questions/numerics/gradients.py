@@ -15,6 +15,13 @@ from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UN
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pytest_fp8.case import Case
+
+NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
+"""Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
+LEAST_FACTOR = 0.1
+"""A gain that is nearer to 1 explains no difference that fails."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -32,6 +39,19 @@ class Difference:
     def limit(self, limits: Limits) -> float:
         """Of the relative difference."""
         return limits.gradients * self.moved
+
+    @property
+    def length(self) -> float:
+        """|FP8| / |BF16|."""
+        return math.sqrt(max(self.relative**2 + 2 * self.gain - 1, 0.0))
+
+    @property
+    def rest(self) -> float:
+        """The relative difference that is left once the gradient is divided by its gain."""
+        if not self.gain:
+            return math.inf
+        noise = self.relative**2 - (1 - self.gain) ** 2
+        return math.sqrt(max(noise, 0.0)) / abs(self.gain)
 
     def by_gain(self, limits: Limits) -> bool:
         """Whether the gradient is so sensitive that only its gain tells a wrong one."""
@@ -94,7 +114,7 @@ def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
     return {name: numbers.astype(np.float64) for name, numbers in read.items()}
 
 
-def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | None:
+def find_in_gradients(case: Case, found: Sequence[Difference], limits: Limits) -> Finding | None:
     """FAIL names the first wrong gradient of the backward pass: where the error begins."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
@@ -107,20 +127,26 @@ def find_in_gradients(found: Sequence[Difference], limits: Limits) -> Finding | 
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
         f"products change it by {first.moved:.1%}",
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
-        f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off; also "
-        f"{some([d.parameter for d in wrong[1:]]) or 'no other'}",
-        cause=_cause(first, worst),
-        next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass; if the layers' "
-        "products are right when run uncompiled, compile less (Case(compile=False)) and ask again",
+        f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
+        + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
+        cause=_cause(first, limits),
+        next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass"
+        + (
+            "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
+            if case.compile and not case.emulated
+            else ""
+        ),
     )
 
 
-def _cause(first: Difference, worst: Difference) -> str:
+def _cause(first: Difference, limits: Limits) -> str:
     if not math.isfinite(first.relative):
         return f"the gradient of {first.parameter} is not finite in the FP8 arm"
-    if abs(first.gain) < 0.05 and first.relative < 1.05:
+    if first.length < NO_LENGTH:
         return f"no gradient arrives at {first.parameter} in the FP8 arm"
-    if first.cosine > 0.95:
+    if first.length < SMALL_LENGTH:
+        return f"almost no gradient arrives at {first.parameter} in the FP8 arm: {first.length:.2g} times BF16's length"
+    if abs(first.gain - 1) > LEAST_FACTOR and first.rest <= first.limit(limits):
         return f"the gradient of {first.parameter} is multiplied by {first.gain:.2f} in the FP8 arm"
     return (
         f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens or "

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import promised_casts
 from pytest_fp8.questions.findings import Finding, fail, some
-from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
+from pytest_fp8.questions.numerics.evidence import LATER, NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, PLAIN_DB, Limits
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 
 FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
-ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE = (
+ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
     "it gives zeros",
     "it gives values that are not finite",
     "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product",
     "a part of the product is missing: of the tokens, or of an operand's values, which underflow or saturate",
     "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or stale ones",
     "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, so that "
-    "values underflow or saturate",
+    "values underflow or saturate, or a tensor that is kept from an earlier step",
+    "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
 )
+LOST_OF_UNRELATED = 0.2
+"""A gain below it is no product of which a part is missing: four values in five would have to be."""
+
+MANY_ZEROS = 0.01
+"""A share of zeros that the recipe's own casts do not give: rows or values were left out."""
 
 
 def judged_products(evidence: NumericsEvidence) -> list[ProductCheck]:
     """The products that can be judged: with values other than zero, of layers that only multiply input and weight."""
+    return _judged(evidence.fp8.products, evidence.bf16.products)
+
+
+def later_products(evidence: NumericsEvidence) -> list[ProductCheck]:
+    """The same after training steps. A layer must only multiply in the reference's first step, too."""
+    return _judged(evidence.fp8.later, [*evidence.bf16.products, *evidence.bf16.later])
+
+
+def _judged(products: Sequence[ProductCheck], reference: Sequence[ProductCheck]) -> list[ProductCheck]:
     plain: dict[str, bool] = {}
-    for product in evidence.bf16.products:
+    for product in reference:
         sound = not product.power or product.sqnr >= min(PLAIN_DB, product.own_sqnr)
         plain[product.layer] = plain.get(product.layer, True) and sound
-    return [p for p in evidence.fp8.products if p.power and plain.get(p.layer, True)]
+    return [p for p in products if p.power and plain.get(p.layer, True)]
 
 
 def distance(product: ProductCheck) -> float:
@@ -45,10 +61,20 @@ def gain_error(product: ProductCheck) -> float:
 
 def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
     """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
+    return _find(case, judged_products(evidence), limits)
+
+
+def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
+    """The same of the step after training steps. Asked where the first step is right."""
+    return _find(case, later_products(evidence), limits, later=True)
+
+
+def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, later: bool = False) -> Finding | None:
     wrong: dict[tuple[str, str], list[ProductCheck]] = defaultdict(list)
-    for product in judged_products(evidence):
+    for product in products:
         cause = _cause(product, limits)
         if cause:
+            cause = _later_cause(product, cause) if later else cause
             wrong[product.role, cause].append(product)
     if not wrong:
         return None
@@ -61,18 +87,30 @@ def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> 
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
     return fail(
-        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product",
+        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product"
+        + (f" after {LATER} training steps" if later else ""),
         expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
         f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
         "tensors",
         seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
         f"zero that should not be"
+        + ("; right in the first step" if later else "")
         + (f"; also {some(others)}" if others else "")
         + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
         cause=f"{role} of {worst.layer}: {cause}",
-        next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets, and "
+        next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
+        + (f" in step {LATER + 1}" if later else "")
+        + ", and "
         "compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
     )
+
+
+def _later_cause(product: ProductCheck, cause: str) -> str:
+    """What the cause is where the first step was right. What the last steps added to a weight is missing from a stale
+    one, as tokens may be: only zeros tell the two apart."""
+    if cause in (UNRELATED, COARSE):
+        return STALE
+    return f"{STALE}; or {TOKENS}" if cause == TOKENS and product.lost < MANY_ZEROS else cause
 
 
 def _gain_limit(product: ProductCheck, limits: Limits) -> float:
@@ -90,13 +128,15 @@ def _cause(product: ProductCheck, limits: Limits) -> str:
     if product.lost > 0.99 or product.gain == 0:
         return ZEROS
     gain = gain_error(product) + 1
-    noise = max(10 ** (-product.sqnr / 10) - (1 - product.gain) ** 2, 1e-10)
+    error = 10 ** (-product.sqnr / 10)
+    noise = max(error - (1 - product.gain) ** 2, 1e-10)
     # The SQNR that is left once the values are divided by their gain.
     rest = 10 * math.log10(product.gain**2 / noise)
     if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
         return SCALE
-    if gain < 0.2:
-        return UNRELATED
-    if gain < 0.9:
-        return TOKENS
-    return COARSE
+    if not off or gain > 1:
+        return COARSE
+    # |seen|^2 over |exact|^2: at most the gain where a part is missing, near 1 where other values are in its place.
+    power = error + 2 * product.gain - 1
+    missing = gain >= LOST_OF_UNRELATED and power < (1 + product.gain) / 2
+    return TOKENS if missing else UNRELATED
