@@ -13,6 +13,8 @@ from pytest_fp8 import Verdict
 from pytest_fp8.backends import backend
 from pytest_fp8.worker.observe import Part, observe_forward
 
+pytestmark = pytest.mark.slow
+
 
 def pair():
     return torch.nn.ModuleDict({"a": torch.nn.Linear(8, 8), "b": torch.nn.Linear(8, 8)})
@@ -145,7 +147,6 @@ def two_halves(model, batch, optimizer, precision):
     return critic.detach() + loss.detach()
 
 
-@pytest.mark.slow
 def test_a_step_whose_halves_train_one_part_each_passes():
     decision = judge(serve(build=adversaries, batch=batch, step=two_halves))
     assert decision.verdict is Verdict.PASS, decision.message
@@ -165,7 +166,6 @@ def cut_off(model):
     return model
 
 
-@pytest.mark.slow
 def test_layers_that_the_fp8_arm_alone_cuts_off_from_the_loss_are_found():
     decision = judge_both(CASE, convert=cut_off, loss=lambda model, x: (model(x) - x).float().pow(2).mean())
     assert decision.verdict is Verdict.FAIL, decision.message
