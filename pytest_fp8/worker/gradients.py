@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from pytest_fp8.questions.numerics.evidence import BUCKETS
@@ -17,6 +15,7 @@ from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.step import muted
+from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.zoo import data
 
 if TYPE_CHECKING:
@@ -53,9 +52,7 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     engine.renew_scales()
     fit_scales(engine, seed)
     batch = engine.training_batch(seed, step=0)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
     before = _random_state(engine.device)
     with muted(engine.optimizer), sketched(engine, sketches) as reached:

@@ -8,7 +8,8 @@ import torch
 
 from pytest_fp8.worker.model_output import inputs_noted, output_of
 from pytest_fp8.worker.step import first_output
-from pytest_fp8.worker.training_state import buffers_kept, generators_kept, seed_generators
+from pytest_fp8.worker.training_setup import seed_generators
+from pytest_fp8.worker.training_state import buffers_kept, generators_kept
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine

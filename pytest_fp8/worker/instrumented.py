@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from pytest_fp8.worker.step import muted
+from pytest_fp8.worker.training_setup import seed_generators
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -46,9 +45,7 @@ def instrumented_step(
         engine.restart(seed)
         fit_scales(engine, seed)
     batch = engine.training_batch(seed, step)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    seed_generators(seed)
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
 
+from pytest_fp8.worker.ledger_modules import tensors_in
 from pytest_fp8.worker.phases import called, is_training_call
 from pytest_fp8.zoo import data
-
-_DEEPEST = 6
-"""Levels of containers that are looked into."""
 
 
 def tensor_of(output: Any) -> torch.Tensor | None:
@@ -26,25 +23,6 @@ def tensor_of(output: Any) -> torch.Tensor | None:
     tensors = list(tensors_in(output))
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return max(floating or tensors, key=torch.Tensor.numel, default=None)
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """All tensors in a value: in dicts, lists, tuples, dataclasses, and in the attributes of other objects."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if depth > _DEEPEST or isinstance(value, (str, bytes, int, float, type, torch.nn.Module)):
-        return
-    if isinstance(value, Mapping):
-        parts = list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = list(value)
-    elif dataclasses.is_dataclass(value):
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        parts = list(getattr(value, "__dict__", {}).values())
-    for part in parts:
-        yield from tensors_in(part, depth + 1)
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -19,6 +17,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
+from pytest_fp8.worker.training_setup import seed_generators
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -57,9 +56,7 @@ def later_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
     not renewed (a transposed weight, an input, a scale) is right in the first step.
     """
     engine.restart(seed)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    seed_generators(seed)
     for step in range(LATER):
         engine.step(engine.training_batch(seed, step))
     watch = ProductWatch(engine)

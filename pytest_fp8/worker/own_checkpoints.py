@@ -20,13 +20,13 @@ from pytest_fp8.worker.held_out import output_on
 from pytest_fp8.worker.model_output import inputs_noted
 from pytest_fp8.worker.optimizer_state import StrayParameter
 from pytest_fp8.worker.step import WorkloadError, name_of
+from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import (
     buffers_kept,
     generators,
     generators_kept,
     kept,
     not_persistent_kept,
-    seed_generators,
 )
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         engine.restart(OTHER_SEED)
     before = digests(checkpoints.weights_of(engine)[0])
     with generators_kept():
+        # A state that no training run reaches by itself.
         seed_generators(OTHER_SEED)
         strange = generators()
         with _reported("load", function):

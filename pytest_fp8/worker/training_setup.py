@@ -38,7 +38,7 @@ class TrainingSetup:
                 return brought
             model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
         else:
-            _seed_generators(seed)
+            seed_generators(seed)
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise WorkloadError(
@@ -59,7 +59,7 @@ class TrainingSetup:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the suite has its sizes"
             return self._place(data.text_batch(*tokens, seed, step))
-        _seed_generators(1_000_003 * (seed + 1) + step)
+        seed_generators(1_000_003 * (seed + 1) + step)
         batch = checked_batch(self.own, self.own.batch(step))
         self.drawn = Drawn.of(seed, step, batch)
         return self._place(batch)
@@ -100,7 +100,7 @@ class TrainingSetup:
         return with_tensors(batch, placed)
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """torch's, numpy's and Python's: a user's build(), batch() and forward pass may draw from each."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)

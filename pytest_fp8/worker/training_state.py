@@ -156,13 +156,6 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def seed_generators(seed: int) -> None:
-    """Put every generator into a state that no training run reaches by itself."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
