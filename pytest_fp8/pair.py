@@ -160,38 +160,38 @@ class Fp8Pair:
     def assert_layers(self) -> Decision:
         """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, unless it says PASS or IMPROVED."""
         __tracebackhide__ = True
-        return self._require(self.layers)
+        return self._require("layers", self.layers)
 
     def assert_numerics(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`numerics`."""
         __tracebackhide__ = True
-        return self._require(self.numerics)
+        return self._require("numerics", self.numerics)
 
     def assert_loss(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`loss`."""
         __tracebackhide__ = True
-        return self._require(self.loss)
+        return self._require("loss", self.loss)
 
     def assert_faster(self, floor: float | None = None) -> Decision:
         """As :meth:`assert_layers`, of :meth:`faster`."""
         __tracebackhide__ = True
-        return self._require(lambda: self.faster(floor))
+        return self._require("faster", lambda: self.faster(floor))
 
     def assert_speedup(self, *old: Any, **old_named: Any) -> Decision:
         """As :meth:`assert_layers`, of :meth:`speedup`."""
         __tracebackhide__ = True
         bounds = bounds_of(self.case.floor, old, old_named)
-        return self._require(lambda: self._speed(bounds))
+        return self._require(bounds.question, lambda: self._speed(bounds))
 
     def assert_memory(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`memory`."""
         __tracebackhide__ = True
-        return self._require(self.memory)
+        return self._require("memory", self.memory)
 
     def assert_checkpoints(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`checkpoints`."""
         __tracebackhide__ = True
-        return self._require(self.checkpoints)
+        return self._require("checkpoints", self.checkpoints)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Fp8Pair:
 
     def _speed(self, bounds: SpeedBounds) -> Decision:
         if not self.case.asks("speedup"):
-            return self._note(self._cannot("speedup"))
+            return self._note(self._cannot("speedup"), bounds.question)
         decision, rows = self._speed_question.decide(bounds)
         self._ledger.timed(self._row, self._speed_question.timer.recording())
         for row in rows:
@@ -242,7 +242,7 @@ class Fp8Pair:
             next_step="run the same case without emulated=True on a Hopper GPU",
         )
 
-    def _require(self, decide: Callable[[], Decision]) -> Decision:
+    def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
         __tracebackhide__ = True
         try:
             decision = decide()
@@ -250,6 +250,7 @@ class Fp8Pair:
             self._ledger.error(self._row, error.headline)
             # The failure is reported at the user's line; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
+        self._ledger.asserted(self._row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict)
         return decision

@@ -149,6 +149,8 @@ class Session:
                 f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
                 "A gate that ran nothing is not green."
             )
+        if settings.declared and ledger.ran_on_gpu:
+            self._note_unanswered()
         # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
         origin = self._origin() if ledger.entries and (settings.update or settings.report_dir) else {}
         if settings.update:
@@ -157,6 +159,27 @@ class Session:
             self._note_unused()
         if settings.report_dir is not None and ledger.entries:
             self._report(settings.report_dir, origin)
+
+    def _note_unanswered(self) -> None:
+        import os
+
+        from pytest_fp8.options import ci_variable
+        from pytest_fp8.rules.undecided import unanswered
+
+        settings = self.settings
+        found = unanswered(
+            self.ledger.answers(),
+            gpu=self._gpu_key(),
+            fails=settings.undecided == "fail" and not settings.strict,
+            budget=settings.undecided_budget,
+            in_ci=bool(ci_variable(os.environ)),
+            first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
+            "promote a run's own (--fp8-report-dir .fp8-report, then pytest-fp8 baselines promote "
+            '.fp8-report/candidates --reason "first"), or gate without any '
+            "(pytest-fp8 compare --base-git main --case NAME)",
+        )
+        self.problems += found.problems
+        self.notes += found.notes
 
     def _origin(self) -> dict[str, Any]:
         from pytest_fp8.baselines.provenance import provenance

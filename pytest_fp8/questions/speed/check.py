@@ -15,6 +15,7 @@ from pytest_fp8.questions.speed.causes import launch_bound, why_slow, why_slower
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.speed import GATED_CASES, Process, Speedup, center, decide_speedup, ratios_by_process
+from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "speedup"
@@ -58,6 +59,7 @@ def check_speedup(
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.ratio,
+        NO_BASELINE: result.verdict is Verdict.NOT_EXERCISED,
         "change": None if result.change is None else math.expm1(result.change),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers() if account is not None else None,
