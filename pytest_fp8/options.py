@@ -51,6 +51,9 @@ class Settings:
     """Why the baselines change; stored with them."""
     processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
+    base_python: str = ""
+    base_git: str = ""
+    """The interpreter and the revision of base, whose FP8 arm is timed beside head's; both empty: none is."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
 
@@ -92,6 +95,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
     Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
+    Option("--fp8-base-python", "time each FP8 arm beside that of this interpreter: a loss of one per cent fails", "PYTHON"),
+    Option("--fp8-base-git", "time each FP8 arm beside that of this commit: a loss of one per cent fails", "REV"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
@@ -143,6 +148,8 @@ def read_settings(config: pytest.Config) -> Settings:
         update=update,
         reason=reason,
         processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=1),
+        base_python=str(values["fp8_base_python"]).strip(),
+        base_git=str(values["fp8_base_git"]).strip(),
         weights=_weights(values["fp8_weights"]),
     )
 

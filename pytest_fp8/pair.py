@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
@@ -36,6 +36,9 @@ from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
+if TYPE_CHECKING:
+    from pytest_fp8.compare.session import Comparison
+
 
 class Fp8Pair:
     """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions.
@@ -54,8 +57,10 @@ class Fp8Pair:
         gpu: str = "",
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
+        compare_with_base: Callable[[], Comparison] | None = None,
     ) -> None:
-        """``time_first``: whether this session may ask for the speed, which is then measured before all else."""
+        """``time_first``: whether this session may ask for the speed, which is then measured before all else.
+        ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was named."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
@@ -63,6 +68,7 @@ class Fp8Pair:
         self._arms, self._settings, self._ledger = arms, settings, ledger
         processes = settings.processes if settings.update else None
         self._speed_question = SpeedQuestion(arms, self._stored, baseline_file, gated_cases, processes)
+        self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
 
@@ -223,7 +229,12 @@ class Fp8Pair:
         self._ledger.timed(self._row, self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
-        return self._note(unless_unlike(self._stored_now(decision), self.ledgers()), bounds.question)
+        decision = unless_unlike(self._stored_now(decision), self.ledgers())
+        if self._compare_with_base is not None and bounds.against_baseline:
+            from pytest_fp8.compare.gate import with_base
+
+            decision = with_base(decision, self._arms.once("base", self._compare_with_base))
+        return self._note(decision, bounds.question)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""
