@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from pytest_fp8.worker.ledger_modules import tensors_in
-from pytest_fp8.worker.phases import called, is_training_call
+from pytest_fp8.worker.phases import Call, called, is_training_call, replaced_call
 from pytest_fp8.zoo import data
 
 
@@ -29,24 +29,15 @@ def tensor_of(output: Any) -> torch.Tensor | None:
 def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
     """A fingerprint of the tensors that enter the model, for each of its calls that trains."""
     noted: list[int] = []
-    held = vars(model).get("_compiled_call_impl")
-    inner = cast(Callable[..., Any], held or model._call_impl)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def note(inner: Call, args: Any, kwargs: Any) -> Any:
         if is_training_call():
             with torch.no_grad():
                 noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in((args, kwargs))]))
         return inner(*args, **kwargs)
 
-    # Not by hooks, as in called(): those of a model that is compiled whole run inside its compiled code.
-    model._compiled_call_impl = call
-    try:
+    with replaced_call(model, note):
         yield noted
-    finally:
-        if held is None:
-            del model._compiled_call_impl
-        else:
-            model._compiled_call_impl = held
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,6 +61,21 @@ def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
     with suppress(Enough), called(model, catch):
         run()
     return outputs
+
+
+def first_inputs(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[Any, Any] | None:
+    """Arguments of the first call that trains, at which the run ends; ``None`` where none did."""
+    inputs: list[tuple[Any, Any]] = []
+
+    def take(inner: Call, args: Any, kwargs: Any) -> Any:
+        if not is_training_call():
+            return inner(*args, **kwargs)
+        inputs.append((args, kwargs))
+        raise Enough
+
+    with suppress(Enough), replaced_call(model, take):
+        run()
+    return inputs[0] if inputs else None
 
 
 def output_of(model: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> torch.Tensor:

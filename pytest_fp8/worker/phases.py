@@ -14,6 +14,8 @@ import torch.utils.checkpoint
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
+Call = Callable[..., Any]
+
 
 @dataclass
 class StepCounts:
@@ -145,19 +147,30 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 @contextmanager
 def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end.
+    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end."""
+
+    def around_it(inner: Call, args: Any, kwargs: Any) -> Any:
+        result: list[Any] = []
+        with around(result):
+            result.append(inner(*args, **kwargs))
+        return result[0]
+
+    with replaced_call(model, around_it):
+        yield
+
+
+@contextmanager
+def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> Iterator[None]:
+    """``instead(call, args, kwargs)`` in place of each call of the model.
 
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
     step would have it compiled again.
     """
     held = vars(model).get("_compiled_call_impl")
-    inner = cast(Callable[..., Any], held or model._call_impl)
+    inner = cast(Call, held or model._call_impl)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        result: list[Any] = []
-        with around(result):
-            result.append(inner(*args, **kwargs))
-        return result[0]
+        return instead(inner, args, kwargs)
 
     model._compiled_call_impl = call
     try:
