@@ -22,6 +22,9 @@ GAIN_OF_MOVED = 1.0
 gradients of a 1B model with random weights, which moved weights change by half. Twice the largest of 30 healthy pairs
 of 15 emulated cases (0.47)."""
 
+OF_MOVED_GAINS = 2.0
+"""The same as a multiple of the largest difference of gain that weights make which are moved in nine ways."""
+
 
 @dataclass(frozen=True)
 class Limits:
