@@ -12,7 +12,7 @@ import torch
 
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
-from pytest_fp8.worker.instrumented import SEED, fit_scales, instrumented_step
+from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
@@ -56,9 +56,8 @@ def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
 
 
 def further_moved_gradients(engine: Engine, draws: int, seed: int) -> list[dict[str, Any]]:
-    """The same for ``draws`` further ways. From the weights of ``seed`` and the buffers that one step leaves, as the
-    gradients that they are compared with, which are asked after the products of a step."""
-    instrumented_step(engine, seed=seed)
+    """The same for ``draws`` further ways, from the weights of ``seed``."""
+    engine.restart(seed)
     return [moved_gradients(engine, seed, draw) for draw in range(1, draws + 1)]
 
 
