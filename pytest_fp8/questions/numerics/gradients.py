@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
-from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, OF_MOVED_GAINS, UNDECIDED, Limits
+from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,10 +46,9 @@ class Difference:
         """Of the relative difference."""
         return limits.gradients * self.moved
 
-    @property
-    def gain_limit(self) -> float:
+    def gain_limit(self, limits: Limits) -> float:
         """Of the gain's difference to 1, where the gain is what is judged."""
-        return max(GAIN_OF_MOVED * self.moved, OF_MOVED_GAINS * self.moved_gain)
+        return max(GAIN_OF_MOVED * self.moved, limits.gradients * self.moved_gain)
 
     @property
     def length(self) -> float:
@@ -71,12 +70,12 @@ class Difference:
     def wrong(self, limits: Limits) -> bool:
         """Not "more than the limit": a gradient that is not finite is within no limit."""
         if self.by_gain(limits):
-            return not abs(self.gain - 1) <= self.gain_limit
+            return not abs(self.gain - 1) <= self.gain_limit(limits)
         return math.isfinite(self.moved) and not self.relative <= self.limit(limits)
 
     def expected(self, limits: Limits) -> str:
         if self.by_gain(limits):
-            return f"1 +-{self.gain_limit:.2f} times BF16's gradient of {self.parameter}"
+            return f"1 +-{self.gain_limit(limits):.2f} times BF16's gradient of {self.parameter}"
         return f"at most {self.limit(limits):.1%} from BF16's gradient of {self.parameter}"
 
 
