@@ -67,10 +67,10 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
         apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
         transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
     transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
-    return _with_moved(pair, transfers)
+    return with_moved_reference(pair, transfers)
 
 
-def _with_moved(pair: PairArms, transfers: list[Transfer]) -> list[Transfer]:
+def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Transfer]:
     """The transfers with what moved weights do to the trained reference, where limits without it do not hold. Most
     models' do, and their reference is not asked."""
     far = any(t.loaded.loaded and not t.logit_distance <= t.logit_limit for t in transfers)
