@@ -19,7 +19,8 @@ Seen on an H200: 0.56 between the precisions of one and the same 8B weights, clo
 TRAINED = 4.0
 """Factor on the distance at the start."""
 OF_MOVED = 2.0
-"""Factor on the largest distance that moved weights make."""
+"""Factor on the largest distance that moved weights make. Seen on emulated FP8, 80 pairs of four workloads that small
+changes send another way (experts, an interaction of embeddings, a line search): at most 1.05 times it."""
 FEW = 64
 """Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
 OF_FEW = 0.25
