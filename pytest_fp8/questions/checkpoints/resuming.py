@@ -30,8 +30,8 @@ def resume_limit(losses: Sequence[float], start: Apart) -> float:
     from the same weights, or moved weights make the reference's own loss differ by more, twice that and at most
     :data:`MOST` of the largest: a loss that is a small difference of large numbers shows FP8's rounding in full.
 
-    Seen on emulated FP8 of an interaction of embeddings and of a line search, where 0.05 is not enough in 4 of 40 pairs:
-    0.8 to 1.1 times what moved weights do.
+    Seen on emulated FP8 of an interaction of embeddings and of a line search, where 0.05 is not enough in 4 of 40
+    pairs: 0.8 to 1.1 times what moved weights do.
     """
     largest = max((abs(loss) for loss in losses), default=math.nan)
     least = OF_A_SUM * largest if largest > MOST_NATS else LOSS_MARGIN[1] * min(1.0, largest)

@@ -12,8 +12,8 @@ from pytest_fp8.questions.numerics.limits import limits_of
 
 DRAWS = 8
 """A router sends a row another way in some of them: seen in one to seven of nine. Of 480 sound pairs on emulated FP8
-(24 workloads, ten seeds, two recipes) 7 look wrong beside one way of moving weights, by up to 2.2 times the limit. Beside
-nine ways none of these is above 0.5 of it."""
+(24 workloads, ten seeds, two recipes) 7 look wrong beside one way of moving weights, by up to 2.2 times the limit.
+Beside nine ways none of these is above 0.5 of it."""
 
 
 def with_further_draws(arms: PairArms, evidence: NumericsEvidence) -> NumericsEvidence:
