@@ -159,26 +159,29 @@ def generators_kept() -> Iterator[None]:
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    with _kept(model.buffers()):
+    with _kept((module, name) for module in model.modules() for name in module._buffers):
         yield
 
 
 @contextmanager
 def not_persistent_kept(model: torch.nn.Module) -> Iterator[None]:
     """The same for the buffers that the model declares as not persistent."""
-    with _kept(value for module in model.modules() for name, value in _of_module(module)):
+    with _kept((module, name) for module in model.modules() for name, _ in _of_module(module)):
         yield
 
 
 @contextmanager
-def _kept(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
-    held = [(buffer, buffer.detach().clone()) for buffer in buffers]
+def _kept(buffers: Iterable[tuple[torch.nn.Module, str]]) -> Iterator[None]:
+    """``buffers``: each with the module that holds it, which may put another tensor in its place."""
+    named = [(module, name, module._buffers[name]) for module, name in buffers]
+    held = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named if buffer is not None]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in held:
+            for module, name, buffer, value in held:
                 buffer.copy_(value)
+                module._buffers[name] = buffer
 
 
 def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
