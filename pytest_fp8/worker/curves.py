@@ -66,7 +66,6 @@ def curve(
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
         movement.note_gradients()
-        course.note_optimizer_step()
 
     last = first_step + steps - 1
     for step in range(first_step, first_step + steps):
