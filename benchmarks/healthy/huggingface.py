@@ -68,7 +68,7 @@ def hf_gpt2_with_value_head():
         wanted = (batch["ids"] > 96).float().cumsum(1) / 16
         return F.mse_loss(model(batch["ids"]).float(), wanted)
 
-    return Workload(build=Valued, batch=lambda step: {"ids": text(8, 16)["input_ids"]}, loss=loss, learning_rate=3e-4)
+    return Workload(build=Valued, batch=lambda step: {"ids": text(32, 16)["input_ids"]}, loss=loss, learning_rate=1e-4)
 
 
 @sound()
@@ -174,7 +174,7 @@ def hf_clip():
         ids[:, -1] = 255
         return {"input_ids": ids, "pixel_values": drawn["pixels"], "return_loss": True}
 
-    return Workload(build=build, batch=batch, learning_rate=3e-4)
+    return Workload(build=build, batch=batch, learning_rate=1e-4)
 
 
 @sound()

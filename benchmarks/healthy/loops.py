@@ -92,17 +92,18 @@ class Averaged(nn.Module):
 
 @sound()
 def moving_average_teacher():
-    """A moving average of the weights, taken in the step, gives the targets."""
+    """A moving average of the weights, taken in the step, gives the targets: a clean view's for a noisy one."""
 
     def step(model, batch, optimizer, precision):
         with precision():
-            loss = model(batch, batch + torch.randn_like(batch))
+            loss = model(batch + torch.randn_like(batch), batch)
         loss.backward()
         finish(optimizer)
         model.follow()
         return loss.detach()
 
-    return Workload(build=Averaged, batch=rows, step=step)
+    # Four copies of each number: there is something to learn about the noise.
+    return Workload(build=Averaged, batch=lambda step: vectors(128, 16).repeat(1, 4), step=step, learning_rate=4e-3)
 
 
 @sound()

@@ -186,7 +186,7 @@ def evidence_lower_bound(model, batch):
 @sound()
 def variational_autoencoder():
     """A loss of several hundreds (a sum over pixels), transposed convolutions, noise drawn in the forward pass."""
-    return Workload(build=Vae, batch=pictures_of_sixteen, loss=evidence_lower_bound)
+    return Workload(build=Vae, batch=pictures_of_sixteen, loss=evidence_lower_bound, learning_rate=3e-3)
 
 
 class Denoiser(nn.Module):
