@@ -245,7 +245,7 @@ def jagged_lists():
             return self.read((pooled / 8).to(rows.dtype))
 
     def batch(step):
-        return [vectors(int(length)) for length in torch.randint(3, 12, (16,))]
+        return [vectors(int(length)) for length in torch.randint(3, 12, (64,))]
 
     def loss(model, parts):
         wanted = torch.stack([part.mean(0) for part in parts])

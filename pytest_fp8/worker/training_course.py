@@ -25,9 +25,10 @@ class TrainingCourse:
         self._rates = [self._rates_now()]
         self._stepped: list[int] = []
         self._now = 0
+        # Steps, and no calls of a closure: how often a line search asks depends on the losses.
+        self._hook = innermost(optimizer).register_step_pre_hook(self._note_optimizer_step)
 
-    def note_optimizer_step(self) -> None:
-        """Called before each step of the optimizer."""
+    def _note_optimizer_step(self, *_: Any) -> None:
         self._now += 1
 
     def note_training_step(self) -> None:
@@ -37,6 +38,7 @@ class TrainingCourse:
         self._rates.append(self._rates_now())
 
     def noted(self) -> Course:
+        self._hook.remove()
         live = self._model.named_parameters(remove_duplicate=False)
         gradients = [(name, p.grad) for name, p in live if p.grad is not None and not p.grad.is_sparse]
         left = [(part, gradient) for name, gradient in gradients for part, gradient in self._parts(name, gradient)]
