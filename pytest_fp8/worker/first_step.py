@@ -18,6 +18,7 @@ from pytest_fp8.backends import backend
 from pytest_fp8.shipping import unship
 from pytest_fp8.worker.observe import Part
 from pytest_fp8.worker.preparation import checkpoint_activations
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted, run_step
 from pytest_fp8.worker.training_setup import TrainingSetup
 
@@ -120,11 +121,8 @@ def _calls(model: torch.nn.Module, run: Callable[[Any, Part], None], batch: Any)
         for name, module in model.named_modules()
         if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     ]
-    try:
+    with hooked(handles):
         run(batch, part)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 

@@ -14,6 +14,7 @@ from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.moved_weights import moved_weights
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.zoo import data
@@ -99,11 +100,8 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
         for name, parameter in engine.model.named_parameters()
         if parameter.requires_grad
     ]
-    try:
+    with hooked(handles):
         yield reached
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of, te
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.restored import replaced
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -75,11 +76,8 @@ class StepLedger:
             return held(*args, **kwargs)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        inner.step = step  # type: ignore[method-assign]
-        try:
+        with replaced(inner, "step", step):
             yield
-        finally:
-            inner.step = held  # type: ignore[method-assign]
 
     def _look_at_gradients(self) -> None:
         engine = self._engine

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
+from pytest_fp8.worker.phases import around_backward
+from pytest_fp8.worker.restored import replaced
 
 OUTSIDE = "code outside all modules"
 """Owner of what no module called."""
@@ -57,12 +59,8 @@ class ModuleWatch:
             watch.on_return(name, (args, kwargs), output)
             return output
 
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        try:
-            with self._following_backward():
-                yield
-        finally:
-            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+        with replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
+            yield
 
     def counted(self) -> list[ModuleCalls]:
         """The calls; equal ones once, with their number."""
@@ -145,31 +143,19 @@ class ModuleWatch:
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest, bool(flags & ROUTED))
 
     @contextmanager
-    def _following_backward(self) -> Iterator[None]:
+    def _in_backward(self) -> Iterator[None]:
         """Reentrant checkpointing goes backward inside a backward pass, through a graph made in another thread, whose
         sequence numbers begin anew."""
-        real = torch.autograd.backward, torch.autograd.grad
-
-        def followed(function: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                outer = self._outer_stack
-                self._backward_depth += 1
-                self._outer_stack = len(self.stack)
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._backward_depth -= 1
-                    self._outer_stack = outer
-                    if self._backward_depth:
-                        self._nested_spans.clear()
-
-            return call
-
-        torch.autograd.backward, torch.autograd.grad = followed(real[0]), followed(real[1])
+        outer = self._outer_stack
+        self._backward_depth += 1
+        self._outer_stack = len(self.stack)
         try:
             yield
         finally:
-            torch.autograd.backward, torch.autograd.grad = real
+            self._backward_depth -= 1
+            self._outer_stack = outer
+            if self._backward_depth:
+                self._nested_spans.clear()
 
 
 COMPUTED, ROUTED = 1, 2

@@ -18,6 +18,7 @@ from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, dtype_name, tensors_in
 from pytest_fp8.worker.operators import products_of_call
 from pytest_fp8.worker.recomputation import watch_recomputation
+from pytest_fp8.worker.restored import replaced
 
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
@@ -125,11 +126,9 @@ class OperatorWatch(TorchDispatchMode):
 
     @contextmanager
     def _following_waits(self) -> Iterator[None]:
-        with ExitStack() as back:
+        with ExitStack() as stack:
             for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
-                real = getattr(home, name)
-                back.callback(setattr, home, name, real)
-                setattr(home, name, self._counted(real))
+                stack.enter_context(replaced(home, name, self._counted(getattr(home, name))))
             yield
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:

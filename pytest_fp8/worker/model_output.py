@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -29,24 +29,16 @@ def tensor_of(output: Any) -> torch.Tensor | None:
 def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
     """A fingerprint of the tensors that enter the model, for each of its calls that trains."""
     noted: list[int] = []
-    held = vars(model).get("_compiled_call_impl")
-    inner = cast(Callable[..., Any], held or model._call_impl)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def note(given: tuple[Any, ...], _: list[Any]) -> Iterator[None]:
         if is_training_call():
             with torch.no_grad():
-                noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in((args, kwargs))]))
-        return inner(*args, **kwargs)
+                noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in(given)]))
+        yield
 
-    # Not by hooks, as in called(): those of a model that is compiled whole run inside its compiled code.
-    model._compiled_call_impl = call
-    try:
+    with called(model, note):
         yield noted
-    finally:
-        if held is None:
-            del model._compiled_call_impl
-        else:
-            model._compiled_call_impl = held
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,7 +52,7 @@ def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
     outputs: list[Any] = []
 
     @contextmanager
-    def catch(result: list[Any]) -> Iterator[None]:
+    def catch(_: tuple[Any, ...], result: list[Any]) -> Iterator[None]:
         training = is_training_call()
         yield
         if training:

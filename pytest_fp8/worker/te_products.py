@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.worker.operators import operand_formats
+from pytest_fp8.worker.restored import replaced
 
 TE_RANGE = "fp8 te product: "
 
@@ -23,17 +24,11 @@ TE_RANGE = "fp8 te product: "
 @contextmanager
 def watch_transformer_engine() -> Iterator[None]:
     """Wrap ``general_gemm`` in each of the library's modules while the context is open."""
-    patched: list[tuple[Any, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
-            patched.append((module, module.general_gemm))
-    for module, original in patched:
-        module.general_gemm = _watched(original)
-    try:
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
+                stack.enter_context(replaced(module, "general_gemm", _watched(module.general_gemm)))
         yield
-    finally:
-        for module, original in patched:
-            module.general_gemm = original
 
 
 @cache

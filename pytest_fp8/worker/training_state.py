@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pytest_fp8.worker import optimizer_extras
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.restored import values_kept
 from pytest_fp8.worker.step import schedule_of
 
 FILE = "training_state.pt"
@@ -156,29 +157,14 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-@contextmanager
-def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+def buffers_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    with _kept(model.buffers()):
-        yield
+    return values_kept(model.buffers())
 
 
-@contextmanager
-def not_persistent_kept(model: torch.nn.Module) -> Iterator[None]:
+def not_persistent_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The same for the buffers that the model declares as not persistent."""
-    with _kept(value for module in model.modules() for name, value in _of_module(module)):
-        yield
-
-
-@contextmanager
-def _kept(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
-    held = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in held:
-                buffer.copy_(value)
+    return values_kept(value for module in model.modules() for name, value in _of_module(module))
 
 
 def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
