@@ -13,6 +13,7 @@ import torch
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
+from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted
@@ -55,7 +56,7 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     batch = engine.training_batch(seed, step=0)
     seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
-    before = _random_state(engine.device)
+    before = random_state()
     with muted(engine.optimizer), sketched(engine, sketches) as reached:
         loss = engine.step(batch)
     silent = sorted(
@@ -63,7 +64,7 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
         for name, parameter in engine.model.named_parameters(remove_duplicate=False)
         if parameter.requires_grad and id(parameter) not in reached
     )
-    drew = not torch.equal(before, _random_state(engine.device))
+    drew = before != random_state()
     engine.park()
     return {
         "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
@@ -132,9 +133,3 @@ def rotated(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     turns = torch.randint(0, BUCKETS, (CHUNK_ROWS, 1), generator=generator)
     return ((torch.arange(BUCKETS) + turns) % BUCKETS).to(device)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    """Where torch's generators stand."""
-    state = torch.random.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +16,10 @@ from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.phases import around_backward
 from pytest_fp8.worker.restored import replaced
+from pytest_fp8.zoo.batch import tensors_in
 
 OUTSIDE = "code outside all modules"
 """Owner of what no module called."""
-DEEPEST = 6
-"""Levels of dicts, lists and objects that are searched for tensors."""
 
 
 class ModuleWatch:
@@ -165,26 +164,6 @@ COMPUTED, ROUTED = 1, 2
 def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
     inside = [(end - start, name) for start, end, name in spans if start <= number < end]
     return min(inside)[1] if inside else OUTSIDE
-
-
-def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[torch.Tensor]:
-    """Every tensor in a value, in order: whatever holds it, but no module's."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for entry in fields(value):
-            yield from tensors_in(getattr(value, entry.name, None), depth - 1)
-    elif (
-        depth and hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)) and not callable(value)
-    ):
-        for part in list(vars(value).values()):
-            yield from tensors_in(part, depth - 1)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
