@@ -15,7 +15,6 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
-from pytest_fp8.worker.fused_params import trained
 from pytest_fp8.worker.movement import Movement
 from pytest_fp8.worker.presence import counted_step
 from pytest_fp8.worker.training_course import TrainingCourse
@@ -85,7 +84,6 @@ def curve(
         "losses": [float(x) for x in torch.stack(losses).cpu()],
         "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         "data": fingerprint,
-        "trained": trained(engine.model, engine.optimizer, engine.fused_params),
         "course": to_plain(course.noted()),
         "movement": to_plain(movement.since_start()),
         "first_products": to_plain(counts.get(0, {})),

@@ -228,7 +228,6 @@ class FakeProcess:
             "losses": losses,
             "gradient_norms": [1.0] * steps,
             "data": 0,
-            "trained": sorted(SIZES),
             "course": to_plain(Course()),
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},
