@@ -16,6 +16,7 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.fused_params import plain_name, split
+from pytest_fp8.worker.ledger_weights import untied
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -50,7 +51,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "aliases": aliases,
-        "untied": engine.conversion.untied,
+        "untied": untied(*engine.weights),
         "scaling_state": scaling,
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
@@ -80,7 +81,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "unexpected": unexpected,
         "wrong_shape": shapes,
         "rebuilt_scaling_state": scaling,
-        "untied": engine.conversion.untied,
+        "untied": untied(*engine.weights),
         "loaded": not (missing or unexpected or shapes),
         "digests": {},
         "optimizer_digests": {},

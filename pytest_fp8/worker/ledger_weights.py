@@ -49,6 +49,15 @@ def weights_of(model: torch.nn.Module, fused: FusedParams = MappingProxyType({})
     return result
 
 
+def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[str, str]:
+    """Weight that was another one's second name before the conversion and no longer is -> that other weight.
+
+    A conversion that copies weights into new layers does this: a tied head becomes a parameter of its own, which an
+    optimizer that was made before does not hold.
+    """
+    return {name: w.same_as for name, w in before.items() if w.same_as and name in after and not after[name].same_as}
+
+
 def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8."""
     while hasattr(tensor, "__tensor_flatten__"):

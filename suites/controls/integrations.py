@@ -79,12 +79,8 @@ class TieBroken(Control):
     workload = TIED
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        from pytest_fp8.backends.linears import broken_ties, ties
-
-        tied = ties(engine.model)
         meant = convert()
         renew_weights(engine, ["lm_head"])
-        meant.untied = broken_ties(tied, engine.model)
         return meant
 
 
