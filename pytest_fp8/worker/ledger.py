@@ -15,9 +15,10 @@ from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
 from pytest_fp8.worker.activations import kept_on_host
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
-from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of
+from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
+from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
 from pytest_fp8.worker.restored import replaced
 from pytest_fp8.zoo.batch import tensors_in

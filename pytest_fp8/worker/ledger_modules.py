@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
+from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import around_backward
 from pytest_fp8.worker.restored import replaced
 from pytest_fp8.zoo.batch import tensors_in
@@ -169,10 +170,6 @@ def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A ragged size is -1."""
     return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def digest_of(tensor: torch.Tensor) -> str:

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, dtype_name
-from pytest_fp8.worker.operators import products_of_call
+from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch
+from pytest_fp8.worker.operators import dtype_name, products_of_call
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.restored import replaced
 from pytest_fp8.zoo.batch import tensors_in

@@ -13,7 +13,8 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.fused_params import plain_name, split
-from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of
+from pytest_fp8.worker.ledger_modules import digest_of, shape_of
+from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
 from pytest_fp8.worker.step import schedule_of
 

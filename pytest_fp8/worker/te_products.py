@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.operators import operand_formats
+from pytest_fp8.worker.operators import dtype_name, operand_formats
 from pytest_fp8.worker.restored import replaced
 
 TE_RANGE = "fp8 te product: "
@@ -37,7 +37,7 @@ def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
-        kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
+        kind = FP8 if all(quantized) else "mixed" if any(quantized) else dtype_name(a)
         split = kwargs.get("use_split_accumulator")
         accumulation = "" if split is None else "split" if split else "fast"
         label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind, _format(a), _format(b), accumulation])
