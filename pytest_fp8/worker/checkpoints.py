@@ -33,7 +33,7 @@ class UnreadableWeightError(TypeError):
 
 
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
-    """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
+    """Write the arm's state to ``folder``; gives keys, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
@@ -50,7 +50,6 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     return {
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
-        "aliases": aliases,
         "untied": untied(*engine.weights),
         "scaling_state": scaling,
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
@@ -67,7 +66,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
 
     Loads nothing where a weight is missing or unexpected, so that no half-loaded model trains on.
     """
-    weights, aliases, scaling = weights_of(engine)
+    weights, aliases, _ = weights_of(engine)
     path = Path(folder)
     stored = checkpoint_stores.read(path, store, engine.device)
     found = {
@@ -80,7 +79,6 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "missing": missing,
         "unexpected": unexpected,
         "wrong_shape": shapes,
-        "rebuilt_scaling_state": scaling,
         "untied": untied(*engine.weights),
         "loaded": not (missing or unexpected or shapes),
         "digests": {},

@@ -33,10 +33,10 @@ def gradients(engine: Engine, seed: int) -> dict[str, Any]:
 
     A step that draws random numbers is run again uncompiled: dropout's masks agree between the arms only there.
     """
-    found = _gradients(engine, seed)
-    if found["drew"] and engine.compiled:
+    found, drew = _gradients(engine, seed)
+    if drew and engine.compiled:
         with torch.compiler.set_stance("force_eager"):
-            return _gradients(engine, seed)
+            return _gradients(engine, seed)[0]
     return found
 
 
@@ -50,7 +50,8 @@ def moved_gradients(engine: Engine, seed: int) -> dict[str, Any]:
         return gradients(engine, seed)
 
 
-def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
+def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
+    """The gradients; and whether the step drew random numbers."""
     engine.renew_scales()
     fit_scales(engine, seed)
     batch = engine.training_batch(seed, step=0)
@@ -66,13 +67,13 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     )
     drew = before != random_state()
     engine.park()
-    return {
+    found = {
         "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),
-        "drew": drew,
     }
+    return found, drew
 
 
 @contextmanager

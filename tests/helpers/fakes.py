@@ -201,7 +201,7 @@ class FakeProcess:
         off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
-        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0, "drew": False}
+        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]
@@ -258,7 +258,6 @@ class FakeProcess:
         return {
             "keys": ["w"],
             "wrapped": [],
-            "aliases": {},
             "untied": {},
             "scaling_state": [],
             "frozen": 0,
@@ -275,7 +274,6 @@ class FakeProcess:
             "missing": [],
             "unexpected": [],
             "wrong_shape": [],
-            "rebuilt_scaling_state": [],
             "untied": {},
             "loaded": True,
             "digests": {"w": 1},
