@@ -95,7 +95,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
     Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
-    Option("--fp8-base-python", "time each FP8 arm beside that of this interpreter: a loss of one per cent fails", "PYTHON"),
+    Option(
+        "--fp8-base-python", "time each FP8 arm beside that of this interpreter: a loss of one per cent fails", "PYTHON"
+    ),
     Option("--fp8-base-git", "time each FP8 arm beside that of this commit: a loss of one per cent fails", "REV"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )

@@ -17,6 +17,7 @@ from pytest_fp8.worker import checkpoint_stores, optimizer_extras, optimizer_sta
 from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.ledger_weights import untied
+from pytest_fp8.worker.load_watch import LoadWatch
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -81,12 +82,14 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "wrong_shape": shapes,
         "untied": untied(*engine.weights),
         "loaded": not (missing or unexpected or shapes),
+        "stale": [],
         "digests": {},
         "optimizer_digests": {},
         "own": None,
     }
     if not report["loaded"]:
         return report
+    report["stale"] = LoadWatch(engine).stale_after_reload()
     with torch.no_grad():
         if not engine.fault_points.fill(engine, weights, stored):
             for name, parameter in weights.items():

@@ -1,4 +1,4 @@
-"""The output of an arm's model on a held-out batch, taken where its own loss or step calls it."""
+"""An arm's model on a held-out batch, where its own loss or step calls it: its output, its inputs, an evaluation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.model_output import inputs_noted, output_of
-from pytest_fp8.worker.step import first_output
+from pytest_fp8.worker.model_output import first_inputs, inputs_noted, output_of
+from pytest_fp8.worker.step import first_output, forward_alone
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept, generators_kept
 
@@ -43,3 +43,32 @@ def output_on(engine: Engine, batch: Any) -> torch.Tensor:
         if engine.own_step is not None:
             return first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
         return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))
+
+
+def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
+    """Arguments of the model on a held-out batch; ``None`` where the loss or step calls parts of the model alone."""
+    own, step, model = engine.setup.own, engine.own_step, engine.model
+    with generators_kept(), buffers_kept(model), torch.compiler.set_stance("force_eager"):
+        seed_generators(seed)
+        batch = engine.training_batch(seed, STEP)
+        if own is None:
+            return (), {"input_ids": batch["input_ids"]}
+        with engine.precision(), forward_alone(engine.optimizer):
+            if step is not None:
+                return first_inputs(model, lambda: step(model, batch, engine.optimizer, engine.precision))
+            return first_inputs(model, lambda: engine.loss_of(model, batch))
+
+
+def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:
+    """Call the model as an evaluation does: in eval mode, without gradients."""
+    args, kwargs = inputs
+    modes = [(module, module.training) for module in engine.model.modules()]
+    engine.model.eval()
+    try:
+        with generators_kept(), torch.no_grad(), engine.precision(), torch.compiler.set_stance("force_eager"):
+            engine.model(*args, **kwargs)
+    finally:
+        # By train(), too: a layer may note there that training goes on.
+        engine.model.train()
+        for module, training in modes:
+            module.training = training

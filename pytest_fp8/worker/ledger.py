@@ -21,6 +21,7 @@ from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switc
 from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
 from pytest_fp8.worker.restored import replaced
+from pytest_fp8.worker.second_forward import SecondForward
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class StepLedger:
         self.watched = not engine.backend.compiles_itself
         self.operators = OperatorWatch(engine.model, frozenset(fp8_layers(engine)))
         self.operators.modules.on_call = self._on_call
+        self.inputs, self.draws = SecondForward(), SecondForward()
+        self.operators.modules.on_input = self._on_input
+        self.operators.on_draw = self._on_draw
+        self._linears = {plain_name(name) for name in engine.originals}
         self.backward = self.stepped = 0
         self.switches: dict[str, str] = {}
         self.switches_after: dict[str, str] = {}
@@ -65,6 +70,14 @@ class StepLedger:
     def _on_call(self, name: str) -> None:
         if not self.switches and self.operators.phase == "forward":
             self.switches = switches_of(self._engine.device)
+
+    def _on_input(self, name: str, tensor: torch.Tensor, again: bool) -> None:
+        if name in self._linears:
+            self.inputs.note(name, name, tensor, again)
+
+    def _on_draw(self, operator: str, tensor: torch.Tensor, again: bool) -> None:
+        # Whose draw it is can be told for sure in the forward pass alone.
+        self.draws.note(operator, self.operators.modules.owner(), tensor, again)
 
     @contextmanager
     def _following_optimizer(self) -> Iterator[None]:
@@ -134,6 +147,8 @@ def _taken(engine: Engine) -> ArmLedger:
         linears=[plain_name(name) for name in engine.originals],
         uncertain=operators.uncertain,
         watched=seen.watched,
+        # What was drawn names the layer less surely.
+        recomputed_otherwise=seen.inputs.other() or seen.draws.other(),
     )
 
 

@@ -45,6 +45,8 @@ class ModuleWatch:
         self._backward_depth = 0
         self._outer_stack = 0
         self.on_call: Callable[[str], None] = lambda name: None
+        self.on_input: Callable[[str, torch.Tensor, bool], None] = lambda name, tensor, again: None
+        """Called with a module's name, its first tensor, and whether the call recomputes."""
         self.on_return: Callable[[str, Any, Any], None] = lambda name, given, output: None
 
     @contextmanager
@@ -128,6 +130,8 @@ class ModuleWatch:
             outermost=outermost,
         )
         self.calls[call] += 1
+        if first is not None:
+            self.on_input(name, first, phase == "recompute")
         kind = type(module)
         self.classes[name] = f"{kind.__module__}.{kind.__qualname__}"
         if outermost and not self._backward_depth:

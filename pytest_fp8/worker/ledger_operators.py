@@ -65,6 +65,8 @@ class OperatorWatch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.modules = ModuleWatch(model, lambda: self.phase, self.flags)
         self.modules.on_return = self._returned
+        self.on_draw: Callable[[str, torch.Tensor, bool], None] = lambda operator, tensor, again: None
+        """Called with what an operator drew at random, and whether that recomputes."""
         self.products: list[OwnedProduct] = []
         self.operators: dict[str, Counter[str]] = {}
         self.waits: Counter[str] = Counter()
@@ -154,6 +156,10 @@ class OperatorWatch(TorchDispatchMode):
         if self.phase:
             operator = func._schema.name.removeprefix("aten::")
             self._note(operator, args, _flat((args, kwargs)), result)
+            made = _flat(result) if torch.Tag.nondeterministic_seeded in func.tags else []
+            if made:
+                # A dropout gives its mask beside its result.
+                self.on_draw(operator, made[operator == "native_dropout"], self.where() == RECOMPUTE)
         return result
 
     def _note(self, operator: str, args: Any, given: list[torch.Tensor], result: Any) -> None:

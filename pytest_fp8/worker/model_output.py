@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.phases import called, is_training_call
+from pytest_fp8.worker.phases import Call, called, is_training_call, replaced_call
 from pytest_fp8.zoo import data
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -30,14 +30,13 @@ def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
     """A fingerprint of the tensors that enter the model, for each of its calls that trains."""
     noted: list[int] = []
 
-    @contextmanager
-    def note(given: tuple[Any, ...], _: list[Any]) -> Iterator[None]:
+    def note(inner: Call, args: Any, kwargs: Any) -> Any:
         if is_training_call():
             with torch.no_grad():
-                noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in(given)]))
-        yield
+                noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in((args, kwargs))]))
+        return inner(*args, **kwargs)
 
-    with called(model, note):
+    with replaced_call(model, note):
         yield noted
 
 
@@ -52,7 +51,7 @@ def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
     outputs: list[Any] = []
 
     @contextmanager
-    def catch(_: tuple[Any, ...], result: list[Any]) -> Iterator[None]:
+    def catch(result: list[Any]) -> Iterator[None]:
         training = is_training_call()
         yield
         if training:
@@ -62,6 +61,21 @@ def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
     with suppress(Enough), called(model, catch):
         run()
     return outputs
+
+
+def first_inputs(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[Any, Any] | None:
+    """Arguments of the first call that trains, at which the run ends; ``None`` where none did."""
+    inputs: list[tuple[Any, Any]] = []
+
+    def take(inner: Call, args: Any, kwargs: Any) -> Any:
+        if not is_training_call():
+            return inner(*args, **kwargs)
+        inputs.append((args, kwargs))
+        raise Enough
+
+    with suppress(Enough), replaced_call(model, take):
+        run()
+    return inputs[0] if inputs else None
 
 
 def output_of(model: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> torch.Tensor:

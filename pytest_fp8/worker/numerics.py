@@ -96,7 +96,7 @@ class ProductWatch:
         self._layers = {
             name: modules[name]
             for name in names
-            if (case == case.reference() or backend.is_fp8_layer(modules[name])) and _is_product(modules[name])
+            if (case == case.reference() or backend.is_fp8_layer(modules[name])) and is_product(modules[name])
         }
         self._names = {id(module): name for name, module in self._layers.items()}
         self._phase = ""
@@ -268,7 +268,7 @@ class ProductWatch:
         return self._indices[size]
 
 
-def _is_product(module: torch.nn.Module) -> bool:
+def is_product(module: torch.nn.Module) -> bool:
     """Whether the layer holds one weight, a matrix, and at most a bias: it then multiplies its input by it."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}

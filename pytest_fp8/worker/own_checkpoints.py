@@ -17,6 +17,7 @@ from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fault_points import SaveOrLoad
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import output_on
+from pytest_fp8.worker.load_watch import LoadWatch
 from pytest_fp8.worker.model_output import inputs_noted
 from pytest_fp8.worker.optimizer_state import StrayParameter
 from pytest_fp8.worker.step import WorkloadError, name_of
@@ -89,6 +90,8 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
     with not_persistent_kept(engine.model):
         engine.restart(OTHER_SEED)
+    watch = LoadWatch(engine)
+    watch.before()
     before = digests(checkpoints.weights_of(engine)[0])
     with generators_kept():
         # A state that no training run reaches by itself.
@@ -106,11 +109,13 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "wrong_shape": [],
         "untied": {},
         "loaded": True,
+        "stale": [],
         "digests": digests(weights),
         "optimizer_digests": checkpoints.state_digests(state),
     }
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
     report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same))
+    report["stale"] = watch.stale()
     with buffers_kept(engine.model):
         engine.renew_scales()
     engine.park()

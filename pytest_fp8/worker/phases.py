@@ -15,6 +15,8 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.worker.restored import hooked, replaced
 from pytest_fp8.zoo.training import Phase
 
+Call = Callable[..., Any]
+
 
 @dataclass
 class StepCounts:
@@ -140,12 +142,22 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-Around = Callable[[tuple[Any, ...], list[Any]], AbstractContextManager[Any]]
-"""Given a call's arguments, as a tuple and a dict, and a list that holds its result at its end."""
+def called(
+    model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]
+) -> AbstractContextManager[None]:
+    """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end."""
+
+    def around_it(inner: Call, args: Any, kwargs: Any) -> Any:
+        result: list[Any] = []
+        with around(result):
+            result.append(inner(*args, **kwargs))
+        return result[0]
+
+    return replaced_call(model, around_it)
 
 
-def called(model: torch.nn.Module, around: Around) -> AbstractContextManager[None]:
-    """Open ``around`` for each call of the model.
+def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
+    """``instead(call, args, kwargs)`` in place of each call of the model.
 
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
     step would have it compiled again.
@@ -153,10 +165,7 @@ def called(model: torch.nn.Module, around: Around) -> AbstractContextManager[Non
     inner = model._compiled_call_impl or model._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        result: list[Any] = []
-        with around((args, kwargs), result):
-            result.append(inner(*args, **kwargs))
-        return result[0]
+        return instead(inner, args, kwargs)
 
     return replaced(model, "_compiled_call_impl", call)
 

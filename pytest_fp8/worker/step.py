@@ -124,6 +124,17 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
     return getattr(innermost(optimizer), "scheduler", None)
 
 
+@contextmanager
+def forward_alone(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A step inside ends where it goes backward, and changes no weight."""
+
+    def backward(_: None) -> torch.Tensor:
+        raise Enough
+
+    with muted(optimizer), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward):
+        yield
+
+
 def first_output(
     step: Step, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, precision: Callable[[], Any]
 ) -> torch.Tensor:
@@ -131,12 +142,7 @@ def first_output(
 
     Raises :class:`StepError` where the step goes backward or ends without having called the model.
     """
-
-    def backward_without_a_call(_: None) -> torch.Tensor:
-        raise Enough
-
-    nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward_without_a_call)
-    with muted(optimizer), nothing:
+    with forward_alone(optimizer):
         calls = first_call(model, lambda: step(model, batch, optimizer, precision))
     if calls:
         output = tensor_of(calls[0])

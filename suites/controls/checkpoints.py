@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
+from controls.execution import with_forward
 from controls.own_checkpoints import CASE, SAVED, STATE
 from pytest_fp8.worker.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_fp8.backends.base import Conversion
 
 
 class StoredInFp8(Control):
@@ -61,6 +64,44 @@ class OptimizerNotLoaded(Control):
 
     def loads_optimizer(self) -> bool:
         return False
+
+
+class CopyNotRenewed(Control):
+    """Each FP8 layer keeps a copy of its weight, made in the first evaluation and dropped when the optimizer has
+    stepped. Loading a checkpoint does not drop it, so that evaluate, load, evaluate computes with the old weights."""
+
+    number, id = 89, "copy-not-renewed"
+    title = "a cached FP8 weight that a load does not renew"
+    source = "found by trying faults on this gate"
+    question, cause = "checkpoints", "the layer computes with weights of before the load: a cached FP8 copy"
+    case = micro()
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Any] = {}
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        import torch
+
+        def keeping(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+            own = layer.forward
+
+            def forward(given: torch.Tensor) -> torch.Tensor:
+                if torch.is_grad_enabled():
+                    return own(given)  # type: ignore[no-any-return]
+                live = layer.weight
+                copy = self._copies.setdefault(id(layer), torch.nn.Parameter(live.detach().clone()))
+                layer.weight = copy
+                try:
+                    return own(given)  # type: ignore[no-any-return]
+                finally:
+                    layer.weight = live
+
+            return forward
+
+        with_forward(engine, keeping)
+
+    def stepped(self, engine: BreakableEngine) -> None:
+        self._copies.clear()
 
 
 class OwnFunctions(Control):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from controls.control import Control, micro
-from controls.models import LOOPED
+from controls.models import LOOPED, RECOMPUTING
 from pytest_fp8.worker.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -203,6 +203,21 @@ class RecomputesAlone(ChangedBeside):
     def change(self, model: Any) -> None:
         for block in model.blocks:
             block.recomputes = True
+
+
+class RecomputesOtherwise(ChangedBeside):
+    """Both arms recompute; the FP8 arm does so with other random numbers, so with another dropout mask."""
+
+    number, id = 90, "recomputes-otherwise"
+    title = "recomputation draws another dropout mask"
+    source = "found by trying faults on this gate"
+    cause = "recomputation computes something else than the first forward (random state not preserved?)"
+    verdicts = ("FAIL",)
+    workload = RECOMPUTING
+
+    def change(self, model: Any) -> None:
+        for block in model.blocks:
+            block.preserves = False
 
 
 class OtherMicroBatches(ChangedBeside):

@@ -121,13 +121,15 @@ def build_looped() -> torch.nn.Module:
             self.norm = torch.nn.LayerNorm(32)
             self.up, self.act, self.down = torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)
             self.drop = torch.nn.Dropout(0.1)
-            self.recomputes = False
+            self.recomputes, self.preserves = False, True
 
         def inner(self, x: torch.Tensor) -> Any:
             return self.down(self.drop(self.act(self.up(self.norm(x)))))
 
         def forward(self, x: torch.Tensor) -> Any:
-            return x + (checkpoint(self.inner, x, use_reentrant=False) if self.recomputes else self.inner(x))
+            if not self.recomputes:
+                return x + self.inner(x)
+            return x + checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=self.preserves)
 
     class Looped(torch.nn.Module):
         def __init__(self) -> None:
@@ -143,6 +145,14 @@ def build_looped() -> torch.nn.Module:
             return self.lm_head(hidden)
 
     return Looped()
+
+
+def build_recomputing() -> torch.nn.Module:
+    """The same, which recomputes in both arms."""
+    model: Any = build_looped()
+    for block in model.blocks:
+        block.recomputes = True
+    return model  # type: ignore[no-any-return]
 
 
 def looped(model: Any, batch: torch.Tensor, optimizer: Any, precision: Any) -> torch.Tensor:
@@ -174,6 +184,7 @@ def rows(step: int) -> torch.Tensor:
 
 
 LOOPED = Workload(build=build_looped, batch=rows, step=looped, name="looped")
+RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped, name="looped")
 ROUTER = Workload(build=build_with_router, batch=text, loss=loss, name="router")
 ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters")
 HOOKED = Workload(build=build_hooked, batch=text, loss=loss, name="hooked")

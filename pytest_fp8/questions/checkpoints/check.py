@@ -131,6 +131,22 @@ def _weights(t: Transfer) -> Finding | None:
     )
 
 
+def _stale(t: Transfer) -> Finding | None:
+    if not t.loaded.stale:
+        return None
+    load = "load_state_dict" if t.saved.own is None else "load()"
+    return fail(
+        f"{len(t.loaded.stale)} FP8 layer(s) compute with weights of before the load",
+        expected=f"an evaluation after {load} multiplies by the loaded weights",
+        seen=f"after an evaluation, {load} and another evaluation these layers still multiply by the old weights: "
+        f"{some(t.loaded.stale)}",
+        cause="the layer computes with weights of before the load: a cached FP8 copy of the weight that loading does "
+        "not renew",
+        next_step="drop the copy when a state dict is loaded (register_load_state_dict_post_hook), or keep "
+        "weight._version with it and make it again where that differs",
+    )
+
+
 def _optimizer(t: Transfer) -> Finding | None:
     return optimizer_lost(t, {}) if t.with_optimizer else None
 
@@ -149,6 +165,6 @@ def _logits(t: Transfer) -> Finding | None:
     )
 
 
-_RULES = (_stored_in_fp8, _untied, _keys, _weights, _optimizer, _logits, check_resumed)
-_OWN_RULES = (check_own, _logits, check_resumed)
+_RULES = (_stored_in_fp8, _untied, _keys, _weights, _stale, _optimizer, _logits, check_resumed)
+_OWN_RULES = (check_own, _stale, _logits, check_resumed)
 """In this order: the first that finds something is the verdict."""

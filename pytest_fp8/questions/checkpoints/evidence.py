@@ -95,6 +95,8 @@ class Loaded:
     optimizer_digests: Mapping[str, Any]
     own: OwnLoaded | None = None
     """As in :class:`Saved`."""
+    stale: Sequence[str] = ()
+    """FP8 layers that, evaluated after a load, multiply by the weights of before it."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,11 @@ def _beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> str:
     unused = never_called(ledgers) if ledgers is not None else []
     layer = "1 converted layer is" if len(unused) == 1 else f"{len(unused)} converted layers are"
     said = f"; {layer} never called in either arm: {some(unused)}{_of_attention(unused)}" if unused else ""
+    # Where one arm alone does, it is a difference.
+    otherwise = ledgers.fp8.recomputed_otherwise if ledgers is not None else ()
+    if otherwise:
+        where = some([name or "the model" for name in otherwise])
+        said += f"; recomputation computes something else than the first forward in both arms: {where}"
     if not evidence.stacked_weights:
         return said
     return f"{said}; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"

@@ -31,6 +31,7 @@ from pytest_fp8.questions.ledger.work_rows import (
     operators_alike,
     products_alike,
     recomputed_alike,
+    recomputed_the_same,
     waits_alike,
 )
 from pytest_fp8.verdicts import Decision, Verdict
@@ -47,6 +48,7 @@ ROWS: tuple[Row, ...] = (
     switches_alike,
     modes_alike,
     recomputed_alike,
+    recomputed_the_same,
     passes_alike,
     optimizer_alike,
     calls_alike,

@@ -128,6 +128,8 @@ class ArmLedger:
     """Whether the host read a whole number that the model computed, after which shapes and calls may follow from it."""
     watched: bool
     """Whether operators were watched. Not where a library brings compiled code that refuses it."""
+    recomputed_otherwise: Sequence[str] = ()
+    """Layers at which recomputation had other values than the first forward pass: another dropout mask."""
 
     def routes(self) -> bool:
         """Whether any size follows from numbers that the model computed."""

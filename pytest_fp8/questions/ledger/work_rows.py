@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator
 
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import (
+    FAIL,
     INVALID,
     LAYERS,
+    LOSS,
     SPEED,
     Difference,
     Explained,
@@ -65,6 +67,29 @@ def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diff
                 fp8,
                 "activation checkpointing in one arm alone",
             )
+
+
+def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """That recomputation computes again what the first forward pass did, in each arm by itself."""
+    one, two = (list(arm.recomputed_otherwise) for arm in (ledgers.reference, ledgers.fp8))
+    if not explained.work or bool(one) == bool(two):
+        return
+    layers = [name or "the model" for name in two or one]
+    same, other = "the values of the first forward pass again", f"other values at {some(layers)}"
+    invalid = ((INVALID, (LAYERS, LOSS)),)
+    for verdict, questions in ((FAIL, (LAYERS,)), (INVALID, (LOSS,))) if two else invalid:
+        yield Difference(
+            headline="recomputation computes something else than the first forward in one arm alone",
+            what=f"recomputation of {layers[0]}",
+            reference=f"recomputation has {other if one else same}",
+            fp8=f"recomputation has {other if two else same}",
+            cause="recomputation computes something else than the first forward (random state not preserved?): the "
+            f"gradients are those of another dropout mask or noise; seen at {layers[0]}",
+            next_step="checkpoint(..., preserve_rng_state=True), and nothing in the recomputed part that changes from "
+            "call to call",
+            verdict=verdict,
+            questions=questions,
+        )
 
 
 def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> bool:

@@ -1,0 +1,144 @@
+"""FP8 layers that keep a copy of their weight: one that a load does not renew is named, a sound one is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchao")
+
+from controls import own_checkpoints as saved
+from helpers.carried import CASE, carried, through
+from helpers.loops import loop, serve
+from pytest_fp8 import Verdict
+from pytest_fp8.worker.load_watch import LoadWatch
+
+pytestmark = pytest.mark.slow
+
+OLD = "the layer computes with weights of before the load"
+LIBRARY = ["safetensors"]
+
+
+def loss(model, rows):
+    return (model(rows) - rows.sin()).float().pow(2).mean()
+
+
+def caching(renewed_by, everywhere=True):
+    """``convert`` whose layers multiply by a kept copy of their weight: in all forward passes, or in evaluations."""
+
+    def convert(model):
+        import torch
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+
+        def keep(layer):
+            kept = {}
+            layer.drop = kept.clear
+            if "backward" in renewed_by and layer.weight.requires_grad:
+                layer.weight.register_hook(lambda gradient: kept.clear())
+            if "load" in renewed_by:
+                layer.register_load_state_dict_post_hook(lambda *_: kept.clear())
+
+            def forward(x):
+                weight = layer.weight
+                if "version" in renewed_by and kept.get("version") != weight._version:
+                    kept.clear()
+                if everywhere or not torch.is_grad_enabled():
+                    copy = kept.setdefault("copy", weight.detach().clone())
+                    kept.setdefault("version", weight._version)
+                    weight = weight + (copy - weight).detach()
+                product = matmul_with_hp_or_float8_args.apply
+                return product(x, weight.t(), layer.linear_mm_config, layer.config) + layer.bias
+
+            layer.forward = forward
+
+        for layer in list(model.modules()):
+            if "Float8Linear" in type(layer).__name__:
+                keep(layer)
+        return model
+
+    return convert
+
+
+def decision_of(convert, *stores, **parts):
+    return carried(through(*stores), **{"loss": loss, "convert": convert, **parts})
+
+
+@pytest.mark.parametrize(("renewed_by", "everywhere"), [("backward", True), ("backward", False), ("nothing", False)])
+def test_a_copy_that_load_state_dict_does_not_renew_is_named(renewed_by, everywhere):
+    decision = decision_of(caching(renewed_by, everywhere), *LIBRARY)
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert OLD in decision.message
+    assert "bf16 -> fp8" in decision.headline
+    assert "blocks.0.down" in decision.message
+
+
+@pytest.mark.parametrize("case", [CASE, replace(CASE, recipe="rowwise")], ids=["tensorwise", "rowwise"])
+@pytest.mark.parametrize("parts", [{"loss": loss}, {"step": loop(2)}], ids=["loss", "own step"])
+def test_a_sound_copy_is_left_alone(case, parts):
+    for renewed_by in ("version", "backward, load"):
+        decision = carried(
+            replace(case, checkpoint_formats=("safetensors", "dcp")), convert=caching(renewed_by), **parts
+        )
+        assert decision.verdict is Verdict.PASS, decision.message
+
+
+OWN = {name: getattr(saved, name) for name in ("build", "batch", "optimizer", "save", "load")}
+
+
+def test_the_users_own_load_is_asked_in_place_of_load_state_dict():
+    stale = decision_of(caching("backward"), "own", **OWN)
+    assert stale.verdict is Verdict.FAIL, stale.message
+    assert OLD in stale.message
+
+    def renewing(model, optimizer, folder):
+        saved.load(model, optimizer, folder)
+        for layer in model.modules():
+            if hasattr(layer, "drop"):
+                layer.drop()
+
+    for convert, load in ((caching("backward"), renewing), (caching("backward, load"), saved.load)):
+        decision = decision_of(convert, "safetensors", "own", **{**OWN, "load": load})
+        assert decision.verdict is Verdict.PASS, decision.message
+
+
+def test_a_frozen_weight_may_be_kept_for_good():
+    def build():
+        net = saved.build()
+        net.up.requires_grad_(False)
+        return net
+
+    engine = serve(CASE, build=build, batch=saved.batch, loss=loss, convert=caching("backward")).engine
+    assert LoadWatch(engine).stale_after_reload() == ["down"]
+
+
+def test_a_model_that_cannot_be_evaluated_is_not_judged():
+    def build():
+        import torch
+
+        class Trains(torch.nn.Sequential):
+            def forward(self, rows):
+                assert self.training, "made for training"
+                return super().forward(rows)
+
+        return Trains(torch.nn.Linear(32, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32))
+
+    decision = decision_of(caching("backward, load"), *LIBRARY, build=build)
+    assert decision.verdict is Verdict.PASS, decision.message
+
+
+def test_nothing_is_left_behind():
+    import torch
+
+    engine = serve(CASE, loss=loss).engine
+    before = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    hooks = [len(module._forward_hooks) for module in engine.model.modules()]
+    random = torch.get_rng_state()
+    assert LoadWatch(engine).stale_after_reload() == []
+    assert all(torch.equal(before[name], value) for name, value in engine.model.state_dict().items())
+    assert hooks == [len(module._forward_hooks) for module in engine.model.modules()]
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(module.training for module in engine.model.modules())
