@@ -88,6 +88,9 @@ def test_other_inputs_count_only_where_the_losses_differ():
     assert check_checkpoints([close]).verdict is Verdict.PASS
     apart = transfer(source=source, resumed=trained([3.0, 2.9], inputs=[1, 3]))
     verdict_of(check_checkpoints([apart]), Verdict.INVALID, "the resumed run was given other data")
+    # An optimizer with a closure computes one batch's loss as often as its numbers ask for.
+    again = transfer(source=source, resumed=trained([3.0, 2.9], inputs=[1, 1, 2]))
+    verdict_of(check_checkpoints([again]), Verdict.FAIL, "training does not go on where the source was")
 
 
 # -- through the user's own functions ---------------------------------------------------------------------------------

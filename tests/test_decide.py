@@ -10,6 +10,7 @@ from pytest_fp8.rules.loss import (
     LOSS_CONFIDENCE,
     LOSS_MARGIN,
     MAX_LOSS_SEEDS,
+    LossScale,
     decide_loss,
     loss_margin,
     tail_gap,
@@ -196,9 +197,10 @@ def test_the_tail_is_the_last_fifth():
 
 
 def test_the_margin_stays_within_its_bounds():
-    assert loss_margin([]) == LOSS_MARGIN[0]
-    assert loss_margin([1.0]) == LOSS_MARGIN[1]
-    assert loss_margin([0.01, -0.01]) == pytest.approx(0.03)
+    nats = LossScale(1.0)
+    assert loss_margin([], nats) == LOSS_MARGIN[0]
+    assert loss_margin([1.0], nats) == LOSS_MARGIN[1]
+    assert loss_margin([0.01, -0.01], nats) == pytest.approx(0.03)
 
 
 def test_losses_pass_fail_or_ask_for_seeds():

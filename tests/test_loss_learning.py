@@ -16,7 +16,7 @@ from pytest_fp8.pair import look_again
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, Moved, ProductCount, loss_looks
-from pytest_fp8.rules.loss import LOSS_MARGIN, decide_loss, loss_fall, loss_margin, loss_noise
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, decide_loss, loss_fall, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
 MOVES = {"up": Moved(4096, 0.99, 1.0), "down": Moved(4096, 0.98, 1.0), "norm": Moved(64, 0.0, 1.0)}
@@ -201,7 +201,7 @@ RECORDED = list(recorded())
 @pytest.mark.parametrize(("name", "gaps", "twins", "scale"), RECORDED, ids=[name for name, *_ in RECORDED])
 def test_no_sound_case_on_record_is_called_too_low_or_too_high(name, gaps, twins, scale):
     floor = max(LOSS_MARGIN[1] * scale, loss_noise(twins))
-    gap = decide_loss(gaps, loss_margin(twins, scale), 0.0, floor)
+    gap = decide_loss(gaps, loss_margin(twins, LossScale(scale)), 0.0, floor)
     assert not gap.below
     assert gap.verdict is not Verdict.FAIL
 
@@ -210,8 +210,8 @@ def test_no_sound_case_on_record_is_called_too_low_or_too_high(name, gaps, twins
 
 
 def test_the_margin_is_of_the_arm_with_more_noise():
-    assert loss_margin([0.001], fp8_gaps=[0.012, -0.008]) == pytest.approx(loss_noise([0.012, -0.008]))
-    assert loss_margin([0.012, -0.008], fp8_gaps=[0.001]) == pytest.approx(loss_noise([0.012, -0.008]))
+    assert loss_margin([0.001], LossScale(1.0), fp8_gaps=[0.012, -0.008]) == pytest.approx(loss_noise([0.012, -0.008]))
+    assert loss_margin([0.012, -0.008], LossScale(1.0), fp8_gaps=[0.001]) == pytest.approx(loss_noise([0.012, -0.008]))
 
 
 class Arms:

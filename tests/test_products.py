@@ -141,6 +141,28 @@ def test_a_lost_wgrad_is_found_beside_a_product_that_nobody_needs():
     assert attribute(ran, FIRST).attributions[1].kind == "bfloat16"
 
 
+CRITIC = [
+    LayerCall("critic", 64, 128, rows=128, fp8=True, needs_dgrad=False),
+    LayerCall("generator", 128, 64, rows=128, fp8=True, turn=1),
+    LayerCall("critic", 64, 128, rows=128, fp8=True, needs_wgrad=False, turn=1),
+]
+"""A GAN: the critic's weights rest for the second loss, whose gradient passes through it. All gradients but the
+generator's dgrad are alike, and torchao computes those that nobody needs."""
+
+
+@pytest.mark.parametrize(
+    ("order", "sound"),
+    [("8h 8hh", True), ("h8 h8h", True), ("8h 8h", True), ("8h hhh", False), ("hh hhh", False), ("88 88h", False)],
+)
+def test_a_layer_that_rests_in_one_loss_may_compute_its_wgrad_all_the_same(order, sound):
+    kinds = [FP8 if kind == "8" else "bfloat16" for kind in order.replace(" ", "")]
+    ran = [Product("forward", *call.expected("fprop")[1:], FP8, "mm") for call in CRITIC]
+    ran += [Product("backward", 128, (64, 128), kind, "mm") for kind in kinds]
+    ran.append(Product("backward", *CRITIC[1].expected("dgrad")[1:], FP8, "mm"))
+    result = attribute(ran, CRITIC, fp8_roles=("fprop", "dgrad")).attributions
+    assert all((a.kind == FP8) == (a.role != "wgrad") for a in result) == sound
+
+
 def test_in_the_forward_pass_order_counts():
     swapped = [Product("forward", 128, (128, 128), kind, "mm") for kind in (FP8, "bfloat16")]
     result = attribute(swapped + interleaved(FP8, FP8, "bfloat16", "bfloat16")[2:], ALIKE)

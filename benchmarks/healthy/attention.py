@@ -109,7 +109,7 @@ def encoder_decoder():
             return self.head(self.body(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True))
 
     def batch(step):
-        source = torch.randint(1, 256, (16, 12))
+        source = torch.randint(1, 32, (16, 12))
         return {"source": source, "target": source.flip(1)[:, :8]}
 
     def loss(model, batch):

@@ -128,7 +128,7 @@ class Sorted(nn.Module):
 @sound()
 def rows_sorted_by_expert():
     """Rows sorted by expert, one product for each group, between two Linears."""
-    return Workload(build=Sorted, batch=rows, loss=apart)
+    return Workload(build=Sorted, batch=rows, loss=apart, learning_rate=4e-3)
 
 
 class Grouped(Sorted):
@@ -147,7 +147,7 @@ class Grouped(Sorted):
 @sound()
 def grouped_product():
     """The same through torch.nn.functional.grouped_mm."""
-    return Workload(build=Grouped, batch=rows, loss=apart)
+    return Workload(build=Grouped, batch=rows, loss=apart, learning_rate=4e-3)
 
 
 class Soft(nn.Module):
@@ -157,12 +157,13 @@ class Soft(nn.Module):
         super().__init__()
         self.slots = nn.Parameter(0.1 * torch.randn(WIDTH, EXPERTS * slots))
         self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.leave = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         scores = (x @ self.slots).float()
         slots = (scores.softmax(0).to(x.dtype).T @ x).chunk(EXPERTS)
         done = torch.cat([expert(slot) for expert, slot in zip(self.experts, slots, strict=True)])
-        return scores.softmax(-1).to(x.dtype) @ done
+        return self.leave(x + scores.softmax(-1).to(x.dtype) @ done)
 
 
 @sound()

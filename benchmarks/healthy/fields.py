@@ -16,6 +16,8 @@ class Recommender(nn.Module):
     def __init__(self):
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(100, 32, mode="sum") for _ in range(3))
+        for bag in self.bags:
+            nn.init.uniform_(bag.weight, -0.1, 0.1)
         self.dense = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
         self.top = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 1))
 
@@ -38,7 +40,7 @@ def recommender():
         made = model(batch["dense"], batch["sparse"]).float()
         return F.binary_cross_entropy_with_logits(made, batch["clicked"].float())
 
-    return Workload(build=Recommender, batch=batch, loss=loss)
+    return Workload(build=Recommender, batch=batch, loss=loss, learning_rate=4e-3)
 
 
 class Frequencies(nn.Module):
@@ -46,7 +48,7 @@ class Frequencies(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("rates", torch.randn(8, 32) * 2, persistent=False)
+        self.register_buffer("rates", torch.randn(8, 32) / 2, persistent=False)
         self.first, self.second, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 3)
 
     def forward(self, places):

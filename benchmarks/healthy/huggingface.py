@@ -68,7 +68,7 @@ def hf_gpt2_with_value_head():
         wanted = (batch["ids"] > 96).float().cumsum(1) / 16
         return F.mse_loss(model(batch["ids"]).float(), wanted)
 
-    return Workload(build=Valued, batch=lambda step: {"ids": text(8, 16)["input_ids"]}, loss=loss)
+    return Workload(build=Valued, batch=lambda step: {"ids": text(8, 16)["input_ids"]}, loss=loss, learning_rate=3e-4)
 
 
 @sound()
@@ -147,9 +147,9 @@ def hf_whisper():
     starts = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
 
     def batch(step):
-        labels = torch.randint(3, 64, (16, 8))
+        labels = torch.randint(3, 11, (16, 8))
         sound = 0.1 * torch.randn(16, 16, 32)
-        sound[:, :, ::4] += labels[:, None, :] / 32
+        sound[:, :, ::4] += labels[:, None, :] / 8
         return {"input_features": sound, "labels": labels}
 
     build = made("WhisperForConditionalGeneration", "WhisperConfig", **sizes, **more, **tokens, **starts)
@@ -169,12 +169,12 @@ def hf_clip():
         )
 
     def batch(step):
-        drawn = pictures(16, 16)
+        drawn = pictures(32, 16)
         ids = drawn["labels"][:, None] * 8 + torch.arange(8)
         ids[:, -1] = 255
         return {"input_ids": ids, "pixel_values": drawn["pixels"], "return_loss": True}
 
-    return Workload(build=build, batch=batch)
+    return Workload(build=build, batch=batch, learning_rate=3e-4)
 
 
 @sound()

@@ -145,7 +145,7 @@ class Named(nn.Module):
 @sound(lora=8, lora_targets=("fc1", "fc2"))
 def adapters_of_peft():
     """LoRA adapters of peft on a model of the user's own (lora=8 in the mark)."""
-    return Workload(build=Named, batch=rows, loss=apart, learning_rate=3e-3)
+    return Workload(build=Named, batch=rows, loss=apart, learning_rate=1e-2)
 
 
 class Rounded(torch.autograd.Function):
@@ -229,7 +229,7 @@ def odd_sizes():
     def loss(model, x):
         return F.cross_entropy(model(x).float(), classes_of(x, 10))
 
-    return Workload(build=build, batch=rows, loss=loss)
+    return Workload(build=build, batch=rows, loss=loss, learning_rate=3e-3)
 
 
 @sound()

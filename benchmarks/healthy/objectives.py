@@ -181,7 +181,7 @@ def several_tasks():
         size = F.huber_loss(made["size"], x.float().square().mean(1))
         return kind + 0.5 * size + F.binary_cross_entropy_with_logits(made["tags"], (x[:, :32] > 0).float())
 
-    return Workload(build=Tasks, batch=lambda step: vectors(64), loss=loss)
+    return Workload(build=Tasks, batch=lambda step: vectors(128), loss=loss, learning_rate=3e-3)
 
 
 @sound()
@@ -224,7 +224,7 @@ def quantiles():
         level = torch.tensor([0.1, 0.4, 0.6, 0.9])
         return torch.maximum(level * apart, (level - 1) * apart).mean()
 
-    return Workload(build=mlp, batch=lambda step: vectors(128), loss=loss)
+    return Workload(build=mlp, batch=lambda step: vectors(128), loss=loss, learning_rate=4e-3)
 
 
 @sound()
@@ -253,4 +253,4 @@ def one_direction_and_its_mirror():
         apart = F.kl_div(one, two, log_target=True, reduction="batchmean")
         return F.nll_loss(one, classes_of(x, 10)) + F.nll_loss(two, classes_of(x, 10)) + apart
 
-    return Workload(build=build, batch=lambda step: vectors(64), loss=loss)
+    return Workload(build=build, batch=lambda step: vectors(128), loss=loss, learning_rate=3e-3)

@@ -45,7 +45,7 @@ class ConvNet(nn.Module):
 @sound()
 def convolution_net():
     """A residual convolution net with BatchNorm; two Linears at its end."""
-    return Workload(build=ConvNet, batch=pictures_of_sixteen, loss=classify)
+    return Workload(build=ConvNet, batch=lambda step: pictures(64), loss=classify, learning_rate=2e-4)
 
 
 @sound()
@@ -53,9 +53,9 @@ def convolutions_with_group_norm():
     """The same with GroupNorm and SGD with momentum."""
     return Workload(
         build=lambda: ConvNet(lambda channels: nn.GroupNorm(4, channels)),
-        batch=pictures_of_sixteen,
+        batch=lambda step: pictures(64),
         loss=classify,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.002, momentum=0.9, nesterov=True),
     )
 
 
@@ -143,13 +143,13 @@ class ConvNext(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.scale = nn.Parameter(0.1 * torch.ones(width))
-        self.head = nn.Linear(width, 10)
+        self.head = nn.Linear(8 * width, 10)
 
     def forward(self, x):
         x = self.stem(x)
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         x = x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
-        return self.head(x.mean((2, 3)))
+        return self.head(x.mean(3).flatten(1))
 
 
 @sound()

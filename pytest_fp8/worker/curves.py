@@ -54,6 +54,7 @@ def curve(
     if first_step == 0:
         engine.restart(seed, jitter)
     losses: list[torch.Tensor] = []
+    eps = 0.0
     norms: list[torch.Tensor] = []
     fingerprint = 0
     course = TrainingCourse(engine.model, engine.optimizer, engine.fused_params)
@@ -61,7 +62,7 @@ def curve(
 
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
-        course.note_optimizer_step()
+        course.note_gradients()
 
     last = first_step + steps - 1
     for step in range(first_step, first_step + steps):
@@ -73,12 +74,14 @@ def curve(
         else:
             loss = engine.step(batch, on_gradients=note_gradients)
         losses.append(loss.float())
+        eps = torch.finfo(loss.dtype).eps
         course.note_training_step()
         # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
         norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
     return {
         "seed": seed,
         "losses": [float(x) for x in torch.stack(losses).cpu()],
+        "eps": eps,
         "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         "data": fingerprint,
         "course": to_plain(course.noted()),

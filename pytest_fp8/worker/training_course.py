@@ -34,10 +34,14 @@ class TrainingCourse:
         self._rates = [self._rates_now()]
         self._stepped: list[int] = []
         self._now = 0
+        # Steps, and no calls of a closure: how often a line search asks depends on the losses.
+        self._hook = innermost(optimizer).register_step_pre_hook(self._note_optimizer_step)
 
-    def note_optimizer_step(self) -> None:
-        """Called before each step of the optimizer."""
+    def _note_optimizer_step(self, *_: Any) -> None:
         self._now += 1
+
+    def note_gradients(self) -> None:
+        """Called before each step of the optimizer, and after each call of its closure."""
         for name, gradient in self._gradients():
             if name in self._reached:
                 self._reached[name] |= sample(gradient) != 0
@@ -49,6 +53,7 @@ class TrainingCourse:
         self._rates.append(self._rates_now())
 
     def noted(self) -> Course:
+        self._hook.remove()
         return Course(
             rates=self._rates,
             stepped=self._stepped,

@@ -87,7 +87,8 @@ def _without_gradient(weight: torch.Tensor) -> None:
 
 
 class TrainsTwice(Control):
-    """From step 2 of a curve on, a callback of the FP8 arm trains each batch a second time."""
+    """From step 2 of a curve on, a callback of the FP8 arm trains each batch a second time, with an optimizer of its
+    own: the arms' optimizers step equally often."""
 
     number, id = 67, "trains-twice"
     title = "the FP8 arm trains each batch twice"
@@ -97,12 +98,15 @@ class TrainsTwice(Control):
     verdicts = ("INCONCLUSIVE",)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        import torch
+
         if step == 0:
+            self._second = torch.optim.AdamW(engine.model.parameters(), lr=1e-3)
             return
         batch = engine.training_batch(seed, step)
         engine.loss_of(engine.model, batch).backward()
-        engine.optimizer.step()
-        engine.optimizer.zero_grad(set_to_none=True)
+        self._second.step()
+        self._second.zero_grad(set_to_none=True)
 
 
 class WeightsInFp8(Control):

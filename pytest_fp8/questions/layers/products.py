@@ -18,7 +18,7 @@ their order (:func:`_by_number`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -164,6 +164,7 @@ def attribute(
             ran[product.extents].append(product)
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
     slots = _slots(calls, recompute, recomputed_in)
+    spare = _spare(calls, fp8_roles)
     result = StepProducts(others=_taken_away(ran, foreign))
     open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
@@ -175,7 +176,7 @@ def attribute(
         kinds = [product.kind for product in seen]
         sure = len(set(kinds)) < 2 or len({role for _, role in wanted}) < 2
         if extents[0] != "forward":
-            kinds = _by_number(kinds, owes_fp8)
+            kinds = _by_number(kinds, owes_fp8, spare[extents])
         for index, (call, role) in enumerate(wanted):
             kind = kinds[index] if index < len(kinds) else "absent"
             if kind == "absent":
@@ -219,19 +220,33 @@ def _slots(
     return slots
 
 
-def _by_number(kinds: list[str], owes_fp8: Sequence[bool]) -> list[str]:
+def _spare(calls: Sequence[LayerCall], fp8_roles: Collection[Role]) -> Counter[Extents]:
+    """Gradients that nobody needs and an FP8 layer may compute in high precision all the same: torchao computes both,
+    so that a layer whose weights rest for one loss has a wgrad there."""
+    return Counter(
+        call.expected(role)
+        for call in calls
+        for role in (DGRAD, WGRAD)
+        if call.fp8 and role not in fp8_roles and role not in call.roles(recompute=False)
+    )
+
+
+def _by_number(kinds: list[str], owes_fp8: Sequence[bool], spare: int) -> list[str]:
     """The kinds of a backward pass's products of equal extents, in the order of the slots they fill.
 
     A compiled backward pass runs what is ready first, so order says little where a Linear that stays in high precision
     (or a role that a recipe keeps there) has the extents of one that must run in FP8: at 8B, 4096 tokens make dgrad and
     wgrad of a 4096-wide Linear alike. The number decides: where as many products ran in high precision as may, they are
     taken for those that may, and FP8's for those that must. One too few is always found, in one slot or another.
-    FP8 products may be more than there are slots: torchao also computes the gradient of the first layer's input.
+    Either may be more than there are slots, for gradients that nobody needs: in FP8 any number, in high precision
+    ``spare`` ones.
     """
-    high = iter([kind for kind in kinds if kind != FP8])
-    if kinds.count(FP8) < sum(owes_fp8) or len(kinds) - kinds.count(FP8) != len(owes_fp8) - sum(owes_fp8):
+    high = [kind for kind in kinds if kind != FP8]
+    in_fp8, may = len(kinds) - len(high), len(owes_fp8) - sum(owes_fp8)
+    if in_fp8 < sum(owes_fp8) or not may <= len(high) <= may + spare:
         return kinds
-    return [FP8 if owed else next(high) for owed in owes_fp8]
+    left = iter(high)
+    return [FP8 if owed else next(left) for owed in owes_fp8]
 
 
 def _match_moved(result: StepProducts, open_slots: list[tuple[int, LayerCall, Role]], recomputed_in: str) -> None:

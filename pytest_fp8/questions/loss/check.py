@@ -20,7 +20,7 @@ from pytest_fp8.questions.loss.learning import (
     weights_stand_still,
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
-from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
+from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, tail_gap
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "loss"
@@ -30,7 +30,8 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
     """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
     seeds = sorted(evidence.fp8)
     fp8, bf16 = ([arm[s].losses for s in seeds] for arm in (evidence.fp8, evidence.bf16))
-    gap = compare_curves(fp8, bf16, frozen_margin or _twin_gaps(evidence), _fp8_twin_gaps(evidence))
+    twins = frozen_margin or _twin_gaps(evidence)
+    gap = compare_curves(fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps)
     if evidence.unfinished and gap.verdict is Verdict.FAIL:
         return replace(gap, verdict=Verdict.INCONCLUSIVE)
     return gap
@@ -41,17 +42,17 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     the gap. Where that does not fail, the reference must have learnt something.
 
     ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
-    Margins are nats, and shares of the loss where the reference's ends below 1. ``gap``: the answer of
+    Margins are nats, and shares of the loss where the reference's ends below 1 or above 10. ``gap``: the answer of
     :func:`judge_gap` where it is known.
     """
     seeds = sorted(evidence.fp8)
     own = _twin_gaps(evidence)
-    scale = loss_scale([evidence.bf16[s].losses for s in seeds])
+    scale = evidence.scale
     numbers: dict[str, Any] = {
         "gaps": [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
         "twin_gaps": own,
         "fp8_twin_gaps": _fp8_twin_gaps(evidence),
-        "margin": loss_margin(frozen_margin or own, scale.value, _fp8_twin_gaps(evidence)),
+        "margin": loss_margin(frozen_margin or own, scale, _fp8_twin_gaps(evidence)),
         "margin_scale": scale.value,
         "seeds": len(seeds),
         "steps": len(evidence.fp8[seeds[0]].losses),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
-from pytest_fp8.rules.loss import MAX_LOSS_SEEDS
+from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
 
 FP8_TWINS_AT = 2
 """The look at which the FP8 arm's twins come."""
@@ -59,6 +59,8 @@ class Curve:
     """In nats, or in the unit of the user's own loss."""
     gradient_norms: Sequence[float]
     """L2 norm of all gradients."""
+    eps: float = 0.0
+    """Spacing at 1 of the type in which the losses were computed: 2**-7 for bfloat16."""
     data: int = 0
     """Checksum of the batches of all steps."""
     course: Course = field(default_factory=Course)
@@ -88,6 +90,16 @@ class LossEvidence:
     Empty where the arms' first losses are close."""
     unfinished: bool = False
     """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
+
+    @property
+    def scale(self) -> LossScale:
+        """What margins are shares of."""
+        return loss_scale([self.bf16[s].losses for s in sorted(self.fp8)], self.eps)
+
+    @property
+    def eps(self) -> float:
+        """Spacing at 1 of the coarser arm's losses."""
+        return max(curve.eps for curve in (*self.fp8.values(), *self.bf16.values()))
 
 
 def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:

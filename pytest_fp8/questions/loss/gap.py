@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.findings import Finding
-from pytest_fp8.rules.loss import LOSS_MARGIN, LossGap, LossScale
+from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, LossGap, LossScale
 from pytest_fp8.verdicts import Verdict
-
-SUMMED = 100.0
-"""A loss from here on is a sum over a batch: guessing among a million tokens costs 14 nats each."""
 
 
 def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> Finding:
     """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
     ends from itself one rounding apart (3 sd)."""
-    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale)
+    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale, bf16)
     margin = _amount(gap.margin, scale)
     if gap.verdict is Verdict.PASS:
         return Verdict.PASS, {"headline": f"{seen}, margin {margin.removesuffix(' nats')}{which}"}
     if gap.verdict is Verdict.FAIL:
-        summed = _summed(bf16)
         return Verdict.FAIL, {
             "headline": "FP8 training ends at a higher loss than BF16",
             "expected": f"less than {margin} above BF16{which}",
             "seen": seen,
-            "cause": (summed and summed + "; or ")
-            + "scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins after "
-            "the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
-            "next_step": ("give the mean (reduction='mean'), then " if summed else "")
-            + "ask assert_numerics(), which looks at the products after some training, too; if they are right, try a "
-            "finer recipe (rowwise, block)",
+            "cause": "scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins "
+            "after the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
+            "next_step": "ask assert_numerics(), which looks at the products after some training, too; if they are "
+            "right, try a finer recipe (rowwise, block)",
         }
     if gap.below:
         return _below(gap, scale, seen)
@@ -58,32 +52,33 @@ def _below(gap: LossGap, scale: LossScale, seen: str) -> Finding:
 
 
 def _amount(value: float, scale: LossScale) -> str:
-    """A loss below 1 need not be in nats, and four decimals may not show it."""
+    """A loss below 1 or above 10 need not be in nats, and four decimals may not show it."""
     return f"{value:.3g}" if scale.relative else f"{value:.4f} nats"
 
 
-def _which_margin(gap: LossGap, scale: LossScale) -> str:
-    """For a margin that is a share of the loss: which share, and why. Empty for one in nats."""
+def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]]) -> str:
+    """For a margin that is no number of nats: which share of the loss, and why. Empty for one in nats."""
+    if scale.spacing and gap.margin == scale.spacing:
+        return " (the loss's own type is no finer there)"
     if not scale.relative:
         return ""
+    if scale.value > 1:
+        return (
+            f" ({gap.margin / (LARGE * scale.value):.2%} of the loss: one of {_end(bf16):.4g} is no nats of one token)"
+        )
     share = f"{gap.margin / scale.value:.1%} of" if scale.value else "a share of"
     return f" ({share} the loss, which ends below 1)"
 
 
 def _seen(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]]) -> str:
-    end = sum(losses[-1] for losses in bf16) / len(bf16)
     over = f"over {len(bf16)} seeds (BF16 ends at "
     if scale.relative:
-        return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{end:.3g})"
-    return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{end:.3f})"
+        return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{_end(bf16):.4g})"
+    return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{_end(bf16):.3f})"
 
 
-def _summed(bf16: Sequence[Sequence[float]]) -> str:
-    """The cause, where the loss is too large for one token's; else an empty string."""
-    end = sum(losses[-1] for losses in bf16) / len(bf16)
-    if abs(end) < SUMMED:
-        return ""
-    return f"the loss is of the size of {end:.0f}, a sum over the batch, and margins are nats per token"
+def _end(bf16: Sequence[Sequence[float]]) -> float:
+    return sum(losses[-1] for losses in bf16) / len(bf16)
 
 
 def _why_undecided(
@@ -91,9 +86,6 @@ def _why_undecided(
 ) -> tuple[str, str]:
     """Cause and next step of curves that do not decide."""
     more = f"more seeds: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
-    summed = _summed(bf16)
-    if summed:
-        return summed, "give the mean: reduction='mean', or divide by the number of targets"
     if scale.why_none == "changes sign":
         return (
             f"the reference's loss changes sign at its end and averages {_amount(scale.value, scale)} there: a share "
