@@ -27,6 +27,7 @@ from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
 from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -84,7 +85,7 @@ class Fp8Pair:
 
     def numerics_evidence(self) -> NumericsEvidence:
         self._time_before_profiles()
-        return numerics_of(self._arms)
+        return with_further_draws(self._arms, numerics_of(self._arms))
 
     def loss_evidence(self) -> LossEvidence:
         """Curves for the case's seeds, and for further ones while these do not decide."""

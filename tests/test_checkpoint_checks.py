@@ -9,6 +9,7 @@ import pytest
 
 from helpers.evidence import trained, transfer, verdict_of
 from pytest_fp8 import Verdict
+from pytest_fp8.questions.checkpoints.carry import with_moved_reference
 from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, OwnLoaded, OwnSaved
 
@@ -74,6 +75,46 @@ def test_a_loss_may_differ_by_twice_what_the_precisions_do():
     assert check_checkpoints([known]).verdict is Verdict.PASS
     lost = replace(losses(apart, [0.09, 0.09, 0.09, 0.09]), start=Apart(0.03, 1, 0.05))
     assert check_checkpoints([lost]).verdict is Verdict.FAIL
+
+
+class Reference:
+    """It tells what its outputs and losses do when its weights are moved."""
+
+    def __init__(self, outputs, losses):
+        self.bf16, self.asked, self._answers = self, [], {"moved_outputs": outputs, "moved_resumes": losses}
+
+    def request(self, operation, **arguments):
+        self.asked.append(operation)
+        return self._answers.get(operation)
+
+    def shared(self, what, ask):
+        return ask()
+
+
+def test_a_router_that_is_undecided_after_training_is_no_fault_of_the_checkpoint():
+    far = transfer(logit_distance=0.17)
+    verdict_of(check_checkpoints([far]), Verdict.FAIL, "computes something else")
+    undecided, steady = Reference([0.07, 0.17, 0.12], []), Reference([0.03, 0.04, 0.03], [])
+    verdict_of(check_checkpoints(with_moved_reference(undecided, [far])), Verdict.PASS)
+    verdict_of(check_checkpoints(with_moved_reference(steady, [far])), Verdict.FAIL, "computes something else")
+    assert undecided.asked == steady.asked == ["curve", "moved_outputs"]
+
+
+def test_training_that_small_changes_send_another_way_is_no_fault_of_the_checkpoint():
+    """A line search, seen on emulated FP8."""
+    astray = losses([0.7915, 0.7884, 0.7222, 0.7029], [0.7916, 0.7371, 0.6641, 0.6468])
+    verdict_of(check_checkpoints([astray]), Verdict.FAIL, "does not go on")
+    searching, steady = Reference([], [0.006, -0.001, 0.039]), Reference([], [0.006, -0.001, 0.003])
+    verdict_of(check_checkpoints(with_moved_reference(searching, [astray])), Verdict.PASS)
+    verdict_of(check_checkpoints(with_moved_reference(steady, [astray])), Verdict.FAIL, "does not go on")
+    assert searching.asked == ["moved_resumes"]
+
+
+def test_a_reference_is_asked_nothing_more_where_limits_hold_or_nothing_was_loaded():
+    reference = Reference([], [])
+    sound = [transfer(), transfer(logit_distance=math.nan, loaded_changes={"loaded": False})]
+    assert with_moved_reference(reference, sound) == sound
+    assert not reference.asked
 
 
 def test_other_data_for_the_resumed_steps_is_no_fault_of_the_checkpoint():

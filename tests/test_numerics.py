@@ -10,8 +10,10 @@ import pytest
 from helpers.evidence import CASE, layers_evidence, verdict_of
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.casts import E4M3, E5M2, promised_casts
+from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.numerics.evidence import ArmNumerics, Gradients, NumericsEvidence, ProductCheck
 from pytest_fp8.recipes import DGRAD, FPROP, RECIPES, ROLES, WGRAD, recipe_options
 
@@ -209,6 +211,54 @@ def test_sensitive_gradients_are_judged_by_their_factor():
     twice = gradients(off=0.4, times={"up": 2.0, "enter": 2.0})
     verdict_of(judge(fp8=twice, moved=moved), Verdict.FAIL, "2 of 4 gradients", "up", "times BF16's")
     verdict_of(judge(fp8=gradients(times={"down": 0.0}), moved=moved), Verdict.FAIL, "no gradient arrives at down")
+
+
+@pytest.mark.parametrize("further", [gradients(off={"up": 0.6}), gradients(off={"up": 0.2})], ids=["noise", "flips"])
+def test_what_some_way_of_moving_weights_does_is_no_fault(further):
+    """A router that sends a row another way in one draw of nine; the bias of attention's keys, which is noise."""
+    seen = evidence(fp8=gradients(off={"up": 0.5}))
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "gradient")
+    seen = replace(seen, further=[gradients(), further])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
+
+
+def test_a_sensitive_factor_is_judged_by_how_far_moved_weights_move_it():
+    moved, fp8 = gradients(off=0.4), gradients(off=0.2, times={"up": 0.5})
+    seen = evidence(fp8=fp8, moved=moved)
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "is multiplied by")
+    seen = replace(seen, further=[gradients(off=0.2, times={"up": 0.7})])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
+
+
+@pytest.mark.parametrize("fp8", [gradients(times=4.0), gradients(times={"up": 0.0}), gradients(times={"up": math.nan})])
+def test_further_draws_hide_no_fault(fp8):
+    seen = replace(evidence(fp8=fp8), further=[gradients(), gradients(off=0.1), gradients(off=0.15)])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "gradient")
+
+
+class Arms:
+    """A reference that tells what its weights do when they are moved in further ways."""
+
+    case = CASE
+
+    def __init__(self):
+        self.bf16, self.asked = self, []
+
+    def request(self, operation, draws):
+        self.asked.append(operation)
+        return [to_plain(gradients(off=0.6)) for _ in range(draws)]
+
+    def shared(self, what, ask):
+        return ask()
+
+
+def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong():
+    arms = Arms()
+    assert not with_further_draws(arms, evidence()).further
+    assert not arms.asked
+    seen = with_further_draws(arms, evidence(fp8=gradients(off={"up": 0.5})))
+    assert arms.asked == ["moved_gradients"]
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
 
 
 def test_one_expert_whose_rows_a_small_change_moves_is_left_alone():

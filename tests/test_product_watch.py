@@ -45,6 +45,29 @@ def test_emulated_products_are_what_the_recipes_casts_give(recipe):
     assert min(high) > 50 if recipe == "rowwise_with_gw_hp" else max(high) < 40
 
 
+class Codebook(torch.nn.Module):
+    """A buffer that each forward pass replaces by another tensor, and that the output depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.register_buffer("codes", torch.ones(64))
+
+    def forward(self, x):
+        self.codes = self.codes + 0.3 * self.codes.roll(1)
+        return self.leave(self.enter(x) * self.codes)
+
+
+def test_gradients_are_those_of_equal_buffers_however_often_they_are_asked():
+    server = serve(build=Codebook)
+    first, again = (server.numerics(moved=True) for _ in range(2))
+    assert first["gradients"]["sketches"] == again["gradients"]["sketches"]
+    assert first["moved"]["sketches"] == again["moved"]["sketches"]
+    draws = server.moved_gradients(draws=2)
+    assert len({draw["sketches"]["leave.weight"] for draw in [first["moved"], *draws]}) == 3
+    assert server.moved_gradients(draws=2) == draws
+
+
 def test_weights_and_gradients_are_left_as_they_were():
     server = serve()
     model = server.engine.model

@@ -97,8 +97,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     # Free the copies before anything is computed: at 8B they are 15 GiB.
     found.clear()
     stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
-    with training_state.buffers_kept(engine.model):
-        engine.renew_scales()
+    engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
         engine.optimizer.state.clear()

@@ -33,6 +33,7 @@ from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks
 from pytest_fp8.worker.seed_weights import copy_model, copy_values, numbers_of, restore_numbers
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.training_setup import TrainingSetup
+from pytest_fp8.worker.training_state import buffers_kept
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
@@ -184,7 +185,8 @@ class Engine:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
         self.backend.reset_scaling(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
-            with muted(self.optimizer):
+            # The reference has no such passes: they must not move running statistics or a codebook.
+            with buffers_kept(self.model), muted(self.optimizer):
                 self.step(self.training_batch(seed=0, step=2_000_000 + index))
 
     # -- training -----------------------------------------------------------------------------------------------------

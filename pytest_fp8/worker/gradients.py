@@ -18,6 +18,7 @@ from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
+from pytest_fp8.worker.training_state import buffers_kept
 from pytest_fp8.zoo import data
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 4096
 """Rows of :data:`BUCKETS` values that are summed at a time: 4 M values, 16 MB of random signs."""
 
+DRAW_APART = 1_000_003
+"""Between the seeds of draws, so that no draw of one seed is that of another."""
+
 
 def gradients(engine: Engine, seed: int) -> dict[str, Any]:
     """One step as the arm runs it, from the weights that it has; no weight moves. As plain data, the fields of
@@ -33,21 +37,30 @@ def gradients(engine: Engine, seed: int) -> dict[str, Any]:
 
     A step that draws random numbers is run again uncompiled: dropout's masks agree between the arms only there.
     """
-    found, drew = _gradients(engine, seed)
+    # One after the other, so that each starts from the same buffers: a codebook that moves in each forward pass would
+    # else look like a model that any small change moves.
+    with buffers_kept(engine.model):
+        found, drew = _gradients(engine, seed)
     if drew and engine.compiled:
-        with torch.compiler.set_stance("force_eager"):
+        with buffers_kept(engine.model), torch.compiler.set_stance("force_eager"):
             return _gradients(engine, seed)[0]
     return found
 
 
-def moved_gradients(engine: Engine, seed: int) -> dict[str, Any]:
+def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
     """The same with the weights of all Linears moved by as much as FP8 moves products.
 
     How far gradients then move tells how far sound FP8 may move them: a router sends some rows to other experts, a deep
-    model amplifies. The weights are put back.
+    model amplifies. The weights are put back. ``draw`` says in which of many ways they are moved.
     """
-    with moved_weights(engine, seed):
+    with moved_weights(engine, seed + DRAW_APART * draw):
         return gradients(engine, seed)
+
+
+def further_moved_gradients(engine: Engine, draws: int, seed: int) -> list[dict[str, Any]]:
+    """The same for ``draws`` further ways, from the weights of ``seed``."""
+    engine.restart(seed)
+    return [moved_gradients(engine, seed, draw) for draw in range(1, draws + 1)]
 
 
 def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:

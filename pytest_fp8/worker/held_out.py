@@ -32,6 +32,12 @@ def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
         return output, inputs[0] if inputs else 0
 
 
+def compared(output: torch.Tensor) -> torch.Tensor:
+    """The part of an output that is compared: float32, at most 64 rows of 4096 values."""
+    rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
+    return rows[:64, :4096].contiguous()
+
+
 def output_on(engine: Engine, batch: Any) -> torch.Tensor:
     """The model's output on a batch, in a forward pass as in training."""
     with engine.precision():

@@ -10,6 +10,7 @@ import torch
 
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
+from pytest_fp8.worker.training_state import buffers_kept
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -71,5 +72,5 @@ def fit_scales(engine: Engine, seed: int) -> None:
     passes of a restart, on another batch, a gradient of a 1B model is 31 dB worse than the recipe's own casts make it.
     """
     for _ in range(engine.backend.calibration_passes(engine.case.recipe)):
-        with muted(engine.optimizer):
+        with muted(engine.optimizer), buffers_kept(engine.model):
             engine.step(engine.training_batch(seed, step=0))

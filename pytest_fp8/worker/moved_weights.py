@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from statistics import mean
 from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_fp8.worker.held_out import compared, held_out_output
 from pytest_fp8.worker.restored import values_kept
 
 if TYPE_CHECKING:
@@ -42,3 +44,26 @@ def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:
             engine.fault_points.before_step(engine, seed, step=0)
             losses.append(float(engine.step(batch)))
     return losses
+
+
+def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
+    """How far the output on a held-out batch is from that of the arm's weights when these are moved in as many ways as
+    ``draws`` says: relative L2 distances."""
+    output = compared(held_out_output(engine, seed)[0])
+    length = float(output.norm()) or 1.0
+    distances: list[float] = []
+    for draw in range(draws):
+        with moved_weights(engine, draw):
+            distances.append(float((compared(held_out_output(engine, seed)[0]) - output).norm()) / length)
+    return distances
+
+
+def moved_resumes(engine: Engine, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
+    """How far the mean loss of ``steps`` training steps after the first ones moves when the weights that these left are
+    moved, in as many ways as ``draws`` says; the first number is without that."""
+    means: list[float] = []
+    for draw in range(-1, draws):
+        engine.curve(seed, first_step)
+        with moved_weights(engine, draw) if draw >= 0 else nullcontext():
+            means.append(mean(engine.curve(seed, steps, first_step=first_step)["losses"]))
+    return [each - means[0] for each in means[1:]]

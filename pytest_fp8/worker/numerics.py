@@ -15,10 +15,11 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
-from pytest_fp8.worker.instrumented import SEED, instrumented_step
+from pytest_fp8.worker.instrumented import SEED, fit_scales, instrumented_step
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.training_setup import seed_generators
+from pytest_fp8.worker.training_state import buffers_kept
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -46,7 +47,11 @@ def products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
     """One instrumented step; a record for each product compared, with the fields of
     :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
     watch = ProductWatch(engine)
-    instrumented_step(engine, watch, seed=seed)
+    engine.restart(seed)
+    fit_scales(engine, seed)
+    # Gradients are compared from equal buffers: a codebook that this step moves would not be the same in both arms.
+    with buffers_kept(engine.model):
+        instrumented_step(engine, watch, seed=seed, restart=False)
     return watch.checks()
 
 

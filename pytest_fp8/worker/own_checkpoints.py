@@ -116,8 +116,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
     report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same))
     report["stale"] = watch.stale()
-    with buffers_kept(engine.model):
-        engine.renew_scales()
+    engine.renew_scales()
     engine.park()
     return report
 

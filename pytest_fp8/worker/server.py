@@ -16,11 +16,12 @@ from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.busy import busy_steps
 from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.held_out import held_out_output
+from pytest_fp8.worker.gradients import further_moved_gradients
+from pytest_fp8.worker.held_out import compared, held_out_output
 from pytest_fp8.worker.instrumented import SEED
 from pytest_fp8.worker.layers import layers
 from pytest_fp8.worker.ledger import ledger_of
-from pytest_fp8.worker.moved_weights import first_losses
+from pytest_fp8.worker.moved_weights import first_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.numerics import numerics
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
@@ -47,9 +48,12 @@ class ArmServer:
             "save": self.save,
             "load": self.load,
             "logits": self.logits,
+            "moved_outputs": self.moved_outputs,
+            "moved_resumes": self.moved_resumes,
             "resume": self.resume,
             "call": self.call,
             "numerics": self.numerics,
+            "moved_gradients": self.moved_gradients,
             "restart": self.engine.restart,
         }
         if operation not in operations:
@@ -98,6 +102,10 @@ class ArmServer:
         """Samples of the FP8 layers' products in one step against the exact ones, and sketches of its gradients."""
         return numerics(self.engine, moved, seed)
 
+    def moved_gradients(self, draws: int, seed: int = SEED) -> list[dict[str, Any]]:
+        """Sketches of the gradients from weights that are moved in as many ways by as much as FP8 moves products."""
+        return further_moved_gradients(self.engine, draws, seed)
+
     def first_losses(self, seed: int, draws: int) -> list[float]:
         """Losses of a curve's first step, from weights that are moved by as much as FP8 moves products."""
         return first_losses(self.engine, seed, draws)
@@ -137,8 +145,15 @@ class ArmServer:
         """A fingerprint of what entered the model, in four bytes, and its output on the first rows of one held-out
         batch: float32, at most 64 x 4096 values."""
         output, given = held_out_output(self.engine, seed)
-        rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
-        return given.to_bytes(4, "little") + bytes(rows[:64, :4096].contiguous().cpu().numpy().tobytes())
+        return given.to_bytes(4, "little") + bytes(compared(output).cpu().numpy().tobytes())
+
+    def moved_outputs(self, seed: int, draws: int) -> list[float]:
+        """How far these logits move with weights that are moved in as many ways by as much as FP8 moves products."""
+        return moved_outputs(self.engine, seed, draws)
+
+    def moved_resumes(self, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
+        """How far the mean loss of these steps moves with weights that are moved before them in as many ways."""
+        return moved_resumes(self.engine, seed, first_step, steps, draws)
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
         """Go on training from where the arm is: losses from ``first_step`` on, and what these steps were given."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,24 @@ def generators_kept() -> Iterator[None]:
 
 def buffers_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    return values_kept(model.buffers())
+    return _kept((module, name) for module in model.modules() for name in module._buffers)
 
 
 def not_persistent_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The same for the buffers that the model declares as not persistent."""
-    return values_kept(value for module in model.modules() for name, value in _of_module(module))
+    return _kept((module, name) for module in model.modules() for name, _ in _of_module(module))
+
+
+@contextmanager
+def _kept(buffers: Iterable[tuple[torch.nn.Module, str]]) -> Iterator[None]:
+    """``buffers``: each with the module that holds it, which may put another tensor in its place."""
+    held = [(module, name, buffer) for module, name in buffers if (buffer := module._buffers[name]) is not None]
+    try:
+        with values_kept(buffer for _, _, buffer in held):
+            yield
+    finally:
+        for module, name, buffer in held:
+            module._buffers[name] = buffer
 
 
 def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

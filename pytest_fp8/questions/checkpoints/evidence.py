@@ -125,6 +125,11 @@ class Apart:
     """How many logits these are."""
     losses: float
     """Mean of FP8's losses less BF16's over the same first steps from the same weights."""
+    moved_logits: Sequence[float] = ()
+    """Relative L2 distances of the trained reference's logits when its Linears' weights are moved by as much as FP8
+    moves products, one for each way; asked where :attr:`logits` is not enough."""
+    moved_losses: Sequence[float] = ()
+    """How far the mean loss of the steps that it goes on to train moves then."""
 
 
 @dataclass(frozen=True)

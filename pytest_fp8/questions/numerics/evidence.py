@@ -78,11 +78,13 @@ class NumericsEvidence:
 
     fp8: ArmNumerics
     bf16: ArmNumerics
+    further: Sequence[Gradients] = ()
+    """The reference's gradients with its weights moved in further ways; asked where one way is not enough."""
 
     @property
-    def moved(self) -> Gradients:
+    def moved(self) -> Sequence[Gradients]:
         """How far gradients may move, in this model and on this batch."""
-        return self.bf16.moved or self.bf16.gradients
+        return [self.bf16.moved or self.bf16.gradients, *self.further]
 
 
 def numerics_of(arms: PairArms) -> NumericsEvidence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pytest_fp8.case import Case
+
+    Vectors = dict[str, NDArray[Any]]
+    """Parameter -> its gradient's sketch."""
 
 NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
 """Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
@@ -34,11 +37,18 @@ class Difference:
     """<FP8, BF16> / |BF16|^2."""
     cosine: float
     moved: float
-    """|moved - BF16| / |BF16|: what weights that are moved as much as FP8 moves products do to it."""
+    """|moved - BF16| / |BF16|: what weights that are moved as much as FP8 moves products do to it. The largest of all
+    ways in which they were moved."""
+    moved_gain: float = 0.0
+    """The largest difference of a moved gradient's gain to 1; 0 where weights were moved in one way only."""
 
     def limit(self, limits: Limits) -> float:
         """Of the relative difference."""
         return limits.gradients * self.moved
+
+    def gain_limit(self, limits: Limits) -> float:
+        """Of the gain's difference to 1, where the gain is what is judged."""
+        return max(GAIN_OF_MOVED * self.moved, limits.gradients * self.moved_gain)
 
     @property
     def length(self) -> float:
@@ -60,12 +70,12 @@ class Difference:
     def wrong(self, limits: Limits) -> bool:
         """Not "more than the limit": a gradient that is not finite is within no limit."""
         if self.by_gain(limits):
-            return not abs(self.gain - 1) <= GAIN_OF_MOVED * self.moved
+            return not abs(self.gain - 1) <= self.gain_limit(limits)
         return math.isfinite(self.moved) and not self.relative <= self.limit(limits)
 
     def expected(self, limits: Limits) -> str:
         if self.by_gain(limits):
-            return f"1 +-{GAIN_OF_MOVED * self.moved:.2f} times BF16's gradient of {self.parameter}"
+            return f"1 +-{self.gain_limit(limits):.2f} times BF16's gradient of {self.parameter}"
         return f"at most {self.limit(limits):.1%} from BF16's gradient of {self.parameter}"
 
 
@@ -73,41 +83,50 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
     """Of each parameter with a gradient in the reference, in the order of the backward pass."""
     import numpy as np
 
-    arms = [_numbers(arm) for arm in (evidence.bf16.gradients, evidence.fp8.gradients, evidence.moved)]
+    arms = [_numbers(arm) for arm in (evidence.bf16.gradients, evidence.fp8.gradients, *evidence.moved)]
     with np.errstate(invalid="ignore", over="ignore"):
         return _differences(evidence, *arms)
 
 
-def _differences(evidence: NumericsEvidence, *arms: dict[str, NDArray[Any]]) -> list[Difference]:
+def _differences(
+    evidence: NumericsEvidence, reference: Vectors, mine: Vectors, first: Vectors, *further: Vectors
+) -> list[Difference]:
     import numpy as np
 
     found: list[Difference] = []
-    for name, bf16 in arms[0].items():
-        fp8, moved = (arm.get(name) for arm in arms[1:])
+    for name, bf16 in reference.items():
+        fp8, moved = mine.get(name), first.get(name)
         if fp8 is None and name in evidence.fp8.gradients.silent:
             fp8 = np.zeros_like(bf16)
         length = float(np.linalg.norm(bf16))
         if fp8 is None or moved is None or not length or np.count_nonzero(bf16) < LEAST_VALUES:
             continue
-        product, own = float(fp8 @ bf16), float(np.linalg.norm(fp8))
-        found.append(
-            Difference(
-                parameter=name,
-                relative=float(np.linalg.norm(fp8 - bf16)) / length,
-                gain=product / length**2,
-                cosine=product / (length * own) if own else 0.0,
-                moved=float(np.linalg.norm(moved - bf16)) / length,
-            )
-        )
+        own = float(np.linalg.norm(fp8))
+        relative, gain = _apart(fp8, bf16)
+        cosine = gain * length / own if own else 0.0
+        found.append(Difference(name, relative, gain, cosine, _apart(moved, bf16)[0]))
     # One draw of moved weights: a parameter that it happened to move little is taken to move half as much as others.
     middle = float(np.median([each.moved for each in found])) if found else 0.0
-    return [
-        Difference(d.parameter, d.relative, d.gain, d.cosine, max(d.moved, middle / 2)) if math.isfinite(d.moved) else d
-        for d in found
-    ]
+    return [_widened(d, middle / 2, reference, further) if math.isfinite(d.moved) else d for d in found]
 
 
-def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
+def _widened(d: Difference, least: float, reference: Vectors, further: Sequence[Vectors]) -> Difference:
+    """The difference with the largest of what all ways of moving weights do, and at least ``least``."""
+    more = [_apart(moved[d.parameter], reference[d.parameter]) for moved in further if d.parameter in moved]
+    sizes = [relative for relative, _ in more if math.isfinite(relative)]
+    gains = [abs(gain - 1) for _, gain in more if math.isfinite(gain)]
+    return replace(d, moved=max(d.moved, least, *sizes), moved_gain=max(gains, default=0.0))
+
+
+def _apart(moved: NDArray[Any], bf16: NDArray[Any]) -> tuple[float, float]:
+    """(|moved - BF16| / |BF16|, <moved, BF16> / |BF16|^2)."""
+    import numpy as np
+
+    square = float(bf16 @ bf16)
+    return float(np.linalg.norm(moved - bf16)) / math.sqrt(square), float(moved @ bf16) / square
+
+
+def _numbers(arm: Gradients) -> Vectors:
     import numpy as np
 
     read = {name: np.frombuffer(b64decode(text), dtype=np.float32) for name, text in arm.sketches.items()}

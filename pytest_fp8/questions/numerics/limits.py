@@ -32,7 +32,8 @@ class Limits:
     gain: float
     """The product's gain against theirs, as a fraction."""
     gradients: float
-    """A gradient's relative difference to BF16's, as a multiple of the difference that moved weights make."""
+    """A gradient's relative difference to BF16's, as a multiple of the difference that moved weights make; and its
+    gain's difference to 1, where only the gain is judged and weights were moved in several ways."""
 
     def sqnr_within(self, values: int) -> float:
         """With few values the noise power is itself uncertain: three standard errors, 3 * 10/ln(10) * sqrt(2/n) dB."""
