@@ -35,17 +35,6 @@ def test_what_accelerate_is_meant_to_convert_with_each_library():
     assert ao.skipped["lm_head"].startswith("head")
 
 
-def test_a_tie_that_a_conversion_breaks_is_seen():
-    from pytest_fp8.backends.linears import broken_ties, ties
-
-    model = blocks()
-    tied = ties(model)
-    assert tied == {"lm_head.weight": "embed.weight"}
-    assert broken_ties(tied, model) == {}
-    model["lm_head"].weight = torch.nn.Parameter(model["embed"].weight.detach().clone())
-    assert broken_ties(tied, model) == tied
-
-
 def test_every_option_of_the_recipe_is_in_the_environment():
     from pytest_fp8.backends.trainer import fp8_environment
 
@@ -112,6 +101,7 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
     from pytest_fp8.worker.fused_params import trained
+    from pytest_fp8.worker.ledger_weights import untied, weights_of
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -119,13 +109,15 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     accelerator = accelerate.Accelerator(cpu=True)
     model = blocks(10)
     optimizer = torch.optim.AdamW(model.parameters())
+    before = weights_of(model)
     # Accelerate's own conversion and hand-over of parameters, without the autocast that needs the real library.
     monkeypatch.setattr(accelerator, "prepare", accelerator._prepare_te)
     prepared = AccelerateTransformerEngine().prepare_with(accelerator, model, optimizer, compiled=False)
     live = [name for name, module in model.named_modules() if isinstance(module, stand_in.Linear)]
     assert prepared.conversion.converted == ["block.q", "block.k", "lm_head"]
     assert live == ["block.q", "lm_head"], "it stopped at the router: k stayed"
-    assert prepared.conversion.untied == {"lm_head.weight": "embed.weight"}
+    assert untied(before, before) == {}
+    assert untied(before, weights_of(model)) == {"lm_head.weight": "embed.weight"}
     assert "lm_head.weight" not in trained(model, prepared.optimizer, {})
     forget_accelerate()
 

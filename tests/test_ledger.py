@@ -192,6 +192,16 @@ def test_a_decision_about_arms_that_do_other_work_is_invalid():
     assert unless_unlike(disturbed, halved) is disturbed
 
 
+@pytest.mark.parametrize("members", [{}, {"q.weight": 0, "up.weight": 0}])
+@pytest.mark.parametrize("seen", [Verdict.PASS, Verdict.FAIL, Verdict.INVALID])
+def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(members, seen):
+    lost = ledgers(optimizer=optimizer(members=members))
+    decision = unless_unlike(Decision("loss", seen, "the curves"), lost)
+    verdict_of(decision, Verdict.FAIL, "in no optimizer", "never stepped: lm_head.weight")
+    timed = Decision("speedup", Verdict.PASS, "1.96x")
+    assert unless_unlike(timed, lost) is timed
+
+
 def test_groups_may_be_split_otherwise():
     split = OptimizerNote("AdamW", [{"lr": "0.001"}] * 2, {"q.weight": 0, "up.weight": 1, "lm_head.weight": 1})
     assert compare(ledgers(optimizer=split)) == []

@@ -49,7 +49,7 @@ def gradients(off=0.05, times=1.0, **changes):
 
     vectors = {name: vector(name, of(off, name, 0.05), of(times, name, 1.0)) for name in NAMES}
     sketches = {name: b64encode(v.astype(np.float32).tobytes()).decode() for name, v in vectors.items()}
-    return replace(Gradients(sketches, [], 5.0, 7, False), **changes)
+    return replace(Gradients(sketches, [], 5.0, 7), **changes)
 
 
 def evidence(products=(), fp8=None, later=(), **changes):

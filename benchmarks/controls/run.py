@@ -151,13 +151,13 @@ def healthy_runs(runner: ControlRunner, recipe: str, groups: int) -> dict[str, A
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+
+    from pytest_fp8.report.tables import new_table
 
     if not rows:
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = new_table()
     for name, wrap in (("", False), ("control", False), ("pytest-fp8", False), ("because", True)):
         table.add_column(name, no_wrap=not wrap, overflow="fold")
     for name in CHECKS:

@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +21,7 @@ from benchmarks.gate.reach import BASELINE_PROCESSES, CAUGHT, NOISE, RUN_PROCESS
 from benchmarks.gate.recordings import load
 from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import CHANGES, OURS, SESSION, Plan, Tally, per_session, run, together, wilson
+from pytest_fp8.report.tables import new_table
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
 BUILD_SECONDS = 25.0
@@ -76,7 +76,7 @@ def show(console: Console, noises: dict[str, Noise], tallies: list[Tally], plan:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = new_table(title)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=not index)
     return table

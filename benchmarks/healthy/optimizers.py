@@ -57,18 +57,29 @@ def groups_of_parameters():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=optimizer)
 
 
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr=3e-4):
-        super().__init__(params, {"lr": lr})
+class ByWeight(torch.optim.Optimizer):
+    """Each weight with a gradient is moved by itself."""
+
+    rate = 1e-3
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": self.rate})
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    held = self.state[p].setdefault("mean", torch.zeros_like(p))
-                    p.sub_((0.9 * held + 0.1 * p.grad).sign(), alpha=group["lr"])
-                    held.lerp_(p.grad, 0.01)
+                    self.move(p, p.grad, self.state[p], group["lr"])
+
+
+class Lion(ByWeight):
+    rate = 3e-4
+
+    def move(self, p, gradient, state, rate):
+        held = state.setdefault("mean", torch.zeros_like(p))
+        p.sub_((0.9 * held + 0.1 * gradient).sign(), alpha=rate)
+        held.lerp_(gradient, 0.01)
 
 
 @sound()
@@ -77,20 +88,14 @@ def lion():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Lion)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByWeight):
     """Momentum made orthogonal by products; what is no matrix gets plain momentum."""
 
-    def __init__(self, params, lr=5e-3):
-        super().__init__(params, {"lr": lr})
+    rate = 5e-3
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                held = self.state[p].setdefault("momentum", torch.zeros_like(p)).mul_(0.9).add_(p.grad)
-                p.sub_(orthogonal(held) if p.dim() == 2 else held, alpha=group["lr"])
+    def move(self, p, gradient, state, rate):
+        held = state.setdefault("momentum", torch.zeros_like(p)).mul_(0.9).add_(gradient)
+        p.sub_(orthogonal(held) if p.dim() == 2 else held, alpha=rate)
 
 
 def orthogonal(matrix):
@@ -109,28 +114,18 @@ def muon():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Muon)
 
 
-class Factored(torch.optim.Optimizer):
+class Factored(ByWeight):
     """Adafactor's way: second moments by row and column, in float32."""
 
-    def __init__(self, params, lr=1e-3):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                square, state = p.grad.float().square() + 1e-12, self.state[p]
-                state["step"] = state.get("step", 0) + 1
-                keep = 1 - state["step"] ** -0.8
-                for name, dim in (("row", -1), ("column", 0)) if p.dim() == 2 else (("all", ()),):
-                    mean = square.mean(dim) if dim != () else square
-                    state[name] = keep * state[name] + (1 - keep) * mean if name in state else mean
-                scale = (
-                    torch.outer(state["row"], state["column"]) / state["row"].mean() if p.dim() == 2 else state["all"]
-                )
-                p.sub_((p.grad.float() * scale.rsqrt()).to(p.dtype), alpha=group["lr"])
+    def move(self, p, gradient, state, rate):
+        square = gradient.float().square() + 1e-12
+        state["step"] = state.get("step", 0) + 1
+        keep = 1 - state["step"] ** -0.8
+        for name, dim in (("row", -1), ("column", 0)) if p.dim() == 2 else (("all", ()),):
+            mean = square.mean(dim) if dim != () else square
+            state[name] = keep * state[name] + (1 - keep) * mean if name in state else mean
+        scale = torch.outer(state["row"], state["column"]) / state["row"].mean() if p.dim() == 2 else state["all"]
+        p.sub_((gradient.float() * scale.rsqrt()).to(p.dtype), alpha=rate)
 
 
 @sound()
@@ -139,27 +134,20 @@ def factored_moments():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Factored)
 
 
+class Master(ByWeight):
+    """Adam on a copy of each weight in float32."""
+
+    def move(self, p, gradient, state, rate):
+        state.setdefault("master", p.detach().float().clone())
+        mean = state.setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
+        square = state.setdefault("square", torch.zeros_like(p, dtype=torch.float32))
+        mean.lerp_(gradient.float(), 0.1)
+        square.lerp_(gradient.float().square(), 0.05)
+        state["master"].sub_(mean / (square.sqrt() + 1e-8), alpha=rate)
+        p.copy_(state["master"])
+
+
 @sound()
 def master_weights():
     """Weights in float32 beside the model's, kept by the optimizer."""
-
-    class Master(torch.optim.Optimizer):
-        def __init__(self, params, lr=1e-3):
-            super().__init__(params, {"lr": lr})
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is None:
-                        continue
-                    state = self.state[p]
-                    state.setdefault("master", p.detach().float().clone())
-                    mean = state.setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
-                    square = state.setdefault("square", torch.zeros_like(p, dtype=torch.float32))
-                    mean.lerp_(p.grad.float(), 0.1)
-                    square.lerp_(p.grad.float().square(), 0.05)
-                    state["master"].sub_(mean / (square.sqrt() + 1e-8), alpha=group["lr"])
-                    p.copy_(state["master"])
-
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)

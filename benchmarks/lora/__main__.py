@@ -16,15 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.lora.model import RANKS, Fit, Point, fit, weight_of
 from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import BaselineError, Fp8Error
+from pytest_fp8.report.tables import new_table
 from pytest_fp8.zoo.shapes import SHAPES
 
 TRIED_RANKS = (0, 8, 16, 32, 64)
@@ -122,7 +121,7 @@ def row(case: Case, point: Point, fitted: Fit) -> dict[str, Any]:
 
 
 def show(points: Sequence[tuple[Case, Point]], fitted: Fit, full: Case) -> None:
-    table = Table(title=f"{full.id}: adapters' ranks", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = new_table(f"{full.id}: adapters' ranks")
     columns = (
         "rank",
         "adapters on",

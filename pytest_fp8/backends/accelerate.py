@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, installed
-from pytest_fp8.backends.linears import broken_ties, linears, odd_size, plan, reason_to_skip, ties, why_skipped
+from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
 
@@ -62,11 +62,9 @@ class ThroughAccelerate(Backend):
     def prepare_with(
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
     ) -> Prepared:
-        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert and the ties that it broke."""
+        """``accelerator.prepare(model, optimizer)``, with what it was meant to convert."""
         conversion = self.planned(model)
-        tied = ties(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        conversion.untied = broken_ties(tied, model)
         return Prepared(model, conversion, optimizer, backward=accelerator.backward)
 
 

@@ -36,8 +36,6 @@ class Conversion:
     """Linear that stays in high precision -> the reason."""
     model: torch.nn.Module | None = None
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
-    untied: dict[str, str] = field(default_factory=dict)
-    """Weight that was tied to another before the conversion and no longer is -> that other weight."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion (a hook, its own forward) and does no
     longer."""

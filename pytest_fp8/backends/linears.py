@@ -1,4 +1,4 @@
-"""A model's Linears: which are converted and which are skipped with what reason, how one is replaced, what is tied."""
+"""A model's Linears: which are converted and which are skipped with what reason, how one is replaced."""
 
 from __future__ import annotations
 
@@ -119,26 +119,6 @@ def odd_size(in_features: int, out_features: int) -> str:
         if size % ALIGNMENT:
             return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
     return ""
-
-
-# -- parameters that several places share -----------------------------------------------------------------------------
-
-
-def ties(model: torch.nn.Module) -> dict[str, str]:
-    """Parameters that have two names: the second name -> the first."""
-    first: dict[int, str] = {}
-    names = [(name, id(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False)]
-    return {name: first[key] for name, key in names if first.setdefault(key, name) != name}
-
-
-def broken_ties(tied: Mapping[str, str], model: torch.nn.Module) -> dict[str, str]:
-    """Those of the ties ``tied`` that the converted model no longer has.
-
-    A conversion that copies weights into new layers breaks them: a tied head becomes a parameter of its own, which an
-    optimizer that was made before does not hold.
-    """
-    live = dict(model.named_parameters(remove_duplicate=False))
-    return {name: first for name, first in tied.items() if live.get(name) is not live.get(first)}
 
 
 def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:

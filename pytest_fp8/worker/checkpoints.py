@@ -16,6 +16,7 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.fused_params import plain_name, split
+from pytest_fp8.worker.ledger_weights import untied
 from pytest_fp8.worker.load_watch import LoadWatch
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class UnreadableWeightError(TypeError):
 
 
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
-    """Write the arm's state to ``folder``; gives keys, aliases, scaling state, dtypes on disk and content digests."""
+    """Write the arm's state to ``folder``; gives keys, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
@@ -50,8 +51,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     return {
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
-        "aliases": aliases,
-        "untied": engine.conversion.untied,
+        "untied": untied(*engine.weights),
         "scaling_state": scaling,
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
@@ -67,7 +67,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
 
     Loads nothing where a weight is missing or unexpected, so that no half-loaded model trains on.
     """
-    weights, aliases, scaling = weights_of(engine)
+    weights, aliases, _ = weights_of(engine)
     path = Path(folder)
     stored = checkpoint_stores.read(path, store, engine.device)
     found = {
@@ -80,8 +80,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "missing": missing,
         "unexpected": unexpected,
         "wrong_shape": shapes,
-        "rebuilt_scaling_state": scaling,
-        "untied": engine.conversion.untied,
+        "untied": untied(*engine.weights),
         "loaded": not (missing or unexpected or shapes),
         "stale": [],
         "digests": {},

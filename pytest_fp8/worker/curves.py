@@ -15,8 +15,6 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import ProductCount
 from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
-from pytest_fp8.worker.fused_params import trained
-from pytest_fp8.worker.movement import Movement
 from pytest_fp8.worker.presence import counted_step
 from pytest_fp8.worker.training_course import TrainingCourse
 from pytest_fp8.zoo import data, training
@@ -59,13 +57,12 @@ def curve(
     eps = 0.0
     norms: list[torch.Tensor] = []
     fingerprint = 0
-    movement = Movement(engine.model, engine.optimizer, engine.fused_params)
     course = TrainingCourse(engine.model, engine.optimizer, engine.fused_params)
     counts: dict[int, Mapping[str, ProductCount]] = {}
 
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
-        movement.note_gradients()
+        course.note_gradients()
 
     last = first_step + steps - 1
     for step in range(first_step, first_step + steps):
@@ -87,9 +84,8 @@ def curve(
         "eps": eps,
         "gradient_norms": [float(x) for x in torch.stack(norms).cpu()],
         "data": fingerprint,
-        "trained": trained(engine.model, engine.optimizer, engine.fused_params),
         "course": to_plain(course.noted()),
-        "movement": to_plain(movement.since_start()),
+        "movement": to_plain(course.movement()),
         "first_products": to_plain(counts.get(0, {})),
         "last_products": to_plain(counts.get(last, {})),
     }

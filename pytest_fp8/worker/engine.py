@@ -186,19 +186,8 @@ class Engine:
         self.backend.reset_scaling(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
             # The reference has no such passes: they must not move running statistics or a codebook.
-            with buffers_kept(self.model):
-                self._calibrate(self.training_batch(seed=0, step=2_000_000 + index))
-
-    def _calibrate(self, batch: Any) -> None:
-        if self.own_step is not None:
-            with muted(self.optimizer):
-                self.own_step(self.model, batch, self.optimizer, self.precision)
-            return
-        with self.precision():
-            loss = self.loss_of(self.model, batch)
-        loss.backward() if self.backward is None else self.backward(loss)
-        # Before the next forward pass, as in training: at 8B gradients are 15 GiB beside the activations.
-        self.optimizer.zero_grad(set_to_none=True)
+            with buffers_kept(self.model), muted(self.optimizer):
+                self.step(self.training_batch(seed=0, step=2_000_000 + index))
 
     # -- training -----------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_fp8.arms.spec import ArmSpec
@@ -18,8 +16,10 @@ from pytest_fp8.backends import backend
 from pytest_fp8.shipping import unship
 from pytest_fp8.worker.observe import Part
 from pytest_fp8.worker.preparation import checkpoint_activations
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted, run_step
 from pytest_fp8.worker.training_setup import TrainingSetup
+from pytest_fp8.worker.training_state import generators_kept
 
 VARY = "other shapes with other data"
 
@@ -55,8 +55,10 @@ def executed(spec: ArmSpec) -> dict[str, Any]:
     from numbers that no two devices round alike, and do not count.
     """
     case, own = spec.case, unship(spec.workload or "")
+    if spec.device == "cuda":
+        torch.cuda.init()  # so that its generators are kept
     # Only now: an import that the workload needs may itself seed a generator.
-    with _random_state_kept(spec.device), torch.compiler.set_stance("force_eager"):
+    with generators_kept(), torch.compiler.set_stance("force_eager"):
         setup = TrainingSetup(case, own, backend(case.backend), torch.device(spec.device))
         model = setup.fresh_model(seed=0)
         if case.activation_checkpointing:
@@ -120,11 +122,8 @@ def _calls(model: torch.nn.Module, run: Callable[[Any, Part], None], batch: Any)
         for name, module in model.named_modules()
         if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     ]
-    try:
+    with hooked(handles):
         run(batch, part)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 
@@ -147,15 +146,3 @@ def _kind(tensor: torch.Tensor) -> list[Any]:
 def _class(value: Any) -> str:
     """The class's name, without the function in which it was defined."""
     return type(value).__qualname__.rpartition("<locals>.")[2]
-
-
-@contextmanager
-def _random_state_kept(device: str) -> Iterator[None]:
-    """torch's, numpy's and Python's generators are afterwards where they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -57,4 +57,4 @@ def trained(model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> list[
     """Plain names of the parameters that the optimizer steps; a tied parameter counts under each of its names."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     live = model.named_parameters(remove_duplicate=False)
-    return sorted(part for name, value in live if id(value) in stepped for part, _ in _parts(name, fused))
+    return sorted(plain_name(part) for name, value in live if id(value) in stepped for part, _ in _parts(name, fused))

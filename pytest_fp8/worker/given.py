@@ -28,13 +28,6 @@ def require_weights(model: torch.nn.Module) -> None:
 
 def checked_batch(own: Workload, batch: Any) -> Any:
     """The batch itself. Raises :class:`WorkloadError` where no step can be trained with it."""
-    arrays = arrays_of(batch)
-    if arrays:
-        raise WorkloadError(
-            f"the workload's batch(step) must give tensors, it gave a numpy array: {arrays[0]}",
-            "a batch is a tensor, or holds tensors: a dict, list, tuple, dataclass or object of your own",
-            "torch.from_numpy(array) for each array",
-        )
     if isinstance(batch, Iterator):
         raise WorkloadError(
             f"the workload's batch(step) must give one batch, it gave a {type(batch).__name__}",
@@ -46,6 +39,13 @@ def checked_batch(own: Workload, batch: Any) -> Any:
             "the workload's batch(step) must give one batch, it gave a DataLoader",
             "a loader gives many batches, and another order in each arm",
             "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
+        )
+    arrays = arrays_of(batch)
+    if arrays:
+        raise WorkloadError(
+            f"the workload's batch(step) must give tensors, it gave a numpy array: {arrays[0]}",
+            "a batch is a tensor, or holds tensors: a dict, list, tuple, dataclass or object of your own",
+            "torch.from_numpy(array) for each array",
         )
     if batch is None and own.loss is None and own.step is None:
         raise WorkloadError(

@@ -13,7 +13,9 @@ import torch
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
+from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.moved_weights import moved_weights
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept
@@ -38,10 +40,10 @@ def gradients(engine: Engine, seed: int) -> dict[str, Any]:
     # One after the other, so that each starts from the same buffers: a codebook that moves in each forward pass would
     # else look like a model that any small change moves.
     with buffers_kept(engine.model):
-        found = _gradients(engine, seed)
-    if found["drew"] and engine.compiled:
+        found, drew = _gradients(engine, seed)
+    if drew and engine.compiled:
         with buffers_kept(engine.model), torch.compiler.set_stance("force_eager"):
-            return _gradients(engine, seed)
+            return _gradients(engine, seed)[0]
     return found
 
 
@@ -61,13 +63,14 @@ def further_moved_gradients(engine: Engine, draws: int, seed: int) -> list[dict[
     return [moved_gradients(engine, seed, draw) for draw in range(1, draws + 1)]
 
 
-def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
+def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
+    """The gradients; and whether the step drew random numbers."""
     engine.renew_scales()
     fit_scales(engine, seed)
     batch = engine.training_batch(seed, step=0)
     seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
-    before = _random_state(engine.device)
+    before = random_state()
     with muted(engine.optimizer), sketched(engine, sketches) as reached:
         loss = engine.step(batch)
     silent = sorted(
@@ -75,15 +78,15 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
         for name, parameter in engine.model.named_parameters(remove_duplicate=False)
         if parameter.requires_grad and id(parameter) not in reached
     )
-    drew = not torch.equal(before, _random_state(engine.device))
+    drew = before != random_state()
     engine.park()
-    return {
+    found = {
         "sketches": {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()},
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),
-        "drew": drew,
     }
+    return found, drew
 
 
 @contextmanager
@@ -112,11 +115,8 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
         for name, parameter in engine.model.named_parameters()
         if parameter.requires_grad
     ]
-    try:
+    with hooked(handles):
         yield reached
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -147,9 +147,3 @@ def rotated(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     turns = torch.randint(0, BUCKETS, (CHUNK_ROWS, 1), generator=generator)
     return ((torch.arange(BUCKETS) + turns) % BUCKETS).to(device)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    """Where torch's generators stand."""
-    state = torch.random.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state

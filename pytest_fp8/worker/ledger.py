@@ -15,11 +15,14 @@ from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
 from pytest_fp8.worker.activations import kept_on_host
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
-from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of, tensors_in
+from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
+from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.restored import replaced
 from pytest_fp8.worker.second_forward import SecondForward
+from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -88,11 +91,8 @@ class StepLedger:
             return held(*args, **kwargs)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        inner.step = step  # type: ignore[method-assign]
-        try:
+        with replaced(inner, "step", step):
             yield
-        finally:
-            inner.step = held  # type: ignore[method-assign]
 
     def _look_at_gradients(self) -> None:
         engine = self._engine

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
+from pytest_fp8.worker.operators import dtype_name
+from pytest_fp8.worker.phases import around_backward
+from pytest_fp8.worker.restored import replaced
+from pytest_fp8.zoo.batch import tensors_in
 
 OUTSIDE = "code outside all modules"
 """Owner of what no module called."""
-DEEPEST = 6
-"""Levels of dicts, lists and objects that are searched for tensors."""
 
 
 class ModuleWatch:
@@ -59,12 +61,8 @@ class ModuleWatch:
             watch.on_return(name, (args, kwargs), output)
             return output
 
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        try:
-            with self._following_backward():
-                yield
-        finally:
-            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+        with replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
+            yield
 
     def counted(self) -> list[ModuleCalls]:
         """The calls; equal ones once, with their number."""
@@ -149,31 +147,19 @@ class ModuleWatch:
         return TensorNote(shape_of(tensor), dtype_name(tensor), digest, bool(flags & ROUTED))
 
     @contextmanager
-    def _following_backward(self) -> Iterator[None]:
+    def _in_backward(self) -> Iterator[None]:
         """Reentrant checkpointing goes backward inside a backward pass, through a graph made in another thread, whose
         sequence numbers begin anew."""
-        real = torch.autograd.backward, torch.autograd.grad
-
-        def followed(function: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                outer = self._outer_stack
-                self._backward_depth += 1
-                self._outer_stack = len(self.stack)
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._backward_depth -= 1
-                    self._outer_stack = outer
-                    if self._backward_depth:
-                        self._nested_spans.clear()
-
-            return call
-
-        torch.autograd.backward, torch.autograd.grad = followed(real[0]), followed(real[1])
+        outer = self._outer_stack
+        self._backward_depth += 1
+        self._outer_stack = len(self.stack)
         try:
             yield
         finally:
-            torch.autograd.backward, torch.autograd.grad = real
+            self._backward_depth -= 1
+            self._outer_stack = outer
+            if self._backward_depth:
+                self._nested_spans.clear()
 
 
 COMPUTED, ROUTED = 1, 2
@@ -185,33 +171,9 @@ def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
     return min(inside)[1] if inside else OUTSIDE
 
 
-def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[torch.Tensor]:
-    """Every tensor in a value, in order: whatever holds it, but no module's."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for entry in fields(value):
-            yield from tensors_in(getattr(value, entry.name, None), depth - 1)
-    elif (
-        depth and hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)) and not callable(value)
-    ):
-        for part in list(vars(value).values()):
-            yield from tensors_in(part, depth - 1)
-
-
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A ragged size is -1."""
     return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def digest_of(tensor: torch.Tensor) -> str:

@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, dtype_name, tensors_in
-from pytest_fp8.worker.operators import products_of_call
+from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch
+from pytest_fp8.worker.operators import dtype_name, products_of_call
 from pytest_fp8.worker.recomputation import watch_recomputation
+from pytest_fp8.worker.restored import replaced
+from pytest_fp8.zoo.batch import tensors_in
 
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
@@ -32,31 +35,19 @@ CHOOSE_ROWS = (
     "bincount",
 )
 """Operators whose result has as many rows as their input's content says."""
-NOT_COUNTED = {
-    # Views and what carries no arithmetic: they depend on how a layer lays out its output.
-    *("view", "_unsafe_view", "reshape", "expand", "t", "transpose", "permute", "unsqueeze", "squeeze", "select"),
-    *(
-        "slice",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "as_strided",
-        "alias",
-        "detach",
-        "detach_",
-        "lift_fresh",
-        "chunk",
-    ),
-    *("narrow", "unfold", "diagonal", "view_as_real", "view_as_complex", "_reshape_alias", "movedim", "flatten"),
-    # Copies and casts.
-    *("clone", "contiguous", "_to_copy", "copy_", "_copy_from", "empty", "empty_like", "empty_strided", "new_empty"),
-    *("new_empty_strided", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones"),
-    *("new_full", "scalar_tensor", "zero_", "fill_", "set_", "resize_", "is_same_size", "record_stream", "pin_memory"),
-    # Marks for a profiler, which torch sets around an optimizer's step.
-    *("profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"),
-    # Named elsewhere.
-    READ,
-}
+VIEWS = """
+    view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice split split_with_sizes unbind
+    as_strided alias detach detach_ lift_fresh chunk narrow unfold diagonal view_as_real view_as_complex _reshape_alias
+    movedim flatten"""
+"""What carries no arithmetic depends on how a layer lays out its output."""
+COPIES = """
+    clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
+    zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
+    is_same_size record_stream pin_memory"""
+MARKS = """
+    profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit"""
+"""torch sets them around an optimizer's step."""
+NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
@@ -127,11 +118,9 @@ class OperatorWatch(TorchDispatchMode):
 
     @contextmanager
     def _following_waits(self) -> Iterator[None]:
-        with ExitStack() as back:
+        with ExitStack() as stack:
             for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
-                real = getattr(home, name)
-                back.callback(setattr, home, name, real)
-                setattr(home, name, self._counted(real))
+                stack.enter_context(replaced(home, name, self._counted(getattr(home, name))))
             yield
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,9 +138,9 @@ class OperatorWatch(TorchDispatchMode):
         """Mark an FP8 layer's output: a library may compute it without any operator of torch."""
         if name in self._fp8_layers:
             flags = COMPUTED
-            for tensor in tensors_in(given, 2):
+            for tensor in tensors_in(given):
                 flags |= self.flags(tensor)
-            for tensor in tensors_in(output, 2):
+            for tensor in tensors_in(output):
                 self._mark(tensor, flags, fresh=False)
 
     def _mark(self, tensor: torch.Tensor, flags: int, fresh: bool) -> None:
@@ -166,7 +155,7 @@ class OperatorWatch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.phase:
             operator = func._schema.name.removeprefix("aten::")
-            self._note(operator, args, [*_flat(args), *_flat(kwargs)], result)
+            self._note(operator, args, _flat((args, kwargs)), result)
             made = _flat(result) if torch.Tag.nondeterministic_seeded in func.tags else []
             if made:
                 # A dropout gives its mask beside its result.
@@ -242,13 +231,7 @@ def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Ten
 
 def _flat(value: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments or results: they lie in lists at most."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [tensor for part in value for tensor in _flat(part)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _address(tensor: torch.Tensor) -> int:

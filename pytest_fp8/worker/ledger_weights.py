@@ -13,7 +13,8 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.fused_params import plain_name, split
-from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of
+from pytest_fp8.worker.ledger_modules import digest_of, shape_of
+from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
 from pytest_fp8.worker.step import schedule_of
 
@@ -47,6 +48,15 @@ def weights_of(model: torch.nn.Module, fused: FusedParams = MappingProxyType({})
                 buffer=buffer,
             )
     return result
+
+
+def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[str, str]:
+    """Weight that was another one's second name before the conversion and no longer is -> that other weight.
+
+    A conversion that copies weights into new layers does this: a tied head becomes a parameter of its own, which an
+    optimizer that was made before does not hold.
+    """
+    return {name: w.same_as for name, w in before.items() if w.same_as and name in after and not after[name].same_as}
 
 
 def _digest(tensor: torch.Tensor) -> str:

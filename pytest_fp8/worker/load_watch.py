@@ -11,6 +11,7 @@ import torch
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import evaluate, held_out_inputs
 from pytest_fp8.worker.numerics import is_product
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.seed_weights import numbers_of, restore_numbers
 
 if TYPE_CHECKING:
@@ -56,11 +57,8 @@ class LoadWatch:
             self._layers[name].register_forward_hook(self._compare(name), prepend=True, with_kwargs=True)
             for name in self._before
         ]
-        try:
+        with hooked(handles):
             self._evaluated()
-        finally:
-            for handle in handles:
-                handle.remove()
         if not self._errors:
             return []
         errors = torch.stack(list(self._errors.values())).tolist()

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.ledger_modules import tensors_in
 from pytest_fp8.worker.phases import Call, called, is_training_call, replaced_call
 from pytest_fp8.zoo import data
+from pytest_fp8.zoo.batch import tensors_in
 
 
 def tensor_of(output: Any) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fp8.worker.held_out import compared, held_out_output
+from pytest_fp8.worker.restored import values_kept
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -25,17 +26,12 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
     torch.manual_seed(seed)
     modules = dict(engine.model.named_modules())
     weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
-    with torch.no_grad():
-        kept = [(weight, weight.detach().clone()) for weight in weights.values()]
-        for weight in weights.values():
-            noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-            weight.copy_(weight * noise)
-    try:
-        yield
-    finally:
+    with values_kept(weights.values()):
         with torch.no_grad():
-            for weight, before in kept:
-                weight.copy_(before)
+            for weight in weights.values():
+                noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+                weight.copy_(weight * noise)
+        yield
 
 
 def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:

@@ -17,6 +17,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
 from pytest_fp8.worker.instrumented import SEED, fit_scales, instrumented_step
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept
 
@@ -125,12 +126,8 @@ class ProductWatch:
             if backend.compiles_itself
             else nullcontext()
         )
-        try:
-            with fused:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(handles), fused:
+            yield
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:

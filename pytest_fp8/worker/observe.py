@@ -13,6 +13,7 @@ from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import LayerCall
 from pytest_fp8.worker.reached import Reached
 from pytest_fp8.worker.recomputation import checkpointed, inlined_reentrant
+from pytest_fp8.worker.restored import hooked
 
 
 class Part:
@@ -67,11 +68,8 @@ class LayerWatch:
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(self._after(name)))
-        try:
+        with hooked(handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def counted(self) -> list[LayerCall]:
         """The calls that train. One that no backward pass reaches (its output is detached) owes no gradients."""

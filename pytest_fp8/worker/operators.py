@@ -78,14 +78,14 @@ def kind_of(left: Any, right: Any) -> str:
         return FP8
     if any(dtype in _FLOAT8 for dtype in dtypes):
         return "mixed"
-    return _dtype(left)
+    return dtype_name(left)
 
 
 def _convolution(phase: str, given: Any, weight: Any, output: Any, transposed: bool) -> Product:
     """As a product: each output position (of a transposed convolution: each input position) multiplies the kernel."""
     positions = given if transposed else output
     rows = positions.shape[0] * math.prod(positions.shape[2:])
-    return Product(phase, math.prod(weight.shape[1:]), (rows, weight.shape[0]), _dtype(given), CONVOLUTION)
+    return Product(phase, math.prod(weight.shape[1:]), (rows, weight.shape[0]), dtype_name(given), CONVOLUTION)
 
 
 def _recurrent(phase: str, operator: str, args: Any) -> list[Product]:
@@ -94,9 +94,9 @@ def _recurrent(phase: str, operator: str, args: Any) -> list[Product]:
     rows = given.numel() // given.shape[-1]
     # cuDNN's operators take a list of weights, oneDNN's take one layer's two weights.
     weights = [weight for weight in (args[1] if isinstance(args[1], (list, tuple)) else args[1:3]) if weight.dim() == 2]
-    one = [Product(phase, w.shape[1], (rows, w.shape[0]), _dtype(given), RECURRENT) for w in weights]
+    one = [Product(phase, w.shape[1], (rows, w.shape[0]), dtype_name(given), RECURRENT) for w in weights]
     return one * RECURRENT_OPERATORS[operator]
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

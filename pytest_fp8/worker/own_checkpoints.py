@@ -50,7 +50,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     function, _ = _functions(engine)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    weights, aliases, scaling = checkpoints.weights_of(engine)
+    weights, _, scaling = checkpoints.weights_of(engine)
     before = digests(weights)
     state = checkpoints.optimizer_state_of(engine) if optimizer else {}
     saved = OwnSaved(
@@ -69,7 +69,6 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     return {
         "keys": sorted(weights),
         "wrapped": [],
-        "aliases": aliases,
         "untied": {},
         "scaling_state": scaling,
         "frozen": 0,
@@ -102,13 +101,12 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
             function(engine.model, engine.optimizer, Path(folder))
         found = kept(engine.model, engine.optimizer, engine.backend)
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
-    weights, _, scaling = checkpoints.weights_of(engine)
+    weights = checkpoints.weights_of(engine)[0]
     state = _state_after_load(engine) if optimizer else {}
     report: dict[str, Any] = {
         "missing": [],
         "unexpected": [],
         "wrong_shape": [],
-        "rebuilt_scaling_state": scaling,
         "untied": {},
         "loaded": True,
         "stale": [],

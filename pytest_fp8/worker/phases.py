@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
 from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.worker.restored import hooked, replaced
 from pytest_fp8.zoo.training import Phase
 
 Call = Callable[..., Any]
@@ -41,7 +42,7 @@ def follow(
     parts, counts = _Parts(phase), StepCounts()
 
     @contextmanager
-    def call(_: list[Any]) -> Iterator[None]:
+    def call(*_: Any) -> Iterator[None]:
         # Only from the forward part: in the backward part reentrant checkpointing may call a whole model again.
         if is_training_call() or parts.name != "forward":
             yield
@@ -49,10 +50,16 @@ def follow(
             with parts.inside(EVALUATION):
                 yield
 
+    @contextmanager
+    def backward() -> Iterator[None]:
+        counts.backward += 1
+        with parts.inside("backward"):
+            yield
+
     try:
         with (
             _following_optimizer(innermost(optimizer), parts, counts, on_gradients),
-            _following_backward(parts, counts),
+            around_backward(backward),
             called(model, call),
         ):
             parts.enter("forward")
@@ -62,25 +69,20 @@ def follow(
 
 
 @contextmanager
-def _following_backward(parts: _Parts, counts: StepCounts) -> Iterator[None]:
-    real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
+def around_backward(around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Open ``around`` for each backward pass, also for one inside another."""
 
-    def backward(*args: Any, **kwargs: Any) -> None:
-        counts.backward += 1
-        with parts.inside("backward"):
-            real_backward(*args, **kwargs)
+    def within(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return real(*args, **kwargs)
 
-    def grad(*args: Any, **kwargs: Any) -> Any:
-        counts.backward += 1
-        with parts.inside("backward"):
-            return real_grad(*args, **kwargs)
+        return call
 
     # Tensor.backward looks the function up in this module at each call.
-    torch.autograd.backward, torch.autograd.grad = backward, grad
-    try:
+    home = torch.autograd
+    with replaced(home, "backward", within(home.backward)), replaced(home, "grad", within(home.grad)):
         yield
-    finally:
-        torch.autograd.backward, torch.autograd.grad = real_backward, real_grad
 
 
 @contextmanager
@@ -106,15 +108,10 @@ def _following_optimizer(
         parts.enter("optimizer")
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
-    hooks: list[Any] = [
-        optimizer.register_step_pre_hook(before_step),
-        optimizer.register_step_post_hook(lambda *_: parts.enter("forward")),
-    ]
-    try:
+    before = optimizer.register_step_pre_hook(before_step)
+    after = optimizer.register_step_post_hook(lambda *_: parts.enter("forward"))
+    with hooked((before, after)):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def is_training_call() -> bool:
@@ -145,8 +142,9 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-@contextmanager
-def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
+def called(
+    model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]
+) -> AbstractContextManager[None]:
     """Open ``around`` for each call of the model; the list that it is given holds the call's result at its end."""
 
     def around_it(inner: Call, args: Any, kwargs: Any) -> Any:
@@ -155,31 +153,21 @@ def called(model: torch.nn.Module, around: Callable[[list[Any]], AbstractContext
             result.append(inner(*args, **kwargs))
         return result[0]
 
-    with replaced_call(model, around_it):
-        yield
+    return replaced_call(model, around_it)
 
 
-@contextmanager
-def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> Iterator[None]:
+def replaced_call(model: torch.nn.Module, instead: Callable[[Call, Any, Any], Any]) -> AbstractContextManager[None]:
     """``instead(call, args, kwargs)`` in place of each call of the model.
 
     Not by hooks: those of a model that is compiled whole run inside its compiled code, and a hook that is new in each
     step would have it compiled again.
     """
-    held = vars(model).get("_compiled_call_impl")
-    inner = cast(Call, held or model._call_impl)
+    inner = model._compiled_call_impl or model._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return instead(inner, args, kwargs)
 
-    model._compiled_call_impl = call
-    try:
-        yield
-    finally:
-        if held is None:
-            del model._compiled_call_impl
-        else:
-            model._compiled_call_impl = held
+    return replaced(model, "_compiled_call_impl", call)
 
 
 class _Parts:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.ledger_modules import tensors_in
+from pytest_fp8.zoo.batch import tensors_in
 
 
 class Reached:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from pytest_fp8.worker.restored import replaced
+
 HOMES = ("torch.utils.checkpoint", "transformer_engine.pytorch.distributed")
 """The modules with a checkpointing function; both have non-reentrant hooks of the same names."""
 
@@ -37,12 +39,11 @@ def inlined_reentrant() -> Iterator[None]:
         (HOMES[0], "CheckpointFunction", _torch_arguments),
         (HOMES[1], "_CheckpointFunction", _transformer_engine_arguments),
     ]
-    with ExitStack() as back:
+    with ExitStack() as stack:
         for home, name, bound in functions:
             module = sys.modules.get(home)
             if module is not None and hasattr(module, name):
-                back.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, _Inlined(bound))
+                stack.enter_context(replaced(module, name, _Inlined(bound)))
         yield
 
 
@@ -79,21 +80,17 @@ def watch_recomputation(phase: Callable[[], AbstractContextManager[Any]]) -> Ite
     It wraps the libraries' own hook, the one place that runs whether the layers are compiled or not. With a version
     without this hook, recomputed products stay in the backward phase, where their sizes identify most of them.
     """
-    with ExitStack() as watched:
+    with ExitStack() as stack:
         # A library that this process has not imported recomputes nothing here.
         for module in [sys.modules[name] for name in HOMES if name in sys.modules]:
-            watched.enter_context(_marked(module, phase))
+            hook = getattr(module, "_recomputation_hook", None)
+            if hook is not None:
+                stack.enter_context(replaced(module, "_recomputation_hook", _marked(hook, phase)))
         yield
 
 
-@contextmanager
-def _marked(module: Any, phase: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    hook = getattr(module, "_recomputation_hook", None)
-    if hook is None:
-        yield
-        return
-
-    class Marked(hook):  # type: ignore[misc, valid-type]
+def _marked(hook: Any, phase: Callable[[], AbstractContextManager[Any]]) -> type:
+    class Marked(hook):  # type: ignore[misc]
         def __enter__(self) -> Any:
             self.marked = phase()
             self.marked.__enter__()
@@ -104,8 +101,4 @@ def _marked(module: Any, phase: Callable[[], AbstractContextManager[Any]]) -> It
             self.marked.__exit__(None, None, None)
             return result
 
-    module._recomputation_hook = Marked
-    try:
-        yield
-    finally:
-        module._recomputation_hook = hook
+    return Marked

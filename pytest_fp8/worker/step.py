@@ -11,6 +11,7 @@ import torch
 
 from pytest_fp8.worker.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.phases import StepCounts, closure_of, follow, innermost
+from pytest_fp8.worker.restored import replaced, values_kept
 from pytest_fp8.zoo.training import Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
@@ -80,7 +81,6 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     is given a closure runs both inside its step: it does step, and weights and state are restored after it.
     """
     optimizer = innermost(optimizer)
-    held = vars(optimizer).get("step")
     rates = [dict(group, params=None) for group in optimizer.param_groups]
     schedule = schedule_of(optimizer)
     before = schedule.state_dict() if schedule is not None else None
@@ -96,14 +96,10 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     # torch's schedules look for these two attributes and warn without them.
     standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    optimizer.step = standing_still  # type: ignore[method-assign]
     try:
-        yield
+        with replaced(optimizer, "step", standing_still):
+            yield
     finally:
-        if held is None:
-            del optimizer.step
-        else:
-            optimizer.step = held  # type: ignore[method-assign]
         if schedule is not None:
             schedule.load_state_dict(before)
         for group, old in zip(optimizer.param_groups, rates, strict=True):
@@ -114,14 +110,11 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 @contextmanager
 def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Restore weights and optimizer state afterwards, also where the optimizer's step raises."""
-    weights = [(p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"]]
     state = {parameter: copy.deepcopy(entries) for parameter, entries in optimizer.state.items()}
     try:
-        yield
+        with values_kept(p for group in optimizer.param_groups for p in group["params"]):
+            yield
     finally:
-        with torch.no_grad():
-            for parameter, weight in weights:
-                parameter.copy_(weight)
         optimizer.state.clear()
         optimizer.state.update(state)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from pytest_fp8.questions.layers.products import FP8, Product
-from pytest_fp8.worker.operators import operand_formats
+from pytest_fp8.worker.operators import dtype_name, operand_formats
+from pytest_fp8.worker.restored import replaced
 
 TE_RANGE = "fp8 te product: "
 
@@ -23,17 +24,11 @@ TE_RANGE = "fp8 te product: "
 @contextmanager
 def watch_transformer_engine() -> Iterator[None]:
     """Wrap ``general_gemm`` in each of the library's modules while the context is open."""
-    patched: list[tuple[Any, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
-            patched.append((module, module.general_gemm))
-    for module, original in patched:
-        module.general_gemm = _watched(original)
-    try:
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
+                stack.enter_context(replaced(module, "general_gemm", _watched(module.general_gemm)))
         yield
-    finally:
-        for module, original in patched:
-            module.general_gemm = original
 
 
 @cache
@@ -42,7 +37,7 @@ def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
-        kind = FP8 if all(quantized) else "mixed" if any(quantized) else str(a.dtype).removeprefix("torch.")
+        kind = FP8 if all(quantized) else "mixed" if any(quantized) else dtype_name(a)
         split = kwargs.get("use_split_accumulator")
         accumulation = "" if split is None else "split" if split else "fast"
         label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind, _format(a), _format(b), accumulation])

@@ -10,6 +10,7 @@ import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.worker.observe import input_of
+from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted
 
 if TYPE_CHECKING:
@@ -89,12 +90,8 @@ def _takes_any(engine: Engine) -> bool:
 def _watched(engine: Engine, before_training: bool) -> Iterator[list[Drawn]]:
     """Look at the rows of every converted layer inside. The list is for the batches that were taken."""
     first: list[Drawn] = []
-    handles = _watch(engine, first, before_training)
-    try:
+    with hooked(_watch(engine, first, before_training)):
         yield first
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _watch(engine: Engine, first: list[Drawn], before_training: bool) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pytest_fp8.worker import optimizer_extras
 from pytest_fp8.worker.checkpoint_stores import digests
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.restored import values_kept
 from pytest_fp8.worker.step import schedule_of
 
 FILE = "training_state.pt"
@@ -156,32 +157,26 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-@contextmanager
-def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+def buffers_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    with _kept((module, name) for module in model.modules() for name in module._buffers):
-        yield
+    return _kept((module, name) for module in model.modules() for name in module._buffers)
 
 
-@contextmanager
-def not_persistent_kept(model: torch.nn.Module) -> Iterator[None]:
+def not_persistent_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
     """The same for the buffers that the model declares as not persistent."""
-    with _kept((module, name) for module in model.modules() for name, _ in _of_module(module)):
-        yield
+    return _kept((module, name) for module in model.modules() for name, _ in _of_module(module))
 
 
 @contextmanager
 def _kept(buffers: Iterable[tuple[torch.nn.Module, str]]) -> Iterator[None]:
     """``buffers``: each with the module that holds it, which may put another tensor in its place."""
-    named = [(module, name, module._buffers[name]) for module, name in buffers]
-    held = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named if buffer is not None]
+    held = [(module, name, buffer) for module, name in buffers if (buffer := module._buffers[name]) is not None]
     try:
-        yield
+        with values_kept(buffer for _, _, buffer in held):
+            yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, value in held:
-                buffer.copy_(value)
-                module._buffers[name] = buffer
+        for module, name, buffer in held:
+            module._buffers[name] = buffer
 
 
 def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

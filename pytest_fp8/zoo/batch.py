@@ -1,4 +1,4 @@
-"""The tensors of a batch, whatever holds them: dicts, lists, tuples, dataclasses, objects with attributes."""
+"""The tensors in a value, whatever holds them: dicts, lists, tuples, dataclasses, objects with attributes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+DEEPEST = 6
+"""Levels of holders that are searched."""
 
 
 def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -18,9 +21,16 @@ def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     return _changed(batch, change, frozenset())
 
 
-def tensors_of(batch: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of the batch with its name in it, in order: ``inner.x``, ``0``; the batch itself has no name."""
-    yield from _found(batch, "", frozenset())
+def tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor in a value with its name there, in order: ``inner.x``, ``0``; the value itself has no name."""
+    import torch
+
+    yield from ((name, leaf) for name, leaf in _leaves(value, "", frozenset()) if isinstance(leaf, torch.Tensor))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The same without names."""
+    yield from (tensor for _, tensor in tensors_of(value))
 
 
 def arrays_of(batch: Any) -> list[str]:
@@ -42,7 +52,7 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor], above: 
         parts = [_changed(part, change, inside) for part in value]
         # A named tuple takes its values as separate arguments.
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if next(_found(value, "", above), None) is None:
+    if next(tensors_in(value), None) is None:
         return value
     made = copy.copy(value)
     for name, part in _parts(value):
@@ -54,15 +64,9 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor], above: 
     return made
 
 
-def _found(value: Any, name: str, above: frozenset[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
-    yield from ((place, leaf) for place, leaf in _leaves(value, name, above) if isinstance(leaf, torch.Tensor))
-
-
 def _leaves(value: Any, name: str, above: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Everything in the batch that holds nothing further, each with its name."""
-    if id(value) in above:
+    """Everything in a value that holds nothing further, each with its name."""
+    if id(value) in above or len(above) > DEEPEST:
         return
     parts = _parts(value)
     if parts is None:
@@ -75,7 +79,8 @@ def _leaves(value: Any, name: str, above: frozenset[int]) -> Iterator[tuple[str,
 def _parts(value: Any) -> Any:
     """Names and values of what a holder of tensors holds; ``None`` for all else.
 
-    An object counts by its attributes, unless it is a module, a model, or of Python's own or numpy's classes.
+    An object counts by its attributes, unless it is a module, a model, a function, or of Python's own or numpy's
+    classes.
     """
     import torch
 
@@ -83,11 +88,10 @@ def _parts(value: Any) -> Any:
         return list(value.items())
     if isinstance(value, (list, tuple)):
         return list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
-    if isinstance(value, (torch.Tensor, torch.nn.Module, ModuleType, type)) or callable(value):
+    if isinstance(value, (torch.Tensor, torch.nn.Module, ModuleType, type)):
         return None
     if dataclasses.is_dataclass(value):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     top = type(value).__module__.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("numpy", "torch") or not hasattr(value, "__dict__"):
-        return None
-    return list(vars(value).items())
+    foreign = top == "numpy" or (top in sys.stdlib_module_names and not isinstance(value, SimpleNamespace))
+    return None if foreign or callable(value) or not hasattr(value, "__dict__") else list(vars(value).items())

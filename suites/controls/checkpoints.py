@@ -79,7 +79,7 @@ class CopyNotRenewed(Control):
     def __init__(self) -> None:
         self._copies: dict[int, Any] = {}
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         import torch
 
         def keeping(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -98,7 +98,7 @@ class CopyNotRenewed(Control):
 
             return forward
 
-        return with_forward(engine, convert(), keeping)
+        with_forward(engine, keeping)
 
     def stepped(self, engine: BreakableEngine) -> None:
         self._copies.clear()

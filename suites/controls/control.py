@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import FaultPoints
+from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
 
 if TYPE_CHECKING:
+    from pytest_fp8.backends.base import Conversion
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.verdicts import Decision
     from pytest_fp8.workload import Workload
@@ -46,6 +47,14 @@ class Control(FaultPoints):
     """Whether it changes its arm's whole process (environment, a library's global state)."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages beyond the backend's own."""
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        self.converted(engine, meant)
+        return meant
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        """Called once the model is converted, as ``meant`` says."""
 
     @classmethod
     def runs(cls) -> str:

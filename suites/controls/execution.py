@@ -25,11 +25,10 @@ def fp8_layers(engine: BreakableEngine) -> list[Any]:
     return [module for module in engine.model.modules() if engine.backend.is_fp8_layer(module)]
 
 
-def with_forward(engine: BreakableEngine, meant: Conversion, forward_of: Callable[[Any], Forward]) -> Conversion:
-    """Give each FP8 layer the forward made for it. Returns ``meant``, what the conversion was meant to do."""
+def with_forward(engine: BreakableEngine, forward_of: Callable[[Any], Forward]) -> None:
+    """Give each FP8 layer the forward made for it."""
     for layer in fp8_layers(engine):
         layer.forward = forward_of(layer)
-    return meant
 
 
 def _plain_linear(layer: Any) -> Forward:
@@ -47,7 +46,7 @@ class ForwardOnly(Control):
     question, cause = "layers", "forward in FP8, backward in high precision"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         import torch
 
         class HighPrecisionBackward(torch.autograd.Function):
@@ -66,7 +65,7 @@ class ForwardOnly(Control):
             own = layer.forward
             return lambda given: HighPrecisionBackward.apply(given, layer.weight, own)  # type: ignore[no-untyped-call]
 
-        return with_forward(engine, convert(), forward_only)
+        with_forward(engine, forward_only)
 
 
 class WgradInHighPrecision(Control):
@@ -78,15 +77,15 @@ class WgradInHighPrecision(Control):
     question, cause = "layers", "the weight gradient was kept in high precision"
     case = micro("rowwise")
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as multiply
 
-        meant, config = convert(), torchao_config(engine, "rowwise_with_gw_hp")
+        config = torchao_config(engine, "rowwise_with_gw_hp")
 
         def by_config(layer: Any) -> Forward:
             return lambda given: multiply.apply(given, layer.weight.t(), layer.linear_mm_config, config)
 
-        return with_forward(engine, meant, by_config)
+        with_forward(engine, by_config)
 
 
 class RecomputeInBf16(Control):
@@ -143,12 +142,12 @@ class EvalSwitchesOff(Control):
     question, cause = "layers", "eval() switched FP8 off"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         def while_training(layer: Any) -> Forward:
             own, plain = layer.forward, _plain_linear(layer)
             return lambda given: own(given) if layer.training else plain(given)
 
-        return with_forward(engine, convert(), while_training)
+        with_forward(engine, while_training)
 
     def warm(self, engine: BreakableEngine) -> None:
         engine.model.eval()
@@ -162,11 +161,9 @@ class OneScaleOffByTwo(Control):
     question, cause = "numerics", "a wrong scale"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         layer = fp8_layers(engine)[len(meant.converted) // 2]
         layer.__class__ = _with_doubled_weight(type(layer))
-        return meant
 
 
 def _with_doubled_weight(layer_type: type) -> type:
@@ -202,8 +199,8 @@ class Fp8Off(Control):
     question, cause = "loss", "FP8 was off"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        return with_forward(engine, convert(), _plain_linear)
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        with_forward(engine, _plain_linear)
 
 
 class RecomputeOutsideAutocast(Control):

@@ -78,14 +78,8 @@ class TieBroken(Control):
     case = micro(model="own", resume=False)
     workload = TIED
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        from pytest_fp8.backends.linears import broken_ties, ties
-
-        tied = ties(engine.model)
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         renew_weights(engine, ["lm_head"])
-        meant.untied = broken_ties(tied, engine.model)
-        return meant
 
 
 class BaseUnfrozen(Control):
@@ -99,7 +93,5 @@ class BaseUnfrozen(Control):
     workload = ADAPTERS
     needs = ("peft",)
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         renew_weights(engine, meant.converted)
-        return meant

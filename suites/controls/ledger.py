@@ -26,10 +26,8 @@ class ChangedBeside(Control):
     question = "layers"
     verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self.change(engine.model)
-        return meant
 
     def change(self, model: Any) -> None:
         """Change the converted model."""

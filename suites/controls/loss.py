@@ -77,10 +77,8 @@ class OneWeightFrozen(Control):
     question, cause = "loss", "1 of 21 weights do not train in the FP8 arm"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         fp8_layers(engine)[-1].weight.register_post_accumulate_grad_hook(_without_gradient)
-        return meant
 
 
 def _without_gradient(weight: torch.Tensor) -> None:

@@ -41,12 +41,10 @@ class WrongBackward(Control):
         """What the weight gets in place of its gradient, which is dy^T . x."""
         return dw
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         layers = fp8_layers(engine)
         layer = layers[len(layers) // 2]
         layer.forward = self._forward(layer)
-        return meant
 
     def _forward(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         own = layer.forward
@@ -119,11 +117,9 @@ class GradientsTimesFour(Control):
     question, cause = "numerics", "is multiplied by 4."
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         head = engine.model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_hook(lambda *call: _with_gradient(call[2], call[2], lambda dy: 4 * dy))
-        return meant
 
 
 class DgradZeros(WrongBackward):
@@ -198,16 +194,14 @@ class E5m2ForE4m3(Control):
     question, cause = "numerics", "e4m3 x e5m2 where e4m3 x e4m3 was promised"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         from dataclasses import replace
 
         import torch
 
-        meant = convert()
         for layer in fp8_layers(engine):
             coarse = replace(layer.config.cast_config_input, target_dtype=torch.float8_e5m2)
             layer.config = replace(layer.config, cast_config_input=coarse, cast_config_input_for_grad_weight=coarse)
-        return meant
 
 
 class WgradRowsPermuted(WrongBackward):
@@ -254,12 +248,12 @@ class ForwardPlusThreePercent(Control):
     question, cause = "numerics", "a wrong scale"
     case = micro("rowwise")
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         def larger(layer: Any) -> Any:
             own = layer.forward
             return lambda x: 1.03 * own(x)
 
-        return with_forward(engine, convert(), larger)
+        with_forward(engine, larger)
 
 
 class InputOfTheStepBefore(WrongBackward):
@@ -270,10 +264,10 @@ class InputOfTheStepBefore(WrongBackward):
     title = "one layer's wgrad uses the input of the step before, from step 2 on"
     cause = "wgrad of model.layers.1.self_attn.q_proj: something that is kept from an earlier step"
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._engine = engine
         self._before: torch.Tensor | None = None
-        return super().convert(engine, convert)
+        super().converted(engine, meant)
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         before, self._before = self._before, x

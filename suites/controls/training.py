@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +79,9 @@ class SmallGradientsLost(Control):
 
     share = 0.45
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         for layer in fp8_layers(engine):
             layer.weight.register_post_accumulate_grad_hook(self._flush)
-        return meant
 
     def _flush(self, weight: torch.Tensor) -> None:
         gradient = weight.grad

@@ -107,7 +107,6 @@ def saved(**changes):
     healthy = Saved(
         keys=["w", "v"],
         wrapped=[],
-        aliases={},
         untied={},
         scaling_state=[],
         frozen=0,
@@ -147,7 +146,6 @@ def loaded(**changes):
         missing=[],
         unexpected=[],
         wrong_shape=[],
-        rebuilt_scaling_state=[],
         untied={},
         loaded=True,
         digests={"w": 1, "v": 2},

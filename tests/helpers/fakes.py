@@ -201,7 +201,7 @@ class FakeProcess:
         off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
-        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0, "drew": False}
+        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]
@@ -228,7 +228,6 @@ class FakeProcess:
             "losses": losses,
             "gradient_norms": [1.0] * steps,
             "data": 0,
-            "trained": sorted(SIZES),
             "course": to_plain(Course()),
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},
@@ -259,7 +258,6 @@ class FakeProcess:
         return {
             "keys": ["w"],
             "wrapped": [],
-            "aliases": {},
             "untied": {},
             "scaling_state": [],
             "frozen": 0,
@@ -276,7 +274,6 @@ class FakeProcess:
             "missing": [],
             "unexpected": [],
             "wrong_shape": [],
-            "rebuilt_scaling_state": [],
             "untied": {},
             "loaded": True,
             "digests": {"w": 1},

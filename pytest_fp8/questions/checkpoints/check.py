@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.checkpoints.own import check_own, remarks
+from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.verdicts import Decision, Verdict
@@ -76,13 +76,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
 def _stored_in_fp8(t: Transfer) -> Finding | None:
     if not any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk):
         return None
-    return fail(
-        "weights were stored in FP8",
-        expected="high-precision weights on disk",
-        seen=f"{dict(t.saved.on_disk)}",
-        cause="the FP8 copies were saved in place of the master weights",
-        next_step="save the parameters, not the quantized workspaces",
-    )
+    return stored_in_fp8(f"{dict(t.saved.on_disk)}")
 
 
 def _untied(t: Transfer) -> Finding | None:
@@ -159,16 +153,7 @@ def _stale(t: Transfer) -> Finding | None:
 
 
 def _optimizer(t: Transfer) -> Finding | None:
-    if not t.with_optimizer or t.saved.optimizer_digests == t.loaded.optimizer_digests:
-        return None
-    have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)
-    return fail(
-        "the optimizer's state did not arrive",
-        expected=f"{want} optimizer tensors, bit-equal",
-        seen=f"{have} tensors" + (", some changed" if have == want else ""),
-        cause="weights were loaded and the optimizer was not",
-        next_step="load both before the next step",
-    )
+    return optimizer_lost(t, {}) if t.with_optimizer else None
 
 
 def _logits(t: Transfer) -> Finding | None:

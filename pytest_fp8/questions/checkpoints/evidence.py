@@ -60,8 +60,6 @@ class Saved:
     """Names of the weights, without prefixes of wrappers."""
     wrapped: Sequence[str]
     """Keys on disk that carry a wrapper's prefix (``_orig_mod.``, ``module.``)."""
-    aliases: Mapping[str, str]
-    """Second name of a tied weight -> the name that it is stored under."""
     untied: Mapping[str, str]
     """Weight that the conversion made one of its own -> the weight that it was tied to."""
     scaling_state: Sequence[str]
@@ -88,7 +86,6 @@ class Loaded:
     unexpected: Sequence[str]
     """Keys of the checkpoint that the arm has no weight for."""
     wrong_shape: Sequence[str]
-    rebuilt_scaling_state: Sequence[str]
     untied: Mapping[str, str]
     """As in :class:`Saved`."""
     loaded: bool

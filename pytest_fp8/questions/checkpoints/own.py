@@ -25,7 +25,7 @@ def check_own(t: Transfer) -> Finding | None:
         return None
     found = _changed_by_saving(t.saved.own) or _weights(t, t.saved.own, t.loaded.own)
     if found is None and t.with_optimizer:
-        found = _optimizer(t, t.saved.own) or _kept(t, t.saved.own, t.loaded.own)
+        found = optimizer_lost(t, t.saved.own.narrowed) or _kept(t, t.saved.own, t.loaded.own)
     return found
 
 
@@ -71,13 +71,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
         return _left(t, saved, changed, left)
     cast = _cast(t, saved, changed)
     if cast.startswith("float8") or any("F8" in dtype for dtype in t.saved.on_disk):
-        return fail(
-            "weights were stored in FP8",
-            expected="high-precision weights on disk",
-            seen=f"{len(changed)} arrive rounded to FP8: {some(changed)}",
-            cause="the FP8 copies were saved in place of the master weights",
-            next_step="save the parameters, not the quantized workspaces",
-        )
+        return stored_in_fp8(f"{len(changed)} arrive rounded to FP8: {some(changed)}")
     if cast:
         return fail(
             f"weights were cast to {cast} on the way",
@@ -92,6 +86,16 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
         seen=f"{len(changed)} differ: {some(changed)}",
         cause="save() or load() changes values, or an older file was read",
         next_step="compare model.state_dict() before save() with that after load()",
+    )
+
+
+def stored_in_fp8(seen: str) -> Finding:
+    return fail(
+        "weights were stored in FP8",
+        expected="high-precision weights on disk",
+        seen=seen,
+        cause="the FP8 copies were saved in place of the master weights",
+        next_step="save the parameters, not the quantized workspaces",
     )
 
 
@@ -139,8 +143,9 @@ def _lost(t: Transfer) -> list[str]:
     return [key for key in {**source, **target} if source.get(key) != target.get(key)]
 
 
-def _optimizer(t: Transfer, saved: OwnSaved) -> Finding | None:
-    lost = [key for key in _lost(t) if key not in saved.narrowed or _arrived(t, key) != saved.narrowed[key]]
+def optimizer_lost(t: Transfer, narrowed: Mapping[str, int]) -> Finding | None:
+    """``narrowed``: digests of what may arrive in another dtype, as that is."""
+    lost = [key for key in _lost(t) if key not in narrowed or _arrived(t, key) != narrowed[key]]
     if not lost:
         return None
     have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)

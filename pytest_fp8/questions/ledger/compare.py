@@ -70,11 +70,8 @@ def compare(ledgers: TwoLedgers) -> list[Difference]:
 
 
 def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
-    """The first difference that changes the answer to ``question``, or ``None``. Only the layers question reports FAIL:
-    the others are answered all the same, and then say what they see."""
-    found = [d for d in compare(ledgers) if question in d.questions]
-    if question != "layers":
-        found = [d for d in found if d.verdict is Verdict.INVALID]
+    """The first difference that changes the answer to ``question``, or ``None``."""
+    found = [d for d in compare(ledgers) if question in (d.fails if d.verdict is Verdict.FAIL else d.questions)]
     if not found:
         return None
     first = next((d for d in found if d.verdict is Verdict.FAIL), found[0])
@@ -90,11 +87,9 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
 
 
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
-    """``decision``, or INVALID in its place where the arms differ in what its question compares."""
-    if decision.verdict is Verdict.INVALID:
-        return decision
+    """``decision``, or in its place what the ledgers say where the arms differ in what its question compares."""
     found = find_in_ledger(ledgers, decision.question)
-    if found is None:
+    if found is None or decision.verdict is found[0] is Verdict.INVALID:
         return decision
     verdict, lines = found
     return Decision(decision.question, verdict, numbers=decision.numbers, **lines)

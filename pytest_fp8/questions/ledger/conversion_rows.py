@@ -161,6 +161,7 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
             next_step="make the optimizer after the conversion; in the Trainer with torchao set "
             "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
             verdict=FAIL,
+            fails=(LAYERS, LOSS),
         )
     added = [] if missing else sorted(set(fp8) - set(reference))
     for name in added[:1]:

@@ -38,6 +38,8 @@ class Difference:
     verdict: Verdict
     questions: tuple[str, ...] = EVERY
     """The questions whose answer it changes."""
+    fails: tuple[str, ...] = (LAYERS,)
+    """Those that report a FAIL. The others are answered all the same, and then say what they see."""
 
 
 class Explained:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.findings import Finding, fail
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.loss.first_step import first_step, gap_of_rounding
@@ -38,7 +38,7 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
 
 
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
-    """Hard rules first (finite, same data, all weights trained, close at step 1, FP8 to the end, not bit-equal), then
+    """Hard rules first (finite, same data, trained alike, close at step 1, FP8 to the end, not bit-equal), then
     the gap. Where that does not fail, the reference must have learnt something.
 
     ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
@@ -63,7 +63,6 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     found = _not_finite(evidence, numbers)
     hard = (
         _other_data,
-        _untrained,
         _constant,
         trained_otherwise,
         weights_stand_still,
@@ -153,22 +152,6 @@ def _other_data(evidence: LossEvidence) -> Finding | None:
         seen=f"checksums {evidence.bf16[seed].data:08x} (BF16) and {evidence.fp8[seed].data:08x} (FP8), seed {seed}",
         cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator",
         next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
-    )
-
-
-def _untrained(evidence: LossEvidence) -> Finding | None:
-    """Weights that the reference trains and the FP8 arm does not."""
-    seeds = sorted(evidence.fp8)
-    missing = sorted({name for s in seeds for name in {*evidence.bf16[s].trained} - {*evidence.fp8[s].trained}})
-    if not missing:
-        return None
-    return fail(
-        f"{len(missing)} weights are in no optimizer of the FP8 arm",
-        expected=f"all {len(evidence.bf16[seeds[0]].trained)} weights that BF16 trains",
-        seen=f"never stepped: {some(missing)}",
-        cause="the optimizer was made before the conversion, which put new parameters in place of its own",
-        next_step="make the optimizer after the conversion; in the Trainer with torchao set "
-        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
     )
 
 

@@ -63,11 +63,9 @@ class Curve:
     """Spacing at 1 of the type in which the losses were computed: 2**-7 for bfloat16."""
     data: int = 0
     """Checksum of the batches of all steps."""
-    trained: Sequence[str] = ()
-    """Parameters that the arm's optimizer steps, by the names that they have before a conversion."""
     course: Course = field(default_factory=Course)
     movement: Mapping[str, Moved] = field(default_factory=dict)
-    """By the same names."""
+    """Parameter that the optimizer steps, by the name that it has before a conversion."""
     first_products: Mapping[str, ProductCount] = field(default_factory=dict)
     """Phase of the step -> products of the first step; empty where it was not watched."""
     last_products: Mapping[str, ProductCount] = field(default_factory=dict)

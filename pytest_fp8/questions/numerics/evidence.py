@@ -57,8 +57,6 @@ class Gradients:
     """Of the step."""
     data: int
     """Fingerprint of the batch."""
-    drew: bool
-    """Whether the step drew random numbers, as dropout does. Compiled code draws others than uncompiled."""
 
 
 @dataclass(frozen=True)
