@@ -226,6 +226,7 @@ class FakeProcess:
         return {
             "seed": seed,
             "losses": losses,
+            "eps": 0.0,
             "gradient_norms": [1.0] * steps,
             "data": 0,
             "course": to_plain(Course()),
@@ -276,6 +277,7 @@ class FakeProcess:
             "wrong_shape": [],
             "untied": {},
             "loaded": True,
+            "stale": [],
             "digests": {"w": 1},
             "optimizer_digests": state,
             "own": None,
