@@ -13,6 +13,7 @@ import torch
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
+from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
@@ -54,8 +55,9 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     batch = engine.training_batch(seed, step=0)
     seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
+    filled: dict[str, torch.Tensor] = {}
     before = _random_state(engine.device)
-    with muted(engine.optimizer), sketched(engine, sketches) as reached:
+    with muted(engine.optimizer), sketched(engine, sketches, filled) as reached:
         loss = engine.step(batch)
     silent = sorted(
         plain_name(name)
@@ -70,13 +72,15 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
         "loss": float(loss),
         "data": data.fingerprint(batch),
         "drew": drew,
+        "random": random_state(),
+        "zeros": {name: 1 - float(share) for name, share in filled.items()},
     }
 
 
 @contextmanager
-def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[int]]:
+def sketched(engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str, torch.Tensor]) -> Iterator[set[int]]:
     """While open, note each parameter's gradient whenever it was accumulated; the last one counts. Gives the ids of the
-    parameters that got one.
+    parameters that got one. ``filled``: for the share of values that are not 0.
 
     Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
     """
@@ -91,6 +95,7 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
                 plain = plain_name(part)
                 sketches.pop(plain, None)
                 sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
+                filled[plain] = torch.count_nonzero(gradient) / max(gradient.numel(), 1)
 
         return note
 

@@ -88,8 +88,9 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
 
 
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
-    """``decision``, or INVALID in its place where the arms differ in what its question compares."""
-    if decision.verdict is Verdict.INVALID:
+    """``decision``, or INVALID in its place where the arms differ in what its question compares. FP8 that was left on
+    the way is said first: what leaves it may be what differs."""
+    if decision.verdict is Verdict.INVALID or decision.numbers.get("left_fp8"):
         return decision
     found = find_in_ledger(ledgers, decision.question)
     if found is None:

@@ -34,7 +34,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         _other_data(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
-        or find_in_gradients(case, found, limits)
+        or find_in_gradients(case, evidence, found, limits)
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
         or _nothing(numbers)
         or undecided(found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pytest_fp8.case import Case
-
-NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
-"""Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
-LEAST_FACTOR = 0.1
-"""A gain that is nearer to 1 explains no difference that fails."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,9 @@ def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
     return {name: numbers.astype(np.float64) for name, numbers in read.items()}
 
 
-def find_in_gradients(case: Case, found: Sequence[Difference], limits: Limits) -> Finding | None:
+def find_in_gradients(
+    case: Case, evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits
+) -> Finding | None:
     """FAIL names the first wrong gradient of the backward pass: where the error begins."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
@@ -129,28 +127,13 @@ def find_in_gradients(case: Case, found: Sequence[Difference], limits: Limits) -
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=_cause(first, limits),
+        cause=cause_of(found, wrong, evidence, limits),
         next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass"
         + (
             "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
             if case.compile and not case.emulated
             else ""
         ),
-    )
-
-
-def _cause(first: Difference, limits: Limits) -> str:
-    if not math.isfinite(first.relative):
-        return f"the gradient of {first.parameter} is not finite in the FP8 arm"
-    if first.length < NO_LENGTH:
-        return f"no gradient arrives at {first.parameter} in the FP8 arm"
-    if first.length < SMALL_LENGTH:
-        return f"almost no gradient arrives at {first.parameter} in the FP8 arm: {first.length:.2g} times BF16's length"
-    if abs(first.gain - 1) > LEAST_FACTOR and first.rest <= first.limit(limits):
-        return f"the gradient of {first.parameter} is multiplied by {first.gain:.2f} in the FP8 arm"
-    return (
-        f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens or "
-        "values is lost, or operands are wrong"
     )
 
 
