@@ -1,6 +1,6 @@
 """Looks at the calls of the FP8 layers in each step of a curve: whether each multiplies in FP8, and a few right values.
 
-By hooks, so where nothing is compiled. A step takes as much longer as :data:`LOOKED_AT` says, and no number changes.
+By hooks, so where nothing is compiled. No number of the curve changes.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.loss.evidence import LayerCalls
+from pytest_fp8.worker.fault_points import BreakableEngine
 
-if TYPE_CHECKING:
-    from pytest_fp8.worker.curves import TrainingEngine
-
-LOOKED_AT = 4
+LOOKED_AT = 3
 """Layers of a step whose product is looked at, drawn anew in each step."""
 ROWS, COLUMNS = 16, 64
 """Of a product that are compared, drawn at random."""
@@ -29,8 +27,8 @@ DRAWS = 16
 class CallWatch:
     """The calls of the FP8 layers in forward passes that train, step by step."""
 
-    def __init__(self, engine: TrainingEngine, seed: int) -> None:
-        watched = not (engine.compiled or engine.backend.compiles_itself)
+    def __init__(self, engine: BreakableEngine, compiled: bool, seed: int) -> None:
+        watched = not (compiled or engine.backend.compiles_itself)
         self._layers = {
             name: module
             for name, module in engine.model.named_modules()
@@ -50,11 +48,15 @@ class CallWatch:
         """Three of each look: of the values' error, of the exact values, of the whole output."""
         self._drawn: dict[int, list[torch.Tensor]] = {}
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around one step of the curve."""
+    def next_step(self) -> None:
+        """Called before each step of the curve."""
         self._now = [0, 0]
+        self._calls.append(self._now)
         self._chosen = set(self._draw.sample(self._products, min(LOOKED_AT, len(self._products))))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around all steps of the curve."""
         handles: list[Any] = []
         for name, module in self._layers.items():
             handles.append(module.register_forward_pre_hook(_Hook(self._before(name))))
@@ -64,7 +66,6 @@ class CallWatch:
         finally:
             for handle in handles:
                 handle.remove()
-        self._calls.append(self._now)
 
     def noted(self) -> LayerCalls:
         """What was seen, after the last step."""
@@ -112,7 +113,7 @@ class CallWatch:
                 exact += bias.detach()[columns].float()
             wrong = made.index_select(0, rows).index_select(1, columns).float() - exact
             norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in (wrong, exact, made)]
-        self._looks.append((len(self._calls), name, made.numel()))
+        self._looks.append((len(self._calls) - 1, name, made.numel()))
         self._norms += norms
 
     def _some(self, size: int, most: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ def curve(
     movement = Movement(engine.model, engine.optimizer, engine.fused_params)
     course = TrainingCourse(engine.model, engine.optimizer, engine.fused_params)
     counts: dict[int, Mapping[str, ProductCount]] = {}
-    calls = CallWatch(engine, seed) if watch else None
+    calls = CallWatch(engine, engine.compiled, seed) if watch else None
 
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
@@ -71,19 +71,21 @@ def curve(
         course.note_optimizer_step()
 
     last = first_step + steps - 1
-    for step in range(first_step, first_step + steps):
-        batch = engine.training_batch(seed, step)
-        fingerprint = data.fingerprint(batch, fingerprint)
-        engine.fault_points.before_step(engine, seed, step)
-        with calls.step() if calls is not None else nullcontext():
+    with calls.watching() if calls is not None else nullcontext():
+        for step in range(first_step, first_step + steps):
+            batch = engine.training_batch(seed, step)
+            fingerprint = data.fingerprint(batch, fingerprint)
+            engine.fault_points.before_step(engine, seed, step)
+            if calls is not None:
+                calls.next_step()
             if watch and (step == last or step == seed == 0):
                 loss, counts[step] = counted_step(engine, batch, note_gradients)
             else:
                 loss = engine.step(batch, on_gradients=note_gradients)
-        losses.append(loss.float())
-        course.note_training_step()
-        # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
-        norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
+            losses.append(loss.float())
+            course.note_training_step()
+            # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
+            norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
     return {
         "seed": seed,
         "losses": [float(x) for x in torch.stack(losses).cpu()],

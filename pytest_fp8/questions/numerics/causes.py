@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
+from pytest_fp8.questions.numerics.gradients import Difference
 from pytest_fp8.questions.numerics.limits import Limits
-
-if TYPE_CHECKING:
-    from pytest_fp8.questions.numerics.gradients import Difference
 
 NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
 """Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
@@ -26,7 +23,7 @@ MORE_ZEROS = 0.01
 
 
 def cause_of(
-    found: Sequence[Difference], wrong: Sequence[Difference], evidence: NumericsEvidence, limits: Limits
+    evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits, wrong: Sequence[Difference]
 ) -> str:
     """Of the wrong gradients among those found, both in the order of the backward pass."""
     first = wrong[0]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.findings import Finding, fail, some
-from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 
@@ -111,9 +110,10 @@ def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
 
 
 def find_in_gradients(
-    case: Case, evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits
+    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], str]
 ) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins."""
+    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` says why these
+    gradients are wrong."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
@@ -127,7 +127,7 @@ def find_in_gradients(
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=cause_of(found, wrong, evidence, limits),
+        cause=cause_of(wrong),
         next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass"
         + (
             "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
