@@ -80,13 +80,14 @@ class CallWatch:
 
     def _before(self, name: str) -> Callable[..., None]:
         def before(*_: Any) -> None:
-            self._began[name] = torch.autograd._get_sequence_nr()
+            # What the user compiled may be traced here, and runs without hooks afterwards.
+            if not torch.compiler.is_compiling():
+                self._began[name] = torch.autograd._get_sequence_nr()
 
         return before
 
     def _after(self, name: str) -> Callable[..., None]:
         def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            # What the user compiled may be traced here, and runs without hooks afterwards.
             if torch.compiler.is_compiling():
                 return
             output = output[0] if isinstance(output, tuple) else output

@@ -24,15 +24,25 @@ MORE_ZEROS = 0.01
 
 def cause_of(
     evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits, wrong: Sequence[Difference]
+) -> tuple[str, str]:
+    """The cause and what to do next, of the wrong gradients among those found; both in the order of the backward
+    pass."""
+    name = wrong[0].parameter
+    earlier = _random(evidence) or _forward(evidence) if math.isfinite(wrong[0].relative) else None
+    return earlier or (
+        _in_the_backward_pass(evidence, found, limits, wrong),
+        f"compare the gradient of {name} in both arms after one backward pass",
+    )
+
+
+def _in_the_backward_pass(
+    evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits, wrong: Sequence[Difference]
 ) -> str:
-    """Of the wrong gradients among those found, both in the order of the backward pass."""
     first = wrong[0]
     if not math.isfinite(first.relative):
         return f"the gradient of {first.parameter} is not finite in the FP8 arm"
     return (
-        _random(evidence)
-        or _forward(evidence)
-        or _factor(first, wrong, limits)
+        _factor(first, wrong, limits)
         or _length(first)
         or _stored(found, wrong, evidence)
         or f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens "
@@ -40,18 +50,18 @@ def cause_of(
     )
 
 
-def _random(evidence: NumericsEvidence) -> str:
+def _random(evidence: NumericsEvidence) -> tuple[str, str] | None:
     mine, theirs = evidence.fp8.gradients.random, evidence.bf16.gradients.random
     if mine == theirs:
-        return ""
+        return None
     return (
         "the arms draw other random numbers in this step, so that these are gradients of other dropout masks or other "
-        "noise: a generator is seeded again inside the step, or recomputation does not restore it; assert_layers() "
-        "names the first operator that draws others"
+        "noise: a generator is seeded again inside the step, or recomputation does not restore it",
+        "ask fp8_pair.assert_layers(), which names the first operator that draws others",
     )
 
 
-def _forward(evidence: NumericsEvidence) -> str:
+def _forward(evidence: NumericsEvidence) -> tuple[str, str] | None:
     """The first module whose output already differs by much more than that of any module before it."""
     import numpy as np
 
@@ -67,10 +77,11 @@ def _forward(evidence: NumericsEvidence) -> str:
             return (
                 f"the forward pass differs already: {name or 'the model'} gives an output that is {apart:.0%} off "
                 f"BF16's, and no module before it is more than {before:.0%} off: it computes something else in the "
-                "FP8 arm"
+                "FP8 arm",
+                f"compare what {name or 'the model'} gives in both arms for the same input",
             )
         before = max(before, apart)
-    return ""
+    return None
 
 
 def _factor(first: Difference, wrong: Sequence[Difference], limits: Limits) -> str:

@@ -110,16 +110,17 @@ def _numbers(arm: Gradients) -> dict[str, NDArray[Any]]:
 
 
 def find_in_gradients(
-    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], str]
+    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], tuple[str, str]]
 ) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` says why these
-    gradients are wrong."""
+    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the
+    cause and what to do next for the wrong ones."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
     first, index = wrong[0], found.index(wrong[0])
     before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
+    cause, next_step = cause_of(wrong)
     return fail(
         f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
@@ -127,8 +128,8 @@ def find_in_gradients(
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=cause_of(wrong),
-        next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass"
+        cause=cause,
+        next_step=next_step
         + (
             "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
             if case.compile and not case.emulated
