@@ -211,7 +211,7 @@ def test_the_first_draw_from_another_state_is_named(phase, cause):
     )
     assert cause in found.cause
     assert "by up" in found.fp8
-    assert "draw 1 of 2: the generator in another state" in found.fp8
+    assert "draw 2 of 2: from another state of the generator" in found.fp8
 
 
 def test_a_number_that_one_arm_does_not_tell_is_no_difference():

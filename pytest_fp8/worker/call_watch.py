@@ -104,7 +104,9 @@ class CallWatch:
         weight, bias = module._parameters["weight"], module._parameters.get("bias")
         if weight is None or [type(given), type(weight), type(output)] != _PLAIN:
             return
-        if not output.numel() or (given.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
+        if output.is_nested or given.is_nested or not output.numel():
+            return
+        if (given.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
             return
         with torch.no_grad(), _disable_current_modes(), torch.autocast(self._device.type, enabled=False):
             made = output.detach().reshape(-1, output.shape[-1])

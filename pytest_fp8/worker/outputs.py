@@ -49,7 +49,9 @@ class OutputWatch:
     def _hook(self, name: str) -> Callable[..., None]:
         def after(module: torch.nn.Module, args: Any, output: Any) -> None:
             made = next(tensors_in(output), None)
-            if name in self._values or made is None or not made.is_floating_point() or not made.numel():
+            if name in self._values or type(made) is not torch.Tensor or made.is_nested or made.is_sparse:
+                return
+            if not made.is_floating_point() or not made.numel():
                 return
             with torch.no_grad(), _disable_current_modes():
                 places = torch.randint(made.numel(), (VALUES,), generator=torch.Generator().manual_seed(made.numel()))

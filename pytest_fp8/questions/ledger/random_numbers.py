@@ -27,14 +27,14 @@ def drawn_otherwise(ledgers: TwoLedgers) -> Difference:
     same_draw = ours is not None and theirs is not None and _told(ours) == _told(theirs)
     if same_draw and ours is not None:
         cause = NOT_RESTORED if ours.phase == RECOMPUTE else SEEDED
-        seen = ("the generator where its last draw left it", "the generator in another state")
+        seen = ("from the state that the last draw left", "from another state of the generator")
     elif ours is None and theirs is None:
         cause, seen = SEEDED, ("the same draws", "the same draws, and the generator in another state after them")
     else:
         cause, seen = SIZES, ("", "")
     where = ours or theirs
     words = [
-        f"{_told(draw)}, draw {index} of {len(all_of)}" if draw else f"{len(all_of)} draws, none there"
+        f"{_told(draw)}, draw {index + 1} of {len(all_of)}" if draw else f"{len(all_of)} draws, none there"
         for draw, all_of in ((ours, one), (theirs, two))
     ]
     return Difference(
