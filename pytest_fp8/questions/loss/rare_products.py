@@ -10,8 +10,8 @@ from pytest_fp8.questions.loss.evidence import LossEvidence
 
 SOUND, WRONG = 0.01, 0.05
 """A layer whose products are off by at most SOUND on the median, as a share of their power, is judged: it multiplies
-and does nothing besides. One product of it is wrong beyond WRONG. The largest of 6806 products of 111 sound
-workloads (``benchmarks.healthy``, emulated, tensorwise, one seed, 20 steps) is off by 0.0035."""
+and does nothing besides. One product of it is wrong beyond WRONG. The largest of 15731 products of 111 sound
+workloads (``benchmarks.healthy``, emulated, tensorwise and rowwise) is off by 0.0035."""
 
 
 def rare_products(evidence: LossEvidence) -> Finding | None:
