@@ -93,13 +93,13 @@ def test_nan_at_step_40_is_named_with_the_value_before():
     bad = curves(0.001, steps=50)
     bad[1] = Curve(1, [*bad[1].losses[:39], *[math.nan] * 11], bad[1].gradient_norms)
     decision = check_loss(LossEvidence(fp8=bad, bf16=curves(steps=50, wobble=0.0), twin=curves(steps=50)))
-    verdict_of(decision, Verdict.FAIL, "not finite from step 40 on", "seed 1", f"{bad[1].losses[38]:.4f}")
+    verdict_of(decision, Verdict.FAIL, "not finite from step 39 on", "seed 1", f"{bad[1].losses[38]:.4f}")
 
 
 def test_a_gradient_norm_that_is_not_finite_fails_too():
     bad = curves(0.001)
     bad[0] = Curve(0, bad[0].losses, [1.0, math.inf, *[1.0] * 18])
-    verdict_of(check_loss(loss_evidence(bad)), Verdict.FAIL, "gradient norm is not finite from step 2")
+    verdict_of(check_loss(loss_evidence(bad)), Verdict.FAIL, "gradient norm is not finite from step 1")
 
 
 def test_a_reference_that_diverges_is_invalid_not_fp8s_fault():

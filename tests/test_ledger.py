@@ -10,6 +10,7 @@ from helpers.evidence import WEIGHT, arm_ledger, verdict_of
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import compare, find_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import (
+    Draw,
     Entered,
     ModuleCalls,
     OptimizerNote,
@@ -23,6 +24,7 @@ HEALTHY = arm_ledger()
 TF32 = "torch.backends.cuda.matmul.allow_tf32"
 IN_FLOAT32 = {"mul float32": 2, "rsqrt float32": 1}
 GIVEN = HEALTHY.batch[0]
+DRAW = Draw("forward", "norm", "native_dropout", [48, 64], "s1")
 
 
 def ledgers(backend="torchao", reference=None, **changes):
@@ -88,7 +90,8 @@ DIFFERENCES = [
     ({"waits": {"forward norm": 1}}, "INVALID", "the FP8 arm waits", "norm"),
     ({"norm_kept": 0.2}, "INVALID", "clipped or scaled in one arm", "0.2"),
     ({"loss_dtype": "bfloat16"}, "INVALID", "the loss", "bfloat16"),
-    ({"random": "other"}, "INVALID", "other random numbers", "other"),
+    ({"random": "other"}, "INVALID", "other random numbers", "another state"),
+    ({"random": "other", "draws": [DRAW]}, "INVALID", "other random numbers", "native_dropout of 48x64 by norm"),
     (
         {"switches": {**HEALTHY.switches, TF32: "True"}},
         "INVALID",
@@ -205,3 +208,32 @@ def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(m
 def test_groups_may_be_split_otherwise():
     split = OptimizerNote("AdamW", [{"lr": "0.001"}] * 2, {"q.weight": 0, "up.weight": 1, "lm_head.weight": 1})
     assert compare(ledgers(optimizer=split)) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [("forward", "the generator was seeded again inside the step"), ("recompute", "it does not restore the generator")],
+)
+def test_the_first_draw_from_another_state_is_named(phase, cause):
+    first, second = replace(DRAW, phase=phase), replace(DRAW, phase=phase, owner="up", state="s2")
+    (found,) = compare(
+        ledgers(reference=arm_ledger(draws=[first, second]), draws=[first, replace(second, state="s3")], random="other")
+    )
+    assert cause in found.cause
+    assert "by up" in found.fp8
+    assert "draw 2 of 2: from another state of the generator" in found.fp8
+
+
+def test_a_number_that_one_arm_does_not_tell_is_no_difference():
+    def norm(*operators):
+        return {**HEALTHY.operators, "norm": dict.fromkeys(operators, 1)}
+
+    reference = arm_ledger(operators=norm("native_layer_norm bfloat16 1e-05"))
+    assert compare(ledgers(reference=reference, operators=norm("native_layer_norm bfloat16"))) == []
+    (found,) = compare(ledgers(reference=reference, operators=norm("native_layer_norm bfloat16 0.02")))
+    assert "the epsilon of a norm" in found.cause
+
+
+def test_fp8_that_was_left_is_said_before_what_differs_by_it():
+    left = Decision("loss", Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"left_fp8": True})
+    assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left

@@ -107,6 +107,65 @@ def test_a_sound_workload_has_no_difference(name):
         assert compare(ledgers(replace(CASE, recipe=recipe), **SOUND[name])) == []
 
 
+def normed(layer_norm=True):
+    """Two Linears around a norm: torch's, or one that is written by hand."""
+    import torch
+
+    class Norm(torch.nn.Module):
+        eps = 1e-5
+
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+            self.norm = torch.nn.LayerNorm(32) if layer_norm else Norm()
+
+        def forward(self, x):
+            return self.leave(self.norm(self.enter(x)))
+
+    return Normed()
+
+
+def converted(change):
+    def convert(model):
+        from dataclasses import replace as with_
+
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = with_(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
+        model = convert_to_float8_training(model, config=config)
+        change(model.norm)
+        return model
+
+    return convert
+
+
+def test_a_fused_norm_of_the_fp8_arm_s_own_class_is_the_same_norm():
+    import torch
+
+    class Fused(torch.nn.LayerNorm):
+        def forward(self, x):
+            return torch.nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def fuse(norm):
+        norm.__class__ = Fused
+
+    assert compare(ledgers(build=normed, loss=squares, convert=converted(fuse))) == []
+
+
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_another_epsilon_is_seen_in_a_norm_of_any_class(layer_norm):
+    def other(norm):
+        norm.eps = 0.02
+
+    found = compare(ledgers(build=lambda: normed(layer_norm), loss=squares, convert=converted(other)))
+    assert "the epsilon of a norm" in found[0].cause
+    assert "0.02" in found[0].fp8
+
+
 def test_what_accelerate_merely_calls_is_compared():
     pytest.importorskip("accelerate")
     case = replace(CASE, backend="accelerate_torchao")

@@ -28,11 +28,11 @@ def test_arms_that_train_alike_are_left_alone():
 @pytest.mark.parametrize(
     ("changes", "verdict", "words"),
     [
-        ({"stepped": [1, 0, 1, 1]}, Verdict.INVALID, ["do not step equally often", "in training step 2 1 in BF16"]),
+        ({"stepped": [1, 0, 1, 1]}, Verdict.INVALID, ["do not step equally often", "in training step 1 1 in BF16"]),
         (
             {"rates": [[1e-3], [1e-3], [2e-3], [2e-3], [2e-3]]},
             Verdict.INVALID,
-            ["go apart", "after step 2 0.001 in BF16"],
+            ["go apart", "after 2 training steps 0.001 in BF16"],
         ),
         (
             {"state": {**SOUND.state, "up": "exp_avg bfloat16, master float32"}},

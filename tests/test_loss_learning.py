@@ -15,7 +15,7 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.pair import look_again
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, Moved, ProductCount, loss_looks
+from pytest_fp8.questions.loss.evidence import Curve, LayerCalls, LossEvidence, Moved, ProductCount, loss_looks
 from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, decide_loss, loss_fall, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -47,18 +47,68 @@ def test_arms_that_learn_alike_pass():
 @pytest.mark.parametrize(
     ("last", "says"),
     [
-        ({"forward": ProductCount(0, 15), "backward": ProductCount(0, 30)}, "FP8 ran in step 1 and not in step 20"),
-        ({"forward": ProductCount(14, 1), "backward": ProductCount(0, 30)}, "FP8 ran in step 1 and not in step 20"),
+        ({"forward": ProductCount(0, 15), "backward": ProductCount(0, 30)}, "FP8 ran in step 0 and not in step 19"),
+        ({"forward": ProductCount(14, 1), "backward": ProductCount(0, 30)}, "FP8 ran in step 0 and not in step 19"),
         (
             {"forward": ProductCount(13, 2), "backward": ProductCount(28, 2)},
-            "less ran in FP8 in step 20 than in step 1",
+            "less ran in FP8 in step 19 than in step 0",
         ),
-        ({"forward": ProductCount(14, 1)}, "FP8 ran in step 1 and not in step 20"),
+        ({"forward": ProductCount(14, 1)}, "FP8 ran in step 0 and not in step 19"),
     ],
     ids=["all off", "backward off", "one layer off", "no backward products"],
 )
 def test_fp8_that_is_off_at_the_end_fails(last, says):
     verdict_of(decided(arm(0.001, last=last)), Verdict.FAIL, says, "switched FP8 off while the arm trained")
+
+
+def with_calls(calls, seed=1):
+    fp8 = arm(0.001)
+    fp8[seed] = replace(fp8[seed], calls=calls)
+    return fp8
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        (LayerCalls([14] * 3 + [0] + [14] * 16, [0] * 3 + [14] + [0] * 16), "FP8 ran in step 0 and not in step 3"),
+        (LayerCalls([14] * 18 + [13] * 2, [0] * 18 + [1] * 2), "less ran in FP8 in step 18 than in step 0"),
+        (LayerCalls([0] * 2 + [14] * 18, [14] * 2 + [0] * 18), "FP8 ran in step 2 and not in step 0"),
+    ],
+    ids=["one step", "one layer", "the first steps"],
+)
+def test_fp8_that_is_off_in_some_steps_fails_with_their_numbers(calls, says):
+    decision = decided(with_calls(calls))
+    verdict_of(decision, Verdict.FAIL, says, "seed 1", "of 20 steps")
+    assert decision.numbers["left_fp8"]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [LayerCalls(), LayerCalls([14] * 10 + [9] * 10, [0] * 20), LayerCalls([0] * 20, [14] * 20)],
+    ids=["compiled", "an expert rests", "a library without autograd functions"],
+)
+def test_calls_that_say_nothing_of_fp8_pass(calls):
+    verdict_of(decided(with_calls(calls)), Verdict.PASS)
+
+
+def products(*errors, layer="up"):
+    return LayerCalls([1] * 20, [0] * 20, {layer: list(enumerate(errors))})
+
+
+def test_one_product_that_is_wrong_among_right_ones_fails():
+    decision = decided(with_calls(products(*[0.001] * 6, 0.4, *[0.001] * 6)))
+    verdict_of(decision, Verdict.FAIL, "wrong in some steps and right in most", "40.0% in step 6, seed 1", "1 of 13")
+    assert not decision.numbers["left_fp8"]
+    verdict_of(decided(with_calls(products(*[0.001] * 6, math.nan))), Verdict.FAIL, "nan% in step 6")
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [[0.001] * 12 + [0.0035], [0.3] * 6 + [0.9] * 2, []],
+    ids=["the largest of sound arms", "a layer that does more", "none"],
+)
+def test_products_as_of_sound_arms_pass(errors):
+    verdict_of(decided(with_calls(products(*errors))), Verdict.PASS)
 
 
 def test_fp8_that_is_off_at_the_end_of_a_later_seed_alone_fails():
@@ -263,7 +313,7 @@ def test_a_stored_margin_asks_no_twin_at_all():
 def test_a_twin_of_the_fp8_arm_that_overflows_fails():
     bad = arm(0.001)
     bad[1] = replace(bad[1], losses=[*bad[1].losses[:-1], math.nan])
-    verdict_of(decided(fp8_twin=bad), Verdict.FAIL, "not finite from step 20 on", "seed 1")
+    verdict_of(decided(fp8_twin=bad), Verdict.FAIL, "not finite from step 19 on", "seed 1")
 
 
 # -- bit-equal curves -------------------------------------------------------------------------------------------------

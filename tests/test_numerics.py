@@ -122,7 +122,7 @@ def test_a_sound_product_is_left_alone(product):
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["wgrad of up: something that is kept", "right in the first step"]),
         (wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56), ["dgrad of up: a part of the product is missing"]),
         (wrong(role=DGRAD, gain=0.889, sqnr=9.8), ["that is kept from an earlier step", "or a part of the product"]),
-        (wrong(gain=2.0, sqnr=-0.01), ["fprop of up: a wrong scale", "in step 13"]),
+        (wrong(gain=2.0, sqnr=-0.01), ["fprop of up: a wrong scale", "in step 12"]),
         (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
     ],
 )
@@ -168,7 +168,11 @@ def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged
         (gradients(off={"enter": 0.7}), ["enter", "a part of the tokens or values is lost"]),
         (gradients(off={"up": 0.3}, times={"up": 0.96}), ["computes something else from up on"]),
         (gradients(off={"up": 0.9}, times={"up": 1.5}), ["computes something else from up on"]),
-        (gradients(times={"up": 0.1}), ["almost no gradient arrives at up", "0.1 times BF16's length"]),
+        (gradients(times={"up": 0.1}), ["up is multiplied by 0.0"]),
+        (
+            gradients(off={"up": 0.9}, times={"up": 0.1}),
+            ["almost no gradient arrives at up", "0.13 times"],
+        ),
         (gradients(times={"enter": math.inf}), ["the gradient of enter is not finite"]),
         (
             gradients(silent=["up"], sketches={n: gradients().sketches[n] for n in NAMES if n != "up"}),
@@ -183,12 +187,59 @@ def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged
         "small factor",
         "not a factor",
         "a tenth",
+        "short",
         "infinite",
         "none",
     ],
 )
 def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
     verdict_of(judge(fp8=fp8), Verdict.FAIL, *words)
+
+
+def renamed(name, times=1.0, off=0.05, **changes):
+    """Gradients in which ``up`` is the parameter ``name``."""
+    found = gradients(times={"up": times}, off={"up": off}, **changes)
+    return replace(found, sketches={name if n == "up" else n: text for n, text in found.sketches.items()})
+
+
+def of(name, fp8, **changes):
+    return judge(fp8=fp8, gradients=renamed(name, off=0.0), moved=renamed(name), **changes)
+
+
+def test_a_factor_on_gradients_of_biases_alone_is_said_with_its_size():
+    decision = of("up.bias", renamed("up.bias", times=0.0625))
+    verdict_of(decision, Verdict.FAIL, "up.bias is multiplied by 0.06", "only gradients of biases are wrong")
+
+
+def test_a_weight_gradient_that_is_rounded_after_its_product_is_named():
+    stored = renamed("up.weight", off=0.7, zeros={"up.weight": 0.6})
+    words = ["only gradients of FP8 layers' weights are wrong (up.weight)", "60% of the values of up.weight's are 0"]
+    verdict_of(of("up.weight", stored), Verdict.FAIL, *words)
+    handed_on = renamed("up.weight", off=0.7)
+    handed_on = replace(handed_on, sketches={**handed_on.sketches, "enter": gradients(off=0.7).sketches["enter"]})
+    verdict_of(of("up.weight", handed_on), Verdict.FAIL, "something else from up.weight on")
+
+
+def test_other_random_numbers_are_the_first_cause():
+    verdict_of(judge(fp8=gradients(off=0.7, random="other")), Verdict.FAIL, "draw other random numbers in this step")
+
+
+def test_a_forward_pass_that_differs_is_named_where_it_begins():
+    def outputs(**off):
+        vectors = {n: vector(n, off.get(n, 0.03)) for n in ("enter", "norm", "up")}
+        return {n: b64encode(v.astype(np.float32).tobytes()).decode() for n, v in vectors.items()}
+
+    given = evidence(fp8=gradients(off=0.7), outputs=outputs(enter=0.0, norm=0.0, up=0.0))
+    other = replace(given, fp8=replace(given.fp8, outputs=outputs(norm=0.5, up=0.6)))
+    decision = check_numerics(CASE, other, layers_evidence())
+    verdict_of(decision, Verdict.FAIL, "the forward pass differs already: norm gives")
+    alike = replace(given, fp8=replace(given.fp8, outputs=outputs()))
+    verdict_of(check_numerics(CASE, alike, layers_evidence()), Verdict.FAIL, "the backward pass of the FP8 arm")
+
+
+def test_an_error_that_is_one_row_is_the_bias():
+    verdict_of(judge(products=[wrong(gain=1.014, sqnr=17.8, constant=0.98)]), Verdict.FAIL, "the bias is added twice")
+    verdict_of(judge(products=[wrong(gain=1.014, sqnr=17.8, constant=0.1)]), Verdict.FAIL, "E5M2 where E4M3")
 
 
 def test_what_to_do_next_is_for_the_case_that_failed():

@@ -127,13 +127,14 @@ def _escape(text: str) -> str:
 
 def findings(ledger: Ledger) -> list[str]:
     """The messages of decisions that are not plain PASS and did not fail: their tests pass, and a person should read
-    them. What lacks a baseline is said once for all, elsewhere."""
+    them. One that several questions share is said once. What lacks a baseline is said once for all, elsewhere."""
     lines = []
     for entry in ledger.entries.values():
+        shared: dict[str, list[str]] = {}
         for question, decision in entry.decisions.items():
-            if decision["verdict"] in ("PASS", "FAIL") or decision["numbers"].get(NO_BASELINE):
-                continue
-            lines.append(f"{entry.case} {question}: {decision['message']}")
+            if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
+                shared.setdefault(decision["message"], []).append(question)
+        lines += [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
     return lines
 
 

@@ -76,12 +76,14 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     missing = sorted(set(weights) - set(found))
     unexpected = sorted(set(found) - set(weights) - set(aliases))
     shapes = sorted(n for n in set(weights) & set(found) if weights[n].shape != found[n].shape)
+    # Stored as a weight of its own, which is tied here: a tied one is stored once.
+    doubled = {name: aliases[name] for name in sorted(set(found) & set(aliases))}
     report: dict[str, Any] = {
         "missing": missing,
         "unexpected": unexpected,
         "wrong_shape": shapes,
-        "untied": untied(*engine.weights),
-        "loaded": not (missing or unexpected or shapes),
+        "untied": untied(*engine.weights) | doubled,
+        "loaded": not (missing or unexpected or shapes or doubled),
         "stale": [],
         "digests": {},
         "optimizer_digests": {},

@@ -13,7 +13,8 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.loss.evidence import ProductCount
+from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
+from pytest_fp8.worker.call_watch import CallWatch
 from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.presence import counted_step
 from pytest_fp8.worker.training_course import TrainingCourse
@@ -25,6 +26,7 @@ class TrainingEngine(BreakableEngine, Protocol):
 
     optimizer: torch.optim.Optimizer
     originals: dict[str, tuple[int, int]]
+    compiled: bool
     fault_points: FaultPoints
 
     @property
@@ -49,7 +51,7 @@ def curve(
     ``questions.loss.evidence.Curve``.
 
     ``watch``: count the products of the last step, and in the curve of seed 0 those of the first one. On a GPU each is
-    a profile of that step.
+    a profile of that step. In each step look at the calls of the FP8 layers.
     """
     if first_step == 0:
         engine.restart(seed, jitter)
@@ -59,25 +61,29 @@ def curve(
     fingerprint = 0
     course = TrainingCourse(engine.model, engine.optimizer, engine.fused_params)
     counts: dict[int, Mapping[str, ProductCount]] = {}
+    calls = CallWatch(engine, engine.compiled, seed) if watch else None
 
     def note_gradients() -> None:
         norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
         course.note_gradients()
 
     last = first_step + steps - 1
-    for step in range(first_step, first_step + steps):
-        batch = engine.training_batch(seed, step)
-        fingerprint = data.fingerprint(batch, fingerprint)
-        engine.fault_points.before_step(engine, seed, step)
-        if watch and (step == last or step == seed == 0):
-            loss, counts[step] = counted_step(engine, batch, note_gradients)
-        else:
-            loss = engine.step(batch, on_gradients=note_gradients)
-        losses.append(loss.float())
-        eps = torch.finfo(loss.dtype).eps
-        course.note_training_step()
-        # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
-        norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
+    with calls.watching() if calls is not None else nullcontext():
+        for step in range(first_step, first_step + steps):
+            batch = engine.training_batch(seed, step)
+            fingerprint = data.fingerprint(batch, fingerprint)
+            engine.fault_points.before_step(engine, seed, step)
+            if calls is not None:
+                calls.next_step()
+            if watch and (step == last or step == seed == 0):
+                loss, counts[step] = counted_step(engine, batch, note_gradients)
+            else:
+                loss = engine.step(batch, on_gradients=note_gradients)
+            losses.append(loss.float())
+            eps = torch.finfo(loss.dtype).eps
+            course.note_training_step()
+            # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
+            norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
     return {
         "seed": seed,
         "losses": [float(x) for x in torch.stack(losses).cpu()],
@@ -88,6 +94,7 @@ def curve(
         "movement": to_plain(course.movement()),
         "first_products": to_plain(counts.get(0, {})),
         "last_products": to_plain(counts.get(last, {})),
+        "calls": to_plain(calls.noted() if calls is not None else LayerCalls()),
     }
 
 

@@ -70,8 +70,9 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
     batch = engine.training_batch(seed, step=0)
     seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
+    filled: dict[str, torch.Tensor] = {}
     before = random_state()
-    with muted(engine.optimizer), sketched(engine, sketches) as reached:
+    with muted(engine.optimizer), sketched(engine, sketches, filled) as reached:
         loss = engine.step(batch)
     silent = sorted(
         plain_name(name)
@@ -85,14 +86,16 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),
+        "random": random_state(),
+        "zeros": {name: 1 - float(share) for name, share in filled.items()},
     }
     return found, drew
 
 
 @contextmanager
-def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[int]]:
+def sketched(engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str, torch.Tensor]) -> Iterator[set[int]]:
     """While open, note each parameter's gradient whenever it was accumulated; the last one counts. Gives the ids of the
-    parameters that got one.
+    parameters that got one. ``filled``: for the share of values that are not 0.
 
     Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
     """
@@ -107,6 +110,7 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor]) -> Iterator[set[
                 plain = plain_name(part)
                 sketches.pop(plain, None)
                 sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
+                filled[plain] = torch.count_nonzero(gradient) / max(gradient.numel(), 1)
 
         return note
 

@@ -138,6 +138,7 @@ def _taken(engine: Engine) -> ArmLedger:
         loss=float(loss),
         loss_dtype=dtype_name(loss),
         random=seen.random,
+        draws=operators.draws,
         before=engine.weights[0],
         after=engine.weights[1],
         optimizer=optimizer,

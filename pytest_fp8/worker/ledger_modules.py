@@ -37,6 +37,8 @@ class ModuleWatch:
         self.stack: list[str] = []
         self.calls: Counter[ModuleCalls] = Counter()
         self.classes: dict[str, str] = {}
+        self.of_torch: set[str] = set()
+        """Modules whose class is one of torch's own, or derived from one: a norm with another forward pass, too."""
         self.entered: list[Entered] = []
         self._spans: list[tuple[int, int, str]] = []
         """First and last sequence number of the autograd nodes that a call made, and the module's name."""
@@ -134,6 +136,8 @@ class ModuleWatch:
             self.on_input(name, first, phase == "recompute")
         kind = type(module)
         self.classes[name] = f"{kind.__module__}.{kind.__qualname__}"
+        if _is_of_torch(kind):
+            self.of_torch.add(name)
         if outermost and not self._backward_depth:
             given = tuple(self.note_of(tensor) for tensor in tensors_in((args, kwargs)))
             self.entered.append(Entered(name, phase, module.training, torch.is_grad_enabled(), given))
@@ -162,6 +166,12 @@ class ModuleWatch:
                 self._nested_spans.clear()
 
 
+def _is_of_torch(kind: type) -> bool:
+    return any(one.__module__.startswith("torch.nn.") and one not in _WITHOUT_SETTINGS for one in kind.__mro__)
+
+
+_WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+"""Classes of torch's from which users derive modules of every kind."""
 COMPUTED, ROUTED = 1, 2
 """Flags of a tensor: its content comes of products; its size follows from such content."""
 

@@ -14,9 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_fp8.questions.ledger.evidence import OwnedProduct
+from pytest_fp8.questions.ledger.evidence import Draw, OwnedProduct
 from pytest_fp8.recipes import RECOMPUTE
-from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch
+from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, shape_of
+from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.operators import dtype_name, products_of_call
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.restored import replaced
@@ -48,6 +49,9 @@ MARKS = """
     profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit"""
 """torch sets them around an optimizer's step."""
 NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
+NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
+ROOTS = ("rsqrt", "sqrt")
+"""What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
@@ -69,6 +73,9 @@ class OperatorWatch(TorchDispatchMode):
         """Called with what an operator drew at random, and whether that recomputes."""
         self.products: list[OwnedProduct] = []
         self.operators: dict[str, Counter[str]] = {}
+        self._added = ""
+        """The number that the last operator added; empty where that was no addition."""
+        self.draws: list[Draw] = []
         self.waits: Counter[str] = Counter()
         self.uncertain = False
         self.phase = ""
@@ -152,7 +159,13 @@ class OperatorWatch(TorchDispatchMode):
         (self._routed.add if flags & ROUTED else self._routed.discard)(_key(address, tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        draws = self.phase and torch.Tag.nondeterministic_seeded in func.tags
+        before = random_state() if draws else ""
         result = func(*args, **(kwargs or {}))
+        if draws and random_state() != before:
+            what = func._schema.name.removeprefix("aten::")
+            shape = shape_of(next(iter(_flat(result) or _flat(args)), torch.empty(0)))
+            self.draws.append(Draw(self.where(), self.modules.owner(), what, shape, before))
         if self.phase:
             operator = func._schema.name.removeprefix("aten::")
             self._note(operator, args, _flat((args, kwargs)), result)
@@ -194,10 +207,12 @@ class OperatorWatch(TorchDispatchMode):
     def _count(self, operator: str, args: Any, made: list[torch.Tensor]) -> None:
         owner = self.modules.owner()
         dtype = dtype_name(made[0]) if made else "nothing"
-        numbers = ""
-        if self.modules.classes.get(owner, "").startswith("torch.nn."):
-            # The rate of a dropout, the epsilon of a norm. torch's own modules count no steps; users' modules may.
-            numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
+        numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
+        if operator in ROOTS:
+            numbers = self._added
+        elif owner not in self.modules.of_torch and operator not in NORMS:
+            # The rate of a dropout is a setting; a number in a module of the user's may count steps.
+            self._added, numbers = numbers if operator.startswith("add") else "", ""
         self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {numbers}".rstrip()] += 1
 
     def _read(self, tensor: torch.Tensor, flags: int) -> None:

@@ -15,7 +15,8 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
-from pytest_fp8.worker.instrumented import SEED, fit_scales, instrumented_step
+from pytest_fp8.worker.instrumented import SEED, Observer, fit_scales, instrumented_step
+from pytest_fp8.worker.outputs import OutputWatch
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.training_setup import seed_generators
@@ -35,23 +36,25 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     """What the numerics question asks of an arm, as plain data: the fields of
     :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
     of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
+    outputs = OutputWatch(engine)
     return {
-        "products": products(engine, seed),
+        "products": products(engine, seed, outputs),
         "gradients": gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
         "later": later_products(engine, seed),
+        "outputs": outputs.noted(),
     }
 
 
-def products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
+def products(engine: Engine, seed: int = SEED, *others: Observer) -> list[dict[str, Any]]:
     """One instrumented step; a record for each product compared, with the fields of
-    :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`."""
+    :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`. ``others`` watch the same step."""
     watch = ProductWatch(engine)
     engine.restart(seed)
     fit_scales(engine, seed)
     # Gradients are compared from equal buffers: a codebook that this step moves would not be the same in both arms.
     with buffers_kept(engine.model):
-        instrumented_step(engine, watch, seed=seed, restart=False)
+        instrumented_step(engine, watch, *others, seed=seed, restart=False)
     return watch.checks()
 
 

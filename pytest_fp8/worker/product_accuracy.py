@@ -11,7 +11,18 @@ from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast
 FORMATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 SMALLEST = 1e-12
 """What a largest magnitude is taken for at least; torchao's EPS."""
-STATISTICS = ("values", "power", "gain", "noise", "own_gain", "own_noise", "gain_error", "lost", "underflow")
+STATISTICS = (
+    "values",
+    "power",
+    "gain",
+    "noise",
+    "own_gain",
+    "own_noise",
+    "gain_error",
+    "lost",
+    "underflow",
+    "constant",
+)
 
 
 class Operand:
@@ -105,9 +116,22 @@ class Expected:
         gain = gain_of(seen)
         error = ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe
         lost = ((seen == 0) & (self.own != 0)).double().mean()
+        wrong = seen - self.exact
+        constant = wrong.mean(dim=0).square().sum() * len(wrong) / wrong.square().sum().clamp(min=1e-300)
         size = power.new_tensor(float(seen.numel()))
         return torch.stack(
-            [size, power, gain, noise_of(seen), gain_of(self.own), noise_of(self.own), error, lost, self.underflow]
+            [
+                size,
+                power,
+                gain,
+                noise_of(seen),
+                gain_of(self.own),
+                noise_of(self.own),
+                error,
+                lost,
+                self.underflow,
+                constant,
+            ]
         )
 
 

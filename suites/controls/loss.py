@@ -19,12 +19,12 @@ OURS = "found by trying faults on this gate"
 
 
 class OffAfterTenSteps(Control):
-    """Each FP8 layer multiplies BF16 from step 11 of each curve on, and FP8 again in the next curve."""
+    """Each FP8 layer multiplies BF16 from step 10 of each curve on, and FP8 again in the next curve."""
 
     number, id = 64, "off-after-ten-steps"
     title = "FP8 is off after ten steps of each run"
     source = OURS
-    question, cause = "loss", "FP8 ran in step 1 and not in step 20"
+    question, cause = "loss", "FP8 ran in step 0 and not in step 10"
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:

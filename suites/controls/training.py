@@ -32,12 +32,12 @@ class NotCompiled(Control):
 
 
 class NanAtStep40(Control):
-    """One weight becomes NaN just before step 40 of each curve."""
+    """One weight becomes NaN just before step 39 of each curve."""
 
     number, id = 10, "nan-step-40"
-    title = "NaN at step 40, finite before"
+    title = "NaN at step 39, finite before"
     source = "torchtitan issue 1056"
-    question, cause = "loss", "loss is not finite from step 40 on"
+    question, cause = "loss", "loss is not finite from step 39 on"
     case = micro(loss_steps=42, loss_seeds=1)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:

@@ -72,6 +72,7 @@ def arm_ledger(**changes):
         loss=5.0,
         loss_dtype="float32",
         random="r",
+        draws=(),
         before=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
         after=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
         optimizer=OptimizerNote("AdamW", [{"lr": "0.001"}], {"q.weight": 0, "up.weight": 0, "lm_head.weight": 0}),

@@ -190,18 +190,20 @@ class FakeProcess:
             "gradients": self._gradients(self.is_fp8),
             "moved": self._gradients(True) if moved else None,
             "later": self._products(),
+            "outputs": {},
         }
 
     def _products(self) -> list[dict[str, Any]]:
         sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
-        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0}
+        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0, "constant": 0.0}
         return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
 
     def _gradients(self, changed: bool) -> dict[str, Any]:
         off = 0.05 if changed else 0.0
         numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
-        return {"sketches": dict.fromkeys(SIZES, text), "silent": [], "loss": 5.0, "data": 0}
+        more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}}
+        return {"sketches": dict.fromkeys(SIZES, text), **more}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]
@@ -233,6 +235,7 @@ class FakeProcess:
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},
             "last_products": {},
+            "calls": {"fp8": [], "other": [], "errors": {}},
         }
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:

@@ -60,6 +60,20 @@ class OwnedProduct:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """One operator that drew random numbers."""
+
+    phase: str
+    owner: str
+    """The module that called it."""
+    operator: str
+    shape: Sequence[int]
+    """Of what it gave."""
+    state: str
+    """Digest of the generators' state before it."""
+
+
+@dataclass(frozen=True)
 class Weight:
     """A parameter or buffer under its plain name."""
 
@@ -113,6 +127,8 @@ class ArmLedger:
     loss_dtype: str
     random: str
     """Digest of the generators' state after the step."""
+    draws: Sequence[Draw]
+    """The operators that drew random numbers, in order."""
     before: Mapping[str, Weight]
     after: Mapping[str, Weight]
     """Parameters and buffers before and after the conversion."""

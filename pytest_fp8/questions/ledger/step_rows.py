@@ -19,6 +19,7 @@ from pytest_fp8.questions.ledger.differences import (
     size,
 )
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Entered, TensorNote, TwoLedgers
+from pytest_fp8.questions.ledger.random_numbers import drawn_otherwise
 
 CLIPS = 1.5
 """Gradients are clipped in one arm alone where the shares that clipping leaves of their norms differ by this factor.
@@ -162,13 +163,4 @@ def random_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
     """The generators' state after the step. A router that sends other rows through a dropout draws other numbers."""
     if not explained.work or explained.routes or ledgers.reference.random == ledgers.fp8.random:
         return
-    yield Difference(
-        headline="the arms draw other random numbers in the same step",
-        what="torch's generators after the step",
-        reference=f"state {ledgers.reference.random}",
-        fp8=f"state {ledgers.fp8.random}",
-        cause="dropout, noise or sampling in one arm alone, or of other sizes",
-        next_step="draw the same random numbers in both arms",
-        verdict=INVALID,
-        questions=(LAYERS, LOSS),
-    )
+    yield drawn_otherwise(ledgers)

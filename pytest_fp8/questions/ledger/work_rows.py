@@ -155,12 +155,19 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
         if not lost and not added:
             continue
         if _by_words(lost, 2) == _by_words(added, 2):
+            if not (_with_numbers(lost) and _with_numbers(added)):
+                # What could not be read in one arm is no difference.
+                continue
             cause = "a module's settings differ: the rate of a dropout, the epsilon of a norm"
             yield other_work(where, _told(lost), _told(added), cause)
         elif _by_words(lost, 1) == _by_words(added, 1):
             yield other_precision(where, _told(lost), _told(added))
         else:
             yield other_work(where, _told(lost) if lost else "none of them", _told(added) if added else "none of them")
+
+
+def _with_numbers(operators: Counter[str]) -> bool:
+    return any(len(kind.split()) > 2 for kind in operators)
 
 
 def _by_words(operators: Counter[str], number: int) -> Counter[str]:

@@ -20,6 +20,7 @@ from pytest_fp8.questions.loss.learning import (
     weights_stand_still,
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
+from pytest_fp8.questions.loss.rare_products import rare_products
 from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, tail_gap
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -61,17 +62,20 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
+    lost = fp8_lost_on_the_way(evidence)
     hard = (
         _other_data,
         _constant,
         trained_otherwise,
         weights_stand_still,
         first_step,
-        fp8_lost_on_the_way,
+        lambda _: lost,
+        rare_products,
         _bit_equal,
     )
     for rule in hard:
         found = found or rule(evidence)
+    numbers["left_fp8"] = found is not None and found is lost
     if found is None:
         gap = gap or judge_gap(evidence, frozen_margin)
         numbers |= {"gap": gap.gap, "bound": gap.bound}
@@ -96,7 +100,7 @@ def _fp8_twin_gaps(evidence: LossEvidence) -> list[float]:
 
 
 def _not_finite(evidence: LossEvidence, numbers: dict[str, Any]) -> Finding | None:
-    """The first curve with a number that is not finite. Notes ``first_bad_step``, counted from 1."""
+    """The first curve with a number that is not finite. Notes ``first_bad_step``, counted from 0."""
     for seed in sorted(evidence.fp8):
         # A twin whose numbers are not finite shows what its arm does with weights one rounding away.
         arms = (("BF16", evidence.bf16), ("BF16", evidence.twin), ("FP8", evidence.fp8), ("FP8", evidence.fp8_twin))
@@ -105,7 +109,7 @@ def _not_finite(evidence: LossEvidence, numbers: dict[str, Any]) -> Finding | No
             step = first_bad_step(curve)
             if step is None:
                 continue
-            numbers["first_bad_step"] = step + 1
+            numbers["first_bad_step"] = step
             return _explain_not_finite(name, seed, step, curve, evidence.bf16[seed])
     return None
 
@@ -123,10 +127,10 @@ def _explain_not_finite(name: str, seed: int, step: int, curve: Curve, bf16: Cur
     value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
     before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
     lines = {
-        "headline": f"the {name} arm's {what} is not finite from step {step + 1} on",
+        "headline": f"the {name} arm's {what} is not finite from step {step} on",
         "expected": f"finite numbers in all {len(curve.losses)} steps"
         + (f" (BF16: {bf16.losses[step]:.4f})" if name == "FP8" else ""),
-        "seen": f"{what} = {value} at step {step + 1}, seed {seed}{before}",
+        "seen": f"{what} = {value} at step {step}, seed {seed}{before}",
     }
     if name == "BF16":
         return Verdict.INVALID, {

@@ -38,7 +38,7 @@ def _stepped(bf16: Course, fp8: Course, twin: Course) -> Finding | None:
     return _unlike(
         "the arms' optimizers do not step equally often",
         f"as many steps of the optimizer in both arms; {sum(bf16.stepped)} in BF16",
-        f"{sum(fp8.stepped)} in FP8; in training step {step + 1} {bf16.stepped[step]} in BF16 and {fp8.stepped[step]} "
+        f"{sum(fp8.stepped)} in FP8; in training step {step} {bf16.stepped[step]} in BF16 and {fp8.stepped[step]} "
         "in FP8",
         "the step, a callback or a gradient scaler skips or repeats optimizer.step() in one arm alone",
         "step the optimizer under the same condition in both arms; optimizer.state's step counts show a skipped step",
@@ -52,7 +52,7 @@ def _rates(bf16: Course, fp8: Course, twin: Course) -> Finding | None:
         return None
     return _unlike(
         "the arms' learning rates go apart",
-        f"the same rates in both arms; after step {step} {_numbers(bf16.rates[step])} in BF16",
+        f"the same rates in both arms; after {step} training steps {_numbers(bf16.rates[step])} in BF16",
         f"{_numbers(fp8.rates[step])} in FP8",
         "the schedule steps more often in one arm, or something sets the rate there alone",
         "step the schedule at one place, once a training step; print optimizer.param_groups[0]['lr'] in both arms",

@@ -51,6 +51,19 @@ class Course:
 
 
 @dataclass(frozen=True)
+class LayerCalls:
+    """The FP8 layers' calls in the forward passes of each step; empty where they were not watched, as where code is
+    compiled."""
+
+    fp8: Sequence[int] = ()
+    """Calls in each step that multiplied in FP8."""
+    other: Sequence[int] = ()
+    """Calls that did not."""
+    errors: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """Layer -> step, and mean square error of a few values of its product there over the product's mean square."""
+
+
+@dataclass(frozen=True)
 class Curve:
     """One training run, step by step."""
 
@@ -70,6 +83,7 @@ class Curve:
     """Phase of the step -> products of the first step; empty where it was not watched."""
     last_products: Mapping[str, ProductCount] = field(default_factory=dict)
     """The same of the last step."""
+    calls: LayerCalls = field(default_factory=LayerCalls)
 
     @property
     def finite(self) -> bool:

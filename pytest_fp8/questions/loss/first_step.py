@@ -46,7 +46,7 @@ def first_step(evidence: LossEvidence) -> Finding | None:
         "expected": f"within {limit:.0%} of {losses[0]:.4f} nats"
         if abs(losses[0]) == largest
         else f"{losses[0]:.4f} within {limit:.0%} of {largest:.4f}, the curve's largest loss",
-        "seen": f"{evidence.fp8[seed].losses[0]:.4f} nats at step 1, seed {seed}",
+        "seen": f"{evidence.fp8[seed].losses[0]:.4f} nats at step 0, seed {seed}",
         "cause": "the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
         "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
         "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",

@@ -1,14 +1,44 @@
-"""Does FP8 run to the end of a curve? The products of its last step against those of the arm's first one. Pure."""
+"""Does FP8 run in every step of a curve? Calls of the FP8 layers step by step, and the products of the first and the
+last step. Pure."""
 
 from __future__ import annotations
 
-from pytest_fp8.questions.findings import Finding, fail
+from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.loss.evidence import LossEvidence, ProductCount
 
 NONE = ProductCount(fp8=0, other=0)
 
 
 def fp8_lost_on_the_way(evidence: LossEvidence) -> Finding | None:
+    """FP8 that ran in one step of a curve and not, or less, in another."""
+    return _in_some_step(evidence) or _in_the_last_step(evidence)
+
+
+def _in_some_step(evidence: LossEvidence) -> Finding | None:
+    """Layers whose calls multiplied in FP8 in one step and in another precision in another, in the forward pass.
+
+    An expert that rests takes its calls with it: fewer in FP8 alone are no finding, others must be more.
+    """
+    for seed in sorted(evidence.fp8):
+        calls = evidence.fp8[seed].calls
+        steps = range(len(calls.fp8))
+        best = max(steps, key=lambda step: (calls.fp8[step], -calls.other[step]), default=0)
+        lost = [s for s in steps if calls.fp8[s] < calls.fp8[best] and calls.other[s] > calls.other[best]]
+        if not lost:
+            continue
+        step = lost[0]
+        return _lost(
+            best,
+            step,
+            nothing_left=not calls.fp8[step],
+            expected=f"{calls.fp8[best]} calls of FP8 layers that multiply in FP8 in each step, as in step {best}",
+            seen=f"{calls.fp8[step]} in FP8 and {calls.other[step]} others in step {step}, seed {seed}; fewer in FP8 "
+            f"in {len(lost)} of {len(steps)} steps: {some([str(s) for s in lost])}",
+        )
+    return None
+
+
+def _in_the_last_step(evidence: LossEvidence) -> Finding | None:
     """Products that ran in FP8 in the first step and in another precision, or not at all, in a curve's last one.
 
     An expert that rests takes its products with it, so that fewer in FP8 alone are no finding: others must be more, or
@@ -18,21 +48,32 @@ def fp8_lost_on_the_way(evidence: LossEvidence) -> Finding | None:
     first = evidence.fp8[seeds[0]].first_products
     for seed in seeds:
         curve = evidence.fp8[seed]
+        last = len(curve.losses) - 1
         if not curve.last_products:
             continue
         for phase, before in first.items():
             after = curve.last_products.get(phase, NONE)
             if not before.fp8 or (after.fp8 and not (after.fp8 < before.fp8 and after.other > before.other)):
                 continue
-            return fail(
-                f"FP8 ran in step 1 and not in step {len(curve.losses)}"
-                if not after.fp8
-                else f"less ran in FP8 in step {len(curve.losses)} than in step 1",
-                expected=f"{before.fp8} products in FP8 and {before.other} others in the {phase} pass, as in step 1",
-                seen=f"{after.fp8} in FP8 and {after.other} others in step {len(curve.losses)}, seed {seed}",
-                cause="something switched FP8 off while the arm trained: a schedule, a callback, a mode that changed "
-                "(eval, no_grad), or a fallback after a value that was not finite",
-                next_step="print the step at which FP8 is switched off; a plan that ends in BF16 on purpose has to be "
-                "tested with fewer steps, @pytest.mark.fp8(loss_steps=...)",
+            return _lost(
+                0,
+                last,
+                nothing_left=not after.fp8,
+                expected=f"{before.fp8} products in FP8 and {before.other} others in the {phase} pass, as in step 0",
+                seen=f"{after.fp8} in FP8 and {after.other} others in step {last}, seed {seed}",
             )
     return None
+
+
+def _lost(before: int, step: int, nothing_left: bool, expected: str, seen: str) -> Finding:
+    return fail(
+        f"FP8 ran in step {before} and not in step {step}"
+        if nothing_left
+        else f"less ran in FP8 in step {step} than in step {before}",
+        expected=expected,
+        seen=seen,
+        cause="something switched FP8 off while the arm trained: a schedule, a callback, a mode that changed "
+        "(eval, no_grad), or a fallback, after a value that was not finite or was too large",
+        next_step="print the step at which FP8 is switched off, counted from 0 as in batch(step); a plan that ends in "
+        "BF16 on purpose has to be tested with fewer steps, @pytest.mark.fp8(loss_steps=...)",
+    )

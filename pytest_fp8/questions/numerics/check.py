@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pytest_fp8.case import Case
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
@@ -34,7 +36,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         _other_data(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
-        or find_in_gradients(case, found, limits)
+        or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
         or _nothing(numbers)
         or undecided(found)

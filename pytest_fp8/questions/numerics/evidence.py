@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
@@ -42,6 +42,8 @@ class ProductCheck:
     """Share of values that are zero and should not be."""
     underflow: float
     """Share of nonzero operand values that the recipe's own cast makes zero: the larger of both operands'."""
+    constant: float = 0.0
+    """Share of the error's power that is one row, the same for all rows of the product."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class Gradients:
     """Of the step."""
     data: int
     """Fingerprint of the batch."""
+    random: str = ""
+    """Digest of the random generators' state after the step."""
+    zeros: Mapping[str, float] = field(default_factory=dict)
+    """Parameter -> share of its gradient's values that are 0."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,9 @@ class ArmNumerics:
     """With its Linears' weights moved at random by as much as FP8 moves products. Asked of the reference alone."""
     later: Sequence[ProductCheck]
     """As ``products``, after :data:`LATER` training steps as the arm runs them."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
+    arms; in the order in which the calls ended."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
     Vectors = dict[str, NDArray[Any]]
     """Parameter -> its gradient's sketch."""
-
-NO_LENGTH, SMALL_LENGTH = 0.02, 0.2
-"""Of a gradient over BF16's, where nothing arrives; and where what arrives is a small part of the loss."""
-LEAST_FACTOR = 0.1
-"""A gain that is nearer to 1 explains no difference that fails."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +128,18 @@ def _numbers(arm: Gradients) -> Vectors:
     return {name: numbers.astype(np.float64) for name, numbers in read.items()}
 
 
-def find_in_gradients(case: Case, found: Sequence[Difference], limits: Limits) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins."""
+def find_in_gradients(
+    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], tuple[str, str]]
+) -> Finding | None:
+    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the
+    cause and what to do next for the wrong ones."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
     first, index = wrong[0], found.index(wrong[0])
     before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
+    cause, next_step = cause_of(wrong)
     return fail(
         f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
@@ -148,28 +147,13 @@ def find_in_gradients(case: Case, found: Sequence[Difference], limits: Limits) -
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=_cause(first, limits),
-        next_step=f"compare the gradient of {first.parameter} in both arms after one backward pass"
+        cause=cause,
+        next_step=next_step
         + (
             "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
             if case.compile and not case.emulated
             else ""
         ),
-    )
-
-
-def _cause(first: Difference, limits: Limits) -> str:
-    if not math.isfinite(first.relative):
-        return f"the gradient of {first.parameter} is not finite in the FP8 arm"
-    if first.length < NO_LENGTH:
-        return f"no gradient arrives at {first.parameter} in the FP8 arm"
-    if first.length < SMALL_LENGTH:
-        return f"almost no gradient arrives at {first.parameter} in the FP8 arm: {first.length:.2g} times BF16's length"
-    if abs(first.gain - 1) > LEAST_FACTOR and first.rest <= first.limit(limits):
-        return f"the gradient of {first.parameter} is multiplied by {first.gain:.2f} in the FP8 arm"
-    return (
-        f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens or "
-        "values is lost, or operands are wrong"
     )
 
 

@@ -24,6 +24,10 @@ ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
     "values underflow or saturate, or a tensor that is kept from an earlier step",
     "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
 )
+BIAS = "its output is off by one constant row: the bias is added twice or missing; the product itself is right"
+ONE_ROW = 0.8
+"""Share of an error that is the same in all rows, from which it is a bias: one over the number of rows where it is
+noise."""
 LOST_OF_UNRELATED = 0.2
 """A gain below it is no product of which a part is missing: four values in five would have to be."""
 
@@ -99,7 +103,7 @@ def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, later: b
         + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
         cause=f"{role} of {worst.layer}: {cause}",
         next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
-        + (f" in step {LATER + 1}" if later else "")
+        + (f" in step {LATER}" if later else "")
         + ", and "
         "compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
     )
@@ -127,6 +131,8 @@ def _cause(product: ProductCheck, limits: Limits) -> str:
         return ""
     if product.lost > 0.99 or product.gain == 0:
         return ZEROS
+    if product.role in (FPROP, RECOMPUTE) and product.constant > ONE_ROW:
+        return BIAS
     gain = gain_error(product) + 1
     error = 10 ** (-product.sqnr / 10)
     noise = max(error - (1 - product.gain) ** 2, 1e-10)

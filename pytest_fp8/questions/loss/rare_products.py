@@ -1,0 +1,43 @@
+"""Is each product of a curve as right as that layer's others? Few values of few products of each step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.loss.evidence import LossEvidence
+
+SOUND, WRONG = 0.01, 0.05
+"""A layer whose products are off by at most SOUND on the median, as a share of their power, is judged: it multiplies
+and does nothing besides. One product of it is wrong beyond WRONG. The largest of 15731 products of 111 sound
+workloads (``benchmarks.healthy``, emulated, tensorwise and rowwise) is off by 0.0035."""
+
+
+def rare_products(evidence: LossEvidence) -> Finding | None:
+    """FAIL where a layer's product was wrong in some steps of a curve and right in most."""
+    found = list(_wrong(evidence))
+    if not found:
+        return None
+    layer, seed, step, error, usual = max(found, key=lambda one: one[3])
+    looks = sum(len(each) for curve in evidence.fp8.values() for each in curve.calls.errors.values())
+    return fail(
+        "a layer's product is wrong in some steps and right in most",
+        expected=f"x . W^T of {layer} off by about {usual:.1%} of its power, as in most steps",
+        seen=f"{error:.1%} in step {step}, seed {seed}; {len(found)} of {looks} products that were looked at: "
+        f"{some(list(dict.fromkeys(name for name, *_ in found)))}",
+        cause="something that happens now and then: a race, a tile or row that a kernel leaves unwritten, a buffer "
+        "that is used again too early, a scale of another call",
+        next_step=f"run the FP8 arm's steps alone, compare {layer}'s output in each with x . W^T in float32, and print "
+        "where they differ: whole tiles or rows point to the kernel; CUDA_LAUNCH_BLOCKING=1 hides a race",
+    )
+
+
+def _wrong(evidence: LossEvidence) -> Iterator[tuple[str, int, int, float, float]]:
+    """Layer, seed, step, the product's error, and the error that the layer's products have on the median."""
+    curves = sorted(evidence.fp8.items())
+    for layer in dict.fromkeys(name for _, curve in curves for name in curve.calls.errors):
+        errors = [(s, step, e) for s, curve in curves for step, e in curve.calls.errors.get(layer, ())]
+        usual = median([error for *_, error in errors] or [0.0])
+        if usual <= SOUND:
+            yield from ((layer, s, step, error, usual) for s, step, error in errors if not error <= WRONG)

@@ -1,0 +1,211 @@
+"""Controls of faults that are rare, of a step or two, or outside the products: in curves, gradients, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from controls.control import Control, micro
+from controls.course import build_student, follow, rows
+from controls.execution import fp8_layers
+from controls.ledger import ChangedBeside
+from controls.loss import _in_bfloat16
+from controls.models import LOOPED, TIED
+from pytest_fp8.case import Case
+from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+
+OURS = "found by trying faults on this gate"
+STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3, name="student")
+BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, loss_steps=20)
+
+
+class OffInTwoSteps(Control):
+    """Each FP8 layer multiplies BF16 in steps 3 and 7 of each curve, as a guard against outliers has it."""
+
+    number, id = 91, "off-in-two-steps"
+    title = "FP8 is off in two steps in the middle of each run"
+    source = OURS
+    question, cause = "loss", "fewer in FP8 in 2 of 20 steps: 3, 7"
+    case = micro()
+
+    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        for layer in fp8_layers(engine):
+            layer.__dict__.pop("forward", None)
+            if step in (3, 7):
+                layer.forward = _in_bfloat16(layer)
+
+
+class RareTile(Control):
+    """Every 41st call of an FP8 layer leaves a quarter of its output zero, as in a race."""
+
+    number, id = 92, "rare-tile"
+    title = "one call in 41 loses a tile of its output"
+    source = OURS
+    question, cause = "loss", "something that happens now and then"
+    case = micro()
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        self._calls = 0
+        for layer in fp8_layers(engine):
+            layer.forward = self._losing(layer.forward)
+        return meant
+
+    def _losing(self, own: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        import torch
+
+        def forward(given: torch.Tensor) -> torch.Tensor:
+            output = own(given)
+            self._calls += 1
+            if self._calls % 41:
+                return output
+            written = torch.ones_like(output)
+            written[..., : output.shape[-2] // 2, : output.shape[-1] // 2] = 0
+            return output * written
+
+        return forward
+
+
+class BiasTwice(Control):
+    """One layer adds its bias a second time. The product itself is right."""
+
+    number, id = 93, "bias-twice"
+    title = "one layer adds its bias twice"
+    source = OURS
+    question, cause = "numerics", "the bias is added twice or missing"
+    case = BIASED
+    workload = STUDENT
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        layer = fp8_layers(engine)[0]
+        own = layer.forward
+        layer.forward = lambda given: own(given) + layer.bias
+        return meant
+
+
+class BiasMean(Control):
+    """The gradient of each FP8 layer's bias is the mean over sixteen rows in place of their sum."""
+
+    number, id = 94, "bias-gradient-mean"
+    title = "gradients of biases are means and not sums"
+    source = OURS
+    question, cause = "numerics", "only gradients of biases are wrong"
+    case = BIASED
+    workload = STUDENT
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        meant = convert()
+        for layer in fp8_layers(engine):
+            layer.bias.register_hook(lambda gradient: gradient / 16)
+        return meant
+
+
+class WeightGradientInE4m3(Control):
+    """Gradients of the FP8 layers' weights are kept in E4M3 without a scale: small ones become zero."""
+
+    number, id = 95, "weight-gradient-e4m3"
+    title = "weight gradients are kept in E4M3 without a scale"
+    source = OURS
+    question, cause = "numerics", "only gradients of FP8 layers' weights are wrong"
+    case = BIASED
+    workload = STUDENT
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        import torch
+
+        meant = convert()
+        for layer in fp8_layers(engine):
+            layer.weight.register_hook(lambda gradient: gradient.to(torch.float8_e4m3fn).to(gradient.dtype))
+        return meant
+
+
+class SeedsAgain(ChangedBeside):
+    """Each call of a block's first FP8 layer seeds torch's generator, so that dropout masks repeat."""
+
+    number, id = 96, "seeds-again"
+    title = "a layer of the FP8 arm seeds the generator again"
+    source = OURS
+    cause = "the generator was seeded again inside the step"
+    workload = LOOPED
+
+    def change(self, model: Any) -> None:
+        for block in model.blocks:
+            block.up.register_forward_pre_hook(_seed)
+
+
+def _seed(*_: Any) -> None:
+    import torch
+
+    torch.manual_seed(3)
+
+
+class EpsilonOfAnOwnNorm(ChangedBeside):
+    """The norms of the FP8 arm, whose class is the user's own, have another epsilon."""
+
+    number, id = 97, "epsilon-of-an-own-norm"
+    title = "another epsilon in the FP8 arm's norms"
+    source = OURS
+    cause = "the epsilon of a norm"
+
+    def change(self, model: Any) -> None:
+        import torch
+
+        class Norm(torch.nn.LayerNorm):
+            pass
+
+        for block in model.blocks:
+            block.norm.__class__ = Norm
+            block.norm.eps = 0.02
+
+
+def _shifted(step: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(128, 32) + 0.5
+
+
+class OtherNorm(Control):
+    """The norms of the FP8 arm do not subtract the mean."""
+
+    number, id = 98, "other-norm"
+    title = "another norm in the FP8 arm"
+    source = OURS
+    question, cause = "numerics", "the forward pass differs already: blocks.0.norm"
+    case = micro(model="own", loss_steps=3, loss_seeds=1)
+    workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step, name="shifted")
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        from torch.nn.functional import rms_norm
+
+        meant = convert()
+        for block in engine.model.blocks:  # type: ignore[union-attr]
+            norm = block.norm
+            norm.forward = lambda x, norm=norm: 3 * rms_norm(x, norm.normalized_shape, norm.weight) + norm.bias
+        return meant
+
+
+class TiedWeightsTrainApart(Control):
+    """The conversion copies the weight of the output projection, which was the embedding, and the optimizer steps both
+    copies."""
+
+    number, id = 99, "tied-weights-train-apart"
+    title = "tied weights become two, and both are trained"
+    source = OURS
+    question, cause = "checkpoints", "the model was untied"
+    case = micro(model="own")
+    workload = TIED
+
+    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+        import torch
+
+        meant = convert()
+        head: Any = engine.model.lm_head
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        return meant

@@ -1,0 +1,83 @@
+"""The calls of FP8 layers in a curve: counted step by step, a few values compared, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from pytest_fp8 import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.plain import from_plain
+from pytest_fp8.questions.loss.evidence import Curve
+from pytest_fp8.worker.call_watch import LOOKED_AT, CallWatch
+from pytest_fp8.worker.engine import Engine
+
+pytestmark = pytest.mark.slow
+LARGEST = 0.0035
+"""Of 15731 products of sound workloads (``questions/loss/rare_products.py``)."""
+
+
+def engine(recipe="tensorwise", **more):
+    return Engine(ArmSpec(Case("micro", "torchao", recipe, emulated=True, **more), "cpu", threads=1))
+
+
+def calls(arm, steps=4, **how):
+    return from_plain(Curve, arm.curve(0, steps, watch=True, **how)).calls
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
+    seen = calls(engine(recipe))
+    assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
+    looks = [(step, error) for each in seen.errors.values() for step, error in each]
+    assert sorted(step for step, _ in looks) == sorted([*range(4)] * LOOKED_AT)
+    assert all(0 < error <= LARGEST for _, error in looks)
+
+
+def test_recomputed_calls_are_counted_too():
+    """Torch ends a recomputation before its last layers, in each step alike."""
+    seen = calls(engine(activation_checkpointing=True))
+    assert len(set(seen.fp8)) == 1
+    assert seen.fp8[0] > 14
+    assert list(seen.other) == [0] * 4
+
+
+def test_a_curve_that_is_not_watched_says_nothing():
+    assert not from_plain(Curve, engine().curve(0, 2)).calls.fp8
+
+
+def test_layers_that_multiply_in_bfloat16_are_counted_apart():
+    arm = engine()
+    layer = arm.model.model.layers[0].self_attn.q_proj
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight, layer.bias)
+    seen = calls(arm)
+    assert (seen.fp8[1], seen.other[1]) == (13, 1)
+
+
+def test_an_output_with_a_part_missing_is_far_off():
+    arm = engine()
+    layer = arm.model.model.layers[0].self_attn.q_proj
+    own = layer.forward
+    layer.forward = lambda x: own(x) * (torch.arange(64) < 48)
+    errors = dict(calls(arm, steps=12).errors)
+    assert all(error > 0.05 for _, error in errors.pop("model.layers.0.self_attn.q_proj"))
+    assert all(error <= LARGEST for each in errors.values() for _, error in each)
+
+
+def test_copies_made_inside_a_step_do_not_take_the_hooks_along():
+    arm = engine()
+    arm.restart(0)
+    watch = CallWatch(arm, False, 0)
+    with watch.watching():
+        watch.next_step()
+        twin = copy.deepcopy(arm.model)
+        stored = pickle.loads(pickle.dumps(arm.model.model.layers[0].mlp))
+        arm.step(arm.training_batch(0, 0))
+        counted = list(watch._now)
+        twin(**arm.training_batch(0, 0))
+        stored(torch.randn(16, 64).bfloat16())
+        assert list(watch._now) == counted
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in arm.model.modules())
