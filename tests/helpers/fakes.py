@@ -24,6 +24,7 @@ import pytest_fp8.backends.bf16
 import pytest_fp8.backends.torchao
 import pytest_fp8.backends.transformer_engine
 import pytest_fp8.baselines.provenance
+import pytest_fp8.baselines.store
 import pytest_fp8.pair
 import pytest_fp8.report.header
 import pytest_fp8.report.terminal  # noqa: F401

@@ -1,0 +1,27 @@
+"""The number of the way in which figures are taken. A baseline's session keeps the number that it was taken with."""
+
+from __future__ import annotations
+
+MEASUREMENT = 2
+"""Raised when a change of the files in :data:`TAKES_FIGURES` moves a figure that a baseline stores. Baselines of an
+older number are still gated on: the session, ``check`` and ``show`` say that they were taken another way."""
+
+TAKES_FIGURES = (
+    "gpu.py",
+    "questions/loss/course.py",
+    "questions/loss/evidence.py",
+    "questions/memory.py",
+    "questions/speed/evidence.py",
+    "questions/speed/timing.py",
+    "worker/busy.py",
+    "worker/curves.py",
+    "worker/memory.py",
+    "worker/phases.py",
+    "worker/step.py",
+    "worker/timing.py",
+    "worker/training_course.py",
+)
+"""The files whose code takes the figures that baselines store."""
+
+TAKEN_BY = "3f96d2e8e0a54d47"
+"""Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""
