@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.errors import refuse
 
@@ -40,6 +40,10 @@ class Settings:
     """The declared GPU, one of :data:`pytest_fp8.gpu.NAMES`, or ``auto``."""
     strict: bool = False
     """Whether INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
+    undecided: str = "fail"
+    """What a question without an answer does to a session on a declared GPU: ``fail`` or ``warn``."""
+    undecided_budget: int | None = None
+    """How many questions may end INCONCLUSIVE there; ``None``: :data:`pytest_fp8.rules.undecided.BUDGET`."""
     baseline_dir: Path = Path("baselines")
     """The folder of stored baselines; absolute once read."""
     baselines_from: str = ""
@@ -52,6 +56,9 @@ class Settings:
     """Why the baselines change; stored with them."""
     processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
+    base_python: str = ""
+    base_git: str = ""
+    """The interpreter and the revision of base, whose FP8 arm is timed beside head's; both empty: none is."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
 
@@ -85,6 +92,8 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("--fp8-gpu", "the GPU this run must use: auto, h100, h200, hopper, b200, ... (default: auto)", "NAME"),
     Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail"),
+    Option("--fp8-undecided", "a question without an answer, on a declared GPU: fail or warn (default: fail)", "WHAT"),
+    Option("--fp8-undecided-budget", "how many may be INCONCLUSIVE (default: 1 in 20, and 1 at least)", "N"),
     Option("--fp8-baseline-dir", "folder of stored baselines (default: baselines, beside the ini file)", "DIR"),
     Option("--fp8-baselines-from", "gate on the baselines of this git revision, not on those of the checkout", "REV"),
     Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
@@ -92,6 +101,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
     Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
+    Option(
+        "--fp8-base-python", "time each FP8 arm beside that of this interpreter: a loss of one per cent fails", "PYTHON"
+    ),
+    Option("--fp8-base-git", "time each FP8 arm beside that of this commit: a loss of one per cent fails", "REV"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
@@ -155,12 +168,16 @@ def read_settings(config: pytest.Config) -> Settings:
     return Settings(
         gpu=_declared(str(values["fp8_gpu"] or "auto")),
         strict=_truth(values["fp8_strict"], "--fp8-strict"),
+        undecided=_undecided(str(values["fp8_undecided"] or Settings.undecided)),
+        undecided_budget=_count("--fp8-undecided-budget", values["fp8_undecided_budget"], None, least=0),
         baseline_dir=_anchored(config, baseline_dir),
         baselines_from=revision,
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
-        processes=_count(values["fp8_processes"]),
+        processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=1),
+        base_python=str(values["fp8_base_python"]).strip(),
+        base_git=str(values["fp8_base_git"]).strip(),
         weights=_weights(values["fp8_weights"]),
     )
 
@@ -234,11 +251,22 @@ def _declared(name: str) -> str:
     return gpu.known(name)
 
 
-def _count(value: Any) -> int:
-    text = str(value or Settings.processes)
-    if not text.isdigit() or int(text) < 1:
-        refuse("--fp8-processes", expected="a whole number from 1", seen=repr(value))
+N = TypeVar("N", int, None)
+
+
+def _count(flag: str, value: Any, default: N, least: int) -> int | N:
+    text = str(value).strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        refuse(flag, expected=f"a whole number from {least}", seen=repr(value))
     return int(text)
+
+
+def _undecided(text: str) -> str:
+    if text not in ("fail", "warn"):
+        refuse("--fp8-undecided", expected="fail or warn", seen=repr(text))
+    return text
 
 
 def _anchored(config: pytest.Config, path: Path) -> Path:
