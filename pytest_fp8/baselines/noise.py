@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from pytest_fp8.rules.speed import speed_of
 from pytest_fp8.rules.statistics import normal_quantile
@@ -31,20 +32,21 @@ def change_points(history: Sequence[Sequence[Sequence[float]]]) -> list[tuple[in
     weights = [level_error(session) ** -2 for session in history]
     needed = normal_quantile(1 - ALPHA / 2 / max(1, len(history) - 1))
 
-    def search(start: int, end: int) -> list[tuple[int, float]]:
-        best, where, difference = 0.0, 0, 0.0
-        for split in range(start + 1, end):
-            (before, first), (after, second) = mean(start, split), mean(split, end)
-            score = abs(after - before) / math.sqrt(1 / first + 1 / second)
-            if score > best:
-                best, where, difference = score, split, after - before
-        if best <= needed:
-            return []
-        return [*search(start, where), (where, difference), *search(where, end)]
-
     def mean(start: int, end: int) -> tuple[float, float]:
         """(weighted mean of the levels, its weight)"""
         total = sum(weights[start:end])
         return sum(w * x for w, x in zip(weights[start:end], levels[start:end], strict=True)) / total, total
 
-    return search(0, len(history))
+    def search(start: int, end: int) -> list[int]:
+        best, where = needed, 0
+        for split in range(start + 1, end):
+            (before, first), (after, second) = mean(start, split), mean(split, end)
+            score = abs(after - before) / math.sqrt(1 / first + 1 / second)
+            if score > best:
+                best, where = score, split
+        return [*search(start, where), where, *search(where, end)] if where else []
+
+    splits = search(0, len(history))
+    bounds = pairwise([0, *splits, len(history)])
+    means = [mean(start, end)[0] for start, end in bounds] if splits else []
+    return [(where, after - before) for where, (before, after) in zip(splits, pairwise(means), strict=True)]

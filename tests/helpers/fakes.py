@@ -11,7 +11,6 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
-import filelock  # noqa: F401
 import numpy as np
 import rich.console
 import rich.table  # noqa: F401
