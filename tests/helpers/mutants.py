@@ -69,7 +69,7 @@ def _change(data: Any, rng: random.Random) -> None:
     holder, key = rng.choice(there)
     value = holder[key]
     how = rng.choice(("replace", "replace", "nudge", "remove", "double", "rename", "swap"))
-    if how == "nudge" and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if how == "nudge" and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
         holder[key] = rng.choice((value + 1, value * 1.001, -value, value * 1e6, int(value), float(value), str(value)))
     elif how == "remove":
         del holder[key]
