@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -216,12 +217,15 @@ def test_a_history_begins_where_its_level_does():
 
 
 def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stored):
+    (stored / "h200/_other.json").write_text("{}")
     git = ["git", "-C", str(stored), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *arguments], check=True)
     write_baseline(stored, replace(GOOD, case_hash="new"))
     assert read(Revision(stored, "main")) == GOOD
     assert read(Revision(stored, "main"), case="8b-te-block") is None
+    assert Revision(stored, "main").names() == [baseline_path(Path(), "h200", GOOD.case)]
+    assert Revision(stored, "main").text(Path("h200/_other.json")) == "{}", "beside the baselines, and none of them"
     baseline_path(stored, "h200", GOOD.case).unlink()
     baseline_path(stored, "h200", GOOD.case).symlink_to("/etc/passwd")
     for arguments in (["add", "."], ["commit", "-qm", "a link"]):

@@ -320,6 +320,17 @@ def test_a_baseline_with_local_weights_is_no_orphan(run, project):
     assert "orphaned" not in {kind for kind, _ in findings(run)[1]}
 
 
+def test_check_looks_through_the_cases_once_for_all_files(run, project, monkeypatch):
+    from pytest_fp8.baselines import check
+
+    asked, real = [], check.with_and_without_weights
+    monkeypatch.setattr(check, "with_and_without_weights", lambda cases: asked.append(1) or real(cases))
+    for batch in range(1, 30):
+        write_baseline(project / "baselines", baseline(replace(CASE, batch=batch)))
+    findings(run)
+    assert len(asked) == 1
+
+
 def test_check_notes_what_is_not_stored_and_what_was_measured_otherwise(run, project):
     old = replace(baseline(), sessions=(replace(baseline().newest, measurement=1),))
     path = write_baseline(project / "baselines", old)

@@ -79,10 +79,10 @@ class Revision:
         return decoded(data) if data is not None else None
 
     def names(self) -> list[Path]:
-        return sorted(self._files)
+        return sorted(name for name in self._files if is_baseline(name.name))
 
     def check(self) -> None:
-        if not self._files:
+        if not self.names():
             raise self._error("the revision has no baselines in this folder")
 
     @cached_property
@@ -97,7 +97,7 @@ class Revision:
         except GitError as error:
             raise self._error(str(error) or "no such revision") from error
         prefix = "" if self.folder.is_dir() else f"{self.folder.name}/"
-        return {Path(name.removeprefix(prefix)): data for name, data in found.items() if is_baseline(Path(name).name)}
+        return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
 
     def _error(self, seen: str) -> BaselineError:
         return BaselineError(
