@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings

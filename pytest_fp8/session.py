@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
+    from pytest_fp8.baselines.source import Source
     from pytest_fp8.case import Case
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
@@ -47,7 +48,10 @@ class Session:
         self._held = ExitStack()
 
     def start(self) -> None:
-        """Take the baselines' lock where this run will write them; raises :class:`BaselineError`."""
+        """Take the baselines' lock where this run will write them; see that there are some at the revision that they
+        are to be read from. Raises :class:`BaselineError`."""
+        if self.settings.baselines_from:
+            self.source().check()
         if self.settings.update and not self.is_worker:
             from pytest_fp8.baselines.atomic import updating
 
@@ -92,12 +96,11 @@ class Session:
             if workload is not None:
                 arms.start()
             digest = case_digest(case, workload, arms.bf16)
-            folder = self.settings.baseline_dir
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
             baseline = None
             if not self.settings.update:
-                baseline = read_baseline(folder, gpu, case.id, digest)
-            stored = str(baseline_path(folder, gpu, case.id))
+                baseline = read_baseline(self.source(), gpu, case.id, digest)
+            stored = self.source().label(baseline_path(Path(), gpu, case.id))
             pair = Fp8Pair(
                 arms,
                 self.settings,
@@ -174,8 +177,8 @@ class Session:
         origin = self._origin() if ledger.entries and (settings.update or settings.report_dir) else {}
         if settings.update:
             self._update(origin)
-        elif settings.declared and ran and ledger.ran_on_gpu and not ledger.partial:
-            self._note_unused()
+        elif settings.declared and ran and ledger.ran_on_gpu:
+            self._note_baselines()
         if settings.report_dir is not None and ledger.entries:
             self._report(settings.report_dir, origin)
 
@@ -188,10 +191,11 @@ class Session:
         settings = self.settings
         found = unanswered(
             self.ledger.answers(),
-            gpu=self._gpu_key(),
+            gpu=self._gpu_key() + (f" at git revision {settings.baselines_from}" if settings.baselines_from else ""),
             fails=settings.undecided == "fail" and not settings.strict,
             budget=settings.undecided_budget,
-            in_ci=bool(ci_variable(os.environ)),
+            # Whoever names a revision means its baselines.
+            in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
             first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
             "promote a run's own (--fp8-report-dir .fp8-report, then pytest-fp8 baselines promote "
             '.fp8-report/candidates --reason "first"), or gate without any '
@@ -216,12 +220,19 @@ class Session:
         self.problems += done.problems
         self.notes += done.notes
 
-    def _note_unused(self) -> None:
-        from pytest_fp8.baselines.check import unused
+    def source(self) -> Source:
+        """Where this session reads its baselines."""
+        from pytest_fp8.baselines.source import source_of
 
-        stored = [path.stem for path in (self.settings.baseline_dir / self._gpu_key()).glob("*.json")]
-        asked = [name for name, entry in self.ledger.entries.items() if entry.decisions]
-        self.notes += unused(stored, self.ledger.collected, asked)
+        return source_of(self.settings.baseline_dir, self.settings.baselines_from)
+
+    def _note_baselines(self) -> None:
+        from pytest_fp8.baselines.presence import presence
+        from pytest_fp8.baselines.source import Folder
+
+        found = presence(self.ledger, self.source(), Folder(self.settings.baseline_dir), self._gpu_key())
+        self.problems += found.problems
+        self.notes += found.notes
 
     def _report(self, folder: Path, origin: dict[str, Any]) -> None:
         from pytest_fp8.errors import Fp8Error

@@ -58,10 +58,11 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert first.ret == 0
     first.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
-    assert stored["schema"] == 1
-    assert stored["provenance"]["reason"] == "first"
-    assert len(stored["metrics"]["speedup"]["values"]) == 4, "raw values of four fresh processes"
-    assert len(stored["metrics"]["speedup"]["values"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
+    assert stored["schema"] == 2
+    [session] = stored["sessions"]
+    assert session["reason"] == "first"
+    assert len(session["metrics"]["speedup"]) == 4, "raw values of four fresh processes"
+    assert len(session["metrics"]["speedup"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
     second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.rules.speed import Speed, speed_of
 
 TOLERANCE = 0.02

@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.source import is_baseline
+from pytest_fp8.baselines.store import load_baseline
+
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"
 BASELINES = ROOT / "baselines" / "h200"
@@ -46,9 +50,9 @@ def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
     for path in sorted(baselines.glob("*.json")):
-        data = json.loads(path.read_text())
-        if data["case"] not in found and "speedup" in data["metrics"]:
-            found[data["case"]] = [from_baseline(data, f"baseline {path.name}")]
+        stored = load_baseline(path) if is_baseline(path.name) else None
+        if stored is not None and stored.case not in found and stored.values("speedup"):
+            found[stored.case] = [from_baseline(stored, f"baseline {path.name}")]
     return found
 
 
@@ -79,20 +83,19 @@ def from_recording(data: dict, source: str) -> Measured:
     )
 
 
-def from_baseline(data: dict, source: str) -> Measured:
+def from_baseline(stored: Baseline, source: str) -> Measured:
     """A stored baseline: log ratios of six blocks per process, and each arm's median; the blocks themselves are gone.
 
     Steps per block are computed as ``BlockTimer`` does; 8B's arms are taken to give memory back between turns.
     """
-    values = {name: metric["values"] for name, metric in data["metrics"].items()}
-    bf16 = float(np.median(values["bf16_ms"]))
+    bf16 = float(np.median(stored.values("bf16_ms")))
     return Measured(
-        case=data["case"],
+        case=stored.case,
         source=source,
         bf16_ms=bf16,
-        fp8_ms=float(np.median(values["fp8_ms"])),
+        fp8_ms=float(np.median(stored.values("fp8_ms"))),
         steps_per_block=max(1, math.ceil(250 / (0.75 * bf16))),
-        dropped_steps=2 if data["case"].startswith("8b-") else 1,
-        log_ratios=[np.asarray(x, dtype=float) for x in values["speedup"]],
+        dropped_steps=2 if stored.case.startswith("8b-") else 1,
+        log_ratios=[np.asarray(x, dtype=float) for x in stored.values("speedup")],
         quads=[],
     )

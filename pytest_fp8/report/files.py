@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.baselines.store import write_baseline
-from pytest_fp8.baselines.update import candidate, measured, why_not_stored
+from pytest_fp8.baselines.update import CANDIDATES, candidate, origin_of, why_not_stored
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger
@@ -21,7 +21,7 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     Raises :class:`BaselineError`.
     """
     first = next(iter(ledger.entries.values()))
-    report = {**ledger.to_json(), "provenance": measured(first, origin).provenance}
+    report = {**ledger.to_json(), "provenance": origin_of(first, origin)}
     path = folder / "report.json"
     write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
     return path
@@ -37,5 +37,5 @@ def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapp
         if entry.metrics and entry.namesakes:
             notes.append(f"no candidate of {name}: {why_not_stored(ledger, name)}")
         elif entry.metrics:
-            write_baseline(folder / "candidates", candidate(ledger, entry, baselines, origin))
+            write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
     return notes
