@@ -107,9 +107,12 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-NOT_IN_INI = ("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from")
+NOT_IN_INI = (
+    *("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from"),
+    *("fp8_undecided", "fp8_undecided_budget", "fp8_base_python", "fp8_base_git"),
+)
 """Settings of the command line and the environment alone. An ini file comes with the change under test, which must not
-choose or rewrite its own baselines."""
+choose or rewrite its own baselines, choose its own base, or have an unanswered question pass."""
 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
