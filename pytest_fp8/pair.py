@@ -11,6 +11,7 @@ from typing import Any
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.variance import sessions_of
 from pytest_fp8.case import Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
@@ -34,6 +35,7 @@ from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
+from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 
@@ -54,6 +56,7 @@ class Fp8Pair:
         gpu: str = "",
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
+        components: Components = MEASURED,
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured before all else."""
         self.case: Case = arms.case
@@ -62,7 +65,9 @@ class Fp8Pair:
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
         processes = settings.processes if settings.update else None
-        self._speed_question = SpeedQuestion(arms, self._stored, baseline_file, gated_cases, processes)
+        self._speed_question = SpeedQuestion(
+            arms, self._stored, self._history, components, baseline_file, gated_cases, processes
+        )
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
 
@@ -265,6 +270,9 @@ class Fp8Pair:
                 metric,
                 {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},
             )
+
+    def _history(self, metric: str) -> list[Session]:
+        return sessions_of(self.baseline, metric) if self.baseline is not None else []
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []

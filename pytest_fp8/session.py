@@ -73,6 +73,7 @@ class Session:
         """
         from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.baselines.store import baseline_path, read_baseline
+        from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.shipping import identity
         from pytest_fp8.workload import case_digest
@@ -103,6 +104,7 @@ class Session:
                 gpu,
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
+                components=read_components(folder, gpu),
             )
             self._pairs[key] = pair
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
@@ -177,7 +179,7 @@ class Session:
     def _note_unused(self) -> None:
         from pytest_fp8.baselines.check import unused
 
-        stored = [path.stem for path in (self.settings.baseline_dir / self._gpu_key()).glob("*.json")]
+        stored = [path.stem for path in (self.settings.baseline_dir / self._gpu_key()).glob("[!_]*.json")]
         asked = [name for name, entry in self.ledger.entries.items() if entry.decisions]
         self.notes += unused(stored, self.ledger.collected, asked)
 

@@ -45,11 +45,44 @@ def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
-    for path in sorted(baselines.glob("*.json")):
+    for path in sorted(baselines.glob("[!_]*.json")):
         data = json.loads(path.read_text())
         if data["case"] not in found and "speedup" in data["metrics"]:
             found[data["case"]] = [from_baseline(data, f"baseline {path.name}")]
     return found
+
+
+LOOKED_AT = 1.5
+"""How often the GPU's state was noted per ABBA block in recordings of an earlier way of measuring, at least: each note
+lets the GPU stand idle. Since then once a block."""
+
+
+def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> list[dict[str, list[list[float]]]]:
+    """For each case, session (the commit it was measured at) -> its processes' log ratios: from recordings and stored
+    baselines. Sessions of a case that was recorded by an earlier way of measuring are left out, and so is BF16 against
+    BF16."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    earlier = set()
+    for path in sorted(recordings.glob("*.json")):
+        data = json.loads(path.read_text())
+        one, session = from_recording(data, path.name), (data["case"], data["provenance"]["commit"][:12])
+        # The notes of a case stand beside each of its processes: see record.from_report.
+        blocks = sum(len(process["bf16"]) // 2 for process in data["processes"])
+        if len(data["processes"][0]["clocks_mhz"]) > LOOKED_AT * blocks:
+            earlier.add(session)
+        elif not data["case"].endswith("-bf16"):
+            found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
+    for path in sorted(baselines.glob("[!_]*.json")):
+        for session, processes in stored_sessions(json.loads(path.read_text())).items():
+            if (path.stem, session) not in earlier:
+                found.setdefault(path.stem, {}).setdefault(session, processes)
+    return list(found.values())
+
+
+def stored_sessions(data: dict) -> dict[str, list[list[float]]]:
+    """Session -> the log ratios of its processes, of a stored baseline; empty where it has no speed."""
+    speed = data["metrics"].get("speedup")
+    return {data["provenance"]["commit"]: speed["values"]} if speed is not None else {}
 
 
 def from_recording(data: dict, source: str) -> Measured:

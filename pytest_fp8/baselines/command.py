@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.baselines.variance import add_variance
 from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.report.results import add_results
 
@@ -60,6 +61,7 @@ def add_baselines(commands: Any) -> None:
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
     add_results(actions, common)
+    add_variance(actions, common)
 
 
 def list_baselines(options: argparse.Namespace) -> int:

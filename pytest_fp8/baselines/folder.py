@@ -24,7 +24,7 @@ def read_folder(folder: Path) -> Files:
             seen="nothing there",
             next_step="name it with --dir, or run pytest with --fp8-report-dir to get candidates",
         )
-    paths = sorted(path for path in folder.rglob("*.json") if not path.name.startswith("."))
+    paths = sorted(path for path in folder.rglob("*.json") if path.name[0] not in "._")
     return {path.relative_to(folder): _read(path) for path in paths}
 
 
@@ -35,7 +35,8 @@ def read_revision(folder: Path, revision: str) -> Files:
         verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         commit = git(where, *verify).strip()
         names = git(where, "ls-tree", "-r", "--name-only", commit, "--", "./").splitlines()
-        texts = {Path(name): git(where, "show", f"{commit}:./{name}") for name in names if name.endswith(".json")}
+        names = [name for name in names if name.endswith(".json") and Path(name).name[0] not in "._"]
+        texts = {Path(name): git(where, "show", f"{commit}:./{name}") for name in names}
     except GitError as error:
         raise BaselineError(
             f"baselines of {where} at git revision {revision!r} cannot be read",

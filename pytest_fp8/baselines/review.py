@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.rules.speed import speed_of
-from pytest_fp8.rules.statistics import SIGMA_RUN_FLOOR, normal_quantile, pooled_variance
+from pytest_fp8.rules.change import change_of, figure
 
-CONFIDENCE = 0.99
-"""Two-sided: how often a speedup that did not change is called noise."""
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
 DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
@@ -139,30 +136,27 @@ def compare_metric(name: str, old: Mapping[str, Any] | None, new: Mapping[str, A
 def level(name: str, metric: Mapping[str, Any]) -> float:
     """One number for a metric: the ratio of a log ratio, the distance from zero of a two-sided one, else the mean."""
     if _per_process(metric):
-        return math.exp(speed_of(metric["values"]).theta)
+        return math.exp(figure(metric["values"]))
     if metric["direction"] == "two-sided":
         return math.sqrt(fmean(float(x) ** 2 for x in metric["values"]))
     return fmean(metric["values"])
 
 
 def _compare_speed(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
-    before, after = ([median(blocks) for blocks in metric["values"]] for metric in (old, new))
-    between = max(SIGMA_RUN_FLOOR, math.sqrt(pooled_variance([before, after])))
-    first, second = speed_of(old["values"], between), speed_of(new["values"], between)
-    difference = second.theta - first.theta
-    half = _quantile() * math.hypot(first.error, second.error)
+    moved = change_of(new["values"], [old["values"]])
+    difference, half = moved.theta, moved.half_width()
     tolerance = -math.log(1 - float(new["tolerance"]))
     word = _word(difference, abs(difference) > half, abs(difference) > tolerance, name, new["direction"])
     if old["values"] == new["values"]:
         word = "same"
-    elif word == "noise" and second.processes > first.processes:
+    elif word == "noise" and len(new["values"]) > len(old["values"]):
         word = "more processes"
     return Change(
         name,
         str(new["unit"]),
         True,
-        math.exp(first.theta),
-        math.exp(second.theta),
+        math.exp(figure(old["values"])),
+        math.exp(figure(new["values"])),
         math.expm1(difference),
         math.exp(difference) * math.sinh(half),
         word,
@@ -200,7 +194,3 @@ def _origins(provenance: Mapping[str, Any]) -> dict[str, str]:
     # A baseline that was measured without a GPU has neither.
     about = {"driver": gpu.get("driver"), "power limit": gpu.get("power_limit")}
     return {**provenance["libraries"], **{name: str(value) for name, value in about.items() if value is not None}}
-
-
-def _quantile() -> float:
-    return normal_quantile((1 + CONFIDENCE) / 2)

@@ -148,7 +148,7 @@ def _compare(
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
         disturbed += beside.disturbed
-    decision = judge(fp8, bf16, tolerance, looks, disturbed, _unsound(case, arms), evidence.attention, sides)
+    decision = judge(fp8, bf16, tolerance, disturbed, _unsound(case, arms), evidence.attention, sides)
     return Comparison(case.id, decision, fp8, bf16, times, dict(pool.seconds))
 
 
@@ -174,7 +174,6 @@ def judge(
     fp8: SideSpeed,
     bf16: SideSpeed | None,
     tolerance: float,
-    looks: int,
     disturbed: Sequence[str],
     unsound: str,
     attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]],
@@ -205,7 +204,7 @@ def judge(
             cause = f"the sides ran different attention kernels; {cause}"
         return decision(
             Verdict.FAIL,
-            "head is slower than base in FP8" + _whose(fp8, bf16, looks),
+            "head is slower than base in FP8" + _whose(fp8, bf16),
             cause,
             "change one of them at a time and compare again",
         )
@@ -219,7 +218,7 @@ def judge(
     how = "faster than base's" if low > 0 else "as fast as base's"
     if high < 0:
         how = "slower than base's, within the tolerance"
-    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16, looks))
+    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
@@ -232,14 +231,14 @@ def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
     ]
 
 
-def _whose(fp8: SideSpeed, bf16: SideSpeed | None, looks: int) -> str:
+def _whose(fp8: SideSpeed, bf16: SideSpeed | None) -> str:
     """Whether a change that is more than noise is FP8's own, or BF16's too."""
     if bf16 is None or abs(fp8.theta) <= fp8.half_width:
         return ""
-    own, half = own_change(fp8, bf16, looks)
-    if abs(own) <= half:
+    own = own_change(fp8, bf16)
+    if abs(own.theta) <= own.half_width():
         return f"; BF16 changed as much ({bf16.change:+.2%}): common to both precisions, not FP8's own"
-    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own):+.2%} is FP8's own"
+    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own.theta):+.2%} is FP8's own"
 
 
 def _sides(

@@ -11,7 +11,7 @@ from pytest_fp8.baselines.check import Finding
 from pytest_fp8.baselines.review import Revision, level
 from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
-from pytest_fp8.rules.speed import speed_of
+from pytest_fp8.rules.change import speed_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -25,7 +25,7 @@ def describe(baseline: Baseline) -> dict[str, Any]:
     facts |= {name: level(name, metric) for name, metric in baseline.metrics.items()}
     if "speedup" in baseline.metrics:
         speed = speed_of(baseline.values("speedup"))
-        facts |= {"speedup": math.exp(speed.theta), "speedup_interval": speed.interval, "processes": speed.processes}
+        facts |= {"speedup": speed.ratio, "speedup_interval": speed.interval, "processes": len(speed.each)}
     return {**facts, **{name: baseline.provenance[name] for name in ("date", "commit", "reason", "libraries")}}
 
 
