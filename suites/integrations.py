@@ -89,7 +89,7 @@ DENSE = [replace(case, **MEASURED.get(case.id, {})) for case in DENSE]
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
-        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.045, **WEIGHTS_ALONE)
+        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.046, **WEIGHTS_ALONE)
         for rank in (8, 16, 32, 64)
     ),
     *(

@@ -65,6 +65,8 @@ class Change:
     error: float
     freedom: int
     each: tuple[float, ...] = ()
+    own_error: float = 0.0
+    """Of ``error``, what comes of processes and not of sessions."""
 
     def half_width(self, confidence: float = DISPLAYED) -> float:
         return self.quantile(1 - (1 - confidence) / 2) * self.error
@@ -125,7 +127,8 @@ def change_of(run: Session, history: Sequence[Session], components: Components =
     before = level(history) if history else 0.0
     sessions, processes = error_parts(found, len(run), [len(session) for session in history])
     each = tuple(median(process) - before for process in run)
-    return Change(fmean(each), math.sqrt(sessions + processes), found.freedom(sessions, processes), each)
+    error, freedom = math.sqrt(sessions + processes), found.freedom(sessions, processes)
+    return Change(fmean(each), error, freedom, each, math.sqrt(processes))
 
 
 def speed_of(session: Session, components: Components = MEASURED) -> Change:

@@ -50,6 +50,8 @@ class Speedup:
     """Of its 99 % interval, which has the sessions' and the history's own noise in it."""
     change_error: float | None = None
     """Its standard error."""
+    own_error: float | None = None
+    """Of that, what comes of processes and not of sessions."""
     tolerance: float = 0.0
     """The loss that was gated on, as a fraction: the tolerance asked for, or what the history can hold."""
 
@@ -119,6 +121,7 @@ def decide_speedup(
         change.theta if change else None,
         change.half_width() if change else None,
         change.error if change else None,
+        change.own_error if change else None,
         gated_at,
     )
 

@@ -63,10 +63,7 @@ def check_speedup(
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.ratio,
-        "change": None if result.change is None else math.expm1(result.change),
-        "change_error": result.change_error,
-        "sessions": len(history),
-        "tolerance": result.tolerance,
+        **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers() if account is not None else None,
     }
@@ -153,6 +150,16 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Sess
         "clocks_mhz": list(evidence.clocks),
         "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
         "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),
+    }
+
+
+def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
+    return {
+        "change": None if result.change is None else math.expm1(result.change),
+        "change_error": result.change_error,
+        "own_error": result.own_error,
+        "sessions": len(history),
+        "tolerance": result.tolerance,
     }
 
 
