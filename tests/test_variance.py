@@ -74,7 +74,7 @@ def test_few_sessions_fall_back_on_what_was_measured_so_far():
 
 
 def test_what_was_measured_so_far_is_what_the_repository_s_data_say():
-    found = estimate(histories(), prior=None)
+    found = estimate(list(histories().values()), prior=None)
     for name in ("session", "process", "block"):
         low, high = found.interval(name)
         assert 0.95 * low < getattr(MEASURED, name) < 1.05 * high

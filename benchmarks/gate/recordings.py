@@ -31,7 +31,6 @@ class Measured:
     quads: list[Floats]
     """One array per process, (blocks, 4): log milliseconds of an ABBA block in the order taken. Empty where only the
     log ratios were kept."""
-    build_seconds: float | None = None
 
     @property
     def medians(self) -> list[float]:
@@ -57,13 +56,14 @@ LOOKED_AT = 1.5
 lets the GPU stand idle. Since then once a block."""
 
 
-def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> list[dict[str, list[list[float]]]]:
-    """For each case, session (the commit it was measured at) -> its processes' log ratios: from recordings and stored
+def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, dict[str, list[list[float]]]]:
+    """Case -> session (the commit it was measured at) -> its processes' log ratios: from recordings and stored
     baselines. Sessions of a case that was recorded by an earlier way of measuring are left out, and so is BF16 against
     BF16."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     earlier = set()
-    for path in sorted(recordings.glob("*.json")):
+    # By the stem, so that <case>.json comes before <case>.2.json.
+    for path in sorted(recordings.glob("*.json"), key=lambda path: path.stem):
         data = json.loads(path.read_text())
         one, session = from_recording(data, path.name), (data["case"], data["provenance"]["commit"][:12])
         # The notes of a case stand beside each of its processes: see record.from_report.
@@ -76,7 +76,7 @@ def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> lis
         for session, processes in stored_sessions(json.loads(path.read_text())).items():
             if (path.stem, session) not in earlier:
                 found.setdefault(path.stem, {}).setdefault(session, processes)
-    return list(found.values())
+    return found
 
 
 def stored_sessions(data: dict) -> dict[str, list[list[float]]]:
@@ -88,14 +88,12 @@ def stored_sessions(data: dict) -> dict[str, list[list[float]]]:
 def from_recording(data: dict, source: str) -> Measured:
     """A recording, format in ``record.py``. Blocks under a throttle or beside a stranger are left out, as the gate
     leaves them out. Raises ``ValueError`` where nothing is left."""
-    quads, builds = [], []
+    quads = []
     for process in data["processes"]:
         if process["throttles"] or process["strangers"]:
             continue
         bf16, fp8 = (np.log(np.asarray(process[arm], dtype=float)) for arm in ("bf16", "fp8"))
         quads.append(np.column_stack([bf16[0::2], fp8[0::2], fp8[1::2], bf16[1::2]]))
-        if process["build_seconds"] is not None:
-            builds.append(process["build_seconds"])
     if not quads:
         raise ValueError(f"{source}: no undisturbed process in it")
     together = np.concatenate(quads)
@@ -108,7 +106,6 @@ def from_recording(data: dict, source: str) -> Measured:
         dropped_steps=data["dropped_steps"],
         log_ratios=[(q[:, 0] + q[:, 3] - q[:, 1] - q[:, 2]) / 2 for q in quads],
         quads=quads,
-        build_seconds=float(np.median(builds)) if builds else None,
     )
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_sigma
 
@@ -52,7 +53,7 @@ November 2026), without the recordings of an earlier way of measuring, with whic
 interval of the sessions' part is 0.24 % to 0.57 %. It serves where a GPU has no components of its own."""
 
 
-def estimate(histories: Sequence[Mapping[str, Session]], prior: Components | None = MEASURED) -> Components:
+def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | None = MEASURED) -> Components:
     """The components of one GPU. ``histories``: for each case, session -> its processes. The name of a session is the
     same for all cases that were measured in it.
 
@@ -145,10 +146,10 @@ def _trimmed_square(kept: float) -> float:
     return 1 - 2 * z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / kept
 
 
-def _shared(figures: Sequence[Mapping[str, Known]]) -> float | None:
+def _shared(figures: Sequence[Mapping[Any, Known]]) -> float | None:
     """Share of the sessions' variance that cases of one session have in common: the mean product of two cases' changes
     from one session to another, over the mean square that is not noise of their processes."""
-    names = sorted({name for history in figures for name in history})
+    names = list(dict.fromkeys(name for history in figures for name in history))
     products = squares = 0.0
     pairs = changes = 0
     for index, first in enumerate(names):
