@@ -150,6 +150,21 @@ def test_speedup_against_floor_and_baseline():
     verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update-baselines")
 
 
+def test_a_young_baseline_gates_coarsely_and_says_so():
+    [one] = sessions(1.25)[:1]
+    decision = check_speedup(timing(), floor=None, tolerance=0.02, history=[one])
+    verdict_of(decision, Verdict.PASS, "baseline 1.250x less 2.", "(its 1 session(s) cannot hold 2%)")
+    assert decision.numbers["tolerance"] > 0.02
+    assert decision.numbers["sessions"] == 1
+    wide = check_speedup(timing(), floor=None, tolerance=0.05, history=[one])
+    assert "cannot hold" not in wide.message
+
+
+def test_an_undecided_change_is_blamed_on_sessions_where_these_differ_most():
+    decision = check_speedup(timing(), floor=None, tolerance=0.02, history=sessions(1.27))
+    verdict_of(decision, Verdict.INCONCLUSIVE, "sessions on other machines differ by 0.38%", "pytest-fp8 compare")
+
+
 def test_a_gain_asks_for_a_new_baseline():
     faster = check_speedup(timing(), floor=1.0, tolerance=0.02, history=sessions(1.18))
     verdict_of(faster, Verdict.IMPROVED, "+5.9%", "update the baseline")

@@ -113,6 +113,23 @@ def test_a_gpu_without_baselines_is_one_error(folder, capsys):
     assert "no baselines of h100" in capsys.readouterr().err
 
 
+def test_components_that_are_not_the_histories_own_are_an_error_of_the_check(folder, tmp_path, capsys):
+    suite = tmp_path / "matrix.py"
+    suite.write_text("from pytest_fp8 import Case\nALL = [Case('1b', 'torchao', 'tensorwise')]\n")
+    check = ["baselines", "check", "--dir", str(folder), "--suite", str(suite), "--json"]
+
+    def kinds():
+        capsys.readouterr()
+        main(check)
+        return [finding["kind"] for finding in json.loads(capsys.readouterr().out)]
+
+    assert main(["baselines", "variance", "--dir", str(folder)]) == 0
+    assert "variance" not in kinds()
+    path = folder / "h200" / NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"session": 0.019}))
+    assert "variance" in kinds()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

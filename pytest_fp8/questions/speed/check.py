@@ -133,7 +133,7 @@ def _explain(
         headline = "FP8 is not faster than the best BF16"
         return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence)}
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result)}
 
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
