@@ -129,7 +129,7 @@ def lines(components: Components) -> list[str]:
             f"[{low:.2%}, {high:.2%}], {freedom[name]} degrees of freedom"
         )
     if components.shared is not None:
-        text.append(f"  all cases of a session share {components.shared:.0%} of its variance")
+        text.append(f"  {components.shared:.0%} of the sessions' variance is common to all cases of a session")
     two = math.sqrt(2) * components.session
     return [*text, f"  two sessions of an unchanged case differ by more than {1.96 * two:.1%} in one of twenty"]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from pytest_fp8.rules.statistics import (
+    chi_square_quantile,
     median_variance,
     normal_quantile,
     pooled_variance,
@@ -30,10 +31,10 @@ EARLY = 0.02
 history, is most of a change's error: more processes hardly change a finding, so that the last look keeps the power."""
 RUNS_TO_FAIL = 2
 """A finding needs this many processes, and each of them must show it: one process may be slow by chance."""
-TYPICAL = 8
-"""The pooled components weigh as much as this many degrees of freedom of a case's own, where its own spread more. In 71
-measurements of two processes on H200s the logarithms of the spreads, each over what the process's own blocks let one
-expect, vary by 4.1; chance alone gives 4.9. So a case's own spread says little that the pooled one does not."""
+WILD = 0.01
+"""Chance that a case which spreads like the others is taken to spread more. In 71 measurements of two processes on
+H200s the logarithms of the processes' variances, each over what the noise between their own blocks lets one expect,
+vary by 4.1; chance alone gives 4.9 +- 1.4. So cases are alike unless one's own values say otherwise beyond chance."""
 MOST_FREEDOM = 200
 """Degrees of freedom beyond which Student's t is taken as that of so many: 0.02 from the normal quantile."""
 DISPLAYED = 0.99
@@ -165,8 +166,7 @@ def judge(change: Change, tolerance: float, cases: int, looks: int, last: bool) 
 
 def finding_chance(cases: int, looks: int, last: bool) -> float:
     """Chance that one look at one healthy case may call it slower; ``ALPHA`` is shared among cases and looks."""
-    early = max(0, looks - RUNS_TO_FAIL)
-    return ALPHA / max(1, cases) * (1 - early * EARLY if last else EARLY)
+    return ALPHA / max(1, cases) * (1 - (looks - 1) * EARLY if last else EARLY)
 
 
 def _noise(processes: Sequence[Process], components: Components) -> float:
@@ -182,7 +182,9 @@ def _blocks(processes: Sequence[Process]) -> int:
 
 
 def _scale(seen: float, expected: float, freedom: int) -> float:
-    return max(1.0, (TYPICAL + freedom * seen / expected) / (TYPICAL + freedom)) if expected else 1.0
+    """By how much a case's own variance is larger than expected; 1 unless it is so beyond chance."""
+    beyond = expected and freedom * seen / expected > chi_square_quantile(1 - WILD, freedom)
+    return seen / expected if beyond else 1.0
 
 
 def detectable(error: float, freedom: int, power: float, cases: int, looks: int) -> float:
