@@ -139,7 +139,7 @@ def test_diff_shows_the_interval_of_a_speedup_and_what_else_differs(run, project
     write_baseline(project / "new", baseline(speed=faster(-0.06), libraries={"torch": "2.0.0"}))
     _, out, _ = run("diff", "baselines", "new")
     line = next(line for line in out.splitlines() if " speedup " in line)
-    assert "1.106x   1.042x   -5.82% [-6." in line
+    assert "1.106x   1.042x   -5.82% [-7." in line
     assert "measured with torch 1.0.0 -> 2.0.0" in out
 
 

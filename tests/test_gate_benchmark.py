@@ -317,6 +317,7 @@ def test_the_command_prints_its_tables_and_writes_json(tmp_path, monkeypatch, ca
         simulate.OURS,
         simulate.BEFORE,
         simulate.BESIDE,
+        simulate.ALONE,
         *(r.name for r in TODAY),
     }
     for tally in out["tallies"]:

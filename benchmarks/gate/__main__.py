@@ -22,7 +22,19 @@ from benchmarks.gate.noise import CONDITIONS, QUIET, Noise, autocorrelation, fit
 from benchmarks.gate.recordings import histories, load
 from benchmarks.gate.replay import Replayed, replay
 from benchmarks.gate.rules import TODAY
-from benchmarks.gate.simulate import BEFORE, BESIDE, BUILD_SECONDS, CHANGES, OURS, SHARED, Plan, Tally, run, wilson
+from benchmarks.gate.simulate import (
+    ALONE,
+    BEFORE,
+    BESIDE,
+    BUILD_SECONDS,
+    CHANGES,
+    OURS,
+    SHARED,
+    Plan,
+    Tally,
+    run,
+    wilson,
+)
 from pytest_fp8.baselines.variance import lines
 from pytest_fp8.rules.variance import estimate
 
@@ -141,8 +153,9 @@ def detection(tallies: Sequence[Tally]) -> Table:
     )
     for rule in RULES:
         table.add_row(rule, *(_caught(_of(tallies, rule, change=change)) for change in CHANGES))
-    beside = next(t for t in tallies if t.rule == BESIDE and t.change)
-    table.add_row(BESIDE, _caught(beside), *("-" for _ in CHANGES[1:]))
+    for rule in (BESIDE, ALONE):
+        beside = next(t for t in tallies if t.rule == rule and t.change)
+        table.add_row(rule, _caught(beside), *("-" for _ in CHANGES[1:]))
     return table
 
 

@@ -20,6 +20,7 @@ from pytest_fp8.rules.variance import Components, estimate
 from pytest_fp8.verdicts import Verdict
 
 OURS, BEFORE, BESIDE = "pytest-fp8", "pytest-fp8 0.1", "pytest-fp8, same session"
+ALONE = "pytest-fp8 compare, one case"
 CHANGES = (-0.01, -0.02, -0.03, -0.05, -0.08)
 SESSION = 30
 """Gated cases of a session."""
@@ -139,7 +140,11 @@ def run(noises: Iterable[Noise], components: Components, plan: Plan, workers: in
     for tally in (tally for tallies in done for tally in tallies):
         key = tally.rule, tally.condition, tally.change, tally.stored, tally.shared
         found[key] = together([found[key], tally]) if key in found else tally
-    beside = [same_session(cases, plan, 0.0, plan.healthy), same_session(cases, plan, -0.01, plan.changed)]
+    beside = [
+        same_session(cases, plan, change, sessions, rule)
+        for rule in (BESIDE, ALONE)
+        for change, sessions in ((0.0, plan.healthy), (-0.01, plan.changed))
+    ]
     return [*found.values(), *beside]
 
 
@@ -192,11 +197,11 @@ def _count(tally: Tally, cases: Sequence[Noise], found: Sequence[Gated]) -> None
     tally.gpu_seconds += sum(one.builds * process_seconds(noise, LOOKS[0][1]) for noise, one in pairs)
 
 
-def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: int) -> Tally:
+def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: int, rule: str = BESIDE) -> Tally:
     """Base's FP8 arm against head's, at a tolerance of 1 %: no history, and no session's part. Two FP8 arms are taken
-    to scatter as an FP8 and a BF16 arm do."""
+    to scatter as an FP8 and a BF16 arm do. ``rule``: whether all cases share the false alarms, or each is alone."""
     rng = np.random.default_rng([plan.seed, crc32(f"same session/{change}".encode())])
-    tally = Tally(BESIDE, QUIET.name, change, 0, 0.0)
+    tally = Tally(rule, QUIET.name, change, 0, 0.0)
     words: list[list[str]] = [[] for _ in range(sessions)]
     for noise in cases:
         level = math.log(noise.bf16_ms / noise.fp8_ms)
@@ -204,7 +209,7 @@ def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: in
         step = process_seconds(noise, BLOCKS) * 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms)
         for index, pairs in enumerate(ratios.tolist()):
             for count in PAIRS:
-                verdict = decide_same_session(pairs[:count], 0.01, cases=SESSION).verdict
+                verdict = decide_same_session(pairs[:count], 0.01, cases=SESSION if rule == BESIDE else 1).verdict
                 if verdict is not Verdict.INCONCLUSIVE:
                     break
             words[index].append(verdict.value)
