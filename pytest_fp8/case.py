@@ -21,8 +21,9 @@ from pytest_fp8.zoo.shapes import SHAPES
 OWN = "own"
 """The model name of a case whose model comes from the user's ``fp8_workload`` fixture."""
 
-MEASUREMENT = 2
-"""Part of the hash. Increased when the way of measuring changes, so that no old number is compared with a new one."""
+DEFINITION = 2
+"""Part of the hash: raised where what a case trains changes and no field says so. How figures are taken is
+:data:`pytest_fp8.measurement.MEASUREMENT`, which each stored session keeps: raising that throws no history away."""
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 SHORT_BACKENDS = {
@@ -223,7 +224,7 @@ class Case:
         content["weights"] = self.weights is not None
         content["horizon"], content["seeds"] = self.horizon, self.seeds
         content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
-        content["measurement"] = MEASUREMENT
+        content["measurement"] = DEFINITION
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

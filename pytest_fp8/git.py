@@ -1,12 +1,17 @@
-"""git, for the two that ask it: where a measurement comes from, and baselines as they were at a revision."""
+"""git, for those that ask it: where a measurement comes from, and files as they were at a revision."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 SECONDS = 30
 """How long one question may take."""
+LARGEST = 1 << 20
+"""Bytes of the largest file that :func:`committed` reads."""
+REGULAR = ("100644", "100755")
+"""git's modes of files that are neither links nor other repositories."""
 
 
 class GitError(Exception):
@@ -15,12 +20,46 @@ class GitError(Exception):
 
 def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
     """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. Raises :class:`GitError`."""
+    return _git(folder, *arguments, seconds=seconds).decode(errors="backslashreplace")
+
+
+def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:
+    """The files below a path (``./`` of ``folder``) at a commit: their path from ``folder`` -> their content, or why it
+    is not read. Two questions to git, however many files there are. Raises :class:`GitError`."""
+    listed = _git(folder, "ls-tree", "-r", "-z", "-l", commit, "--", below).decode(errors="surrogateescape")
+    found: dict[str, bytes | str] = {}
+    wanted: list[tuple[str, str]] = []
+    for line in filter(None, listed.split("\0")):
+        facts, name = line.split("\t", 1)
+        mode, _, blob, size = facts.split()
+        if mode not in REGULAR:
+            found[name] = "not a regular file"
+        elif int(size) > LARGEST:
+            found[name] = f"larger than {LARGEST} bytes"
+        else:
+            wanted.append((name, blob))
+    answer = _git(folder, "cat-file", "--batch", said="".join(f"{blob}\n" for _, blob in wanted).encode())
+    found |= zip((name for name, _ in wanted), _blobs(answer), strict=True)
+    return found
+
+
+def _blobs(answer: bytes) -> Iterator[bytes]:
+    """The contents in what ``git cat-file --batch`` answers: ``<id> blob <size>``, the content and a newline each."""
+    start = 0
+    while start < len(answer):
+        end = answer.index(b"\n", start)
+        size = int(answer[start:end].split()[2])
+        yield answer[end + 1 : end + 1 + size]
+        start = end + 1 + size + 1
+
+
+def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = b"") -> bytes:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=seconds, check=False
+            ["git", "-C", str(folder), *arguments], input=said, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(str(error)) from error
     if done.returncode != 0:
-        raise GitError(done.stderr.strip())
+        raise GitError(done.stderr.decode(errors="backslashreplace").strip())
     return done.stdout

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
     import pytest
 
+LONGEST_REASON = 500
+"""Characters of a stored reason."""
 TRUE = ("1", "true", "yes", "on")
 FALSE = ("", "0", "false", "no", "off")
 CI_VARIABLES = (
@@ -37,8 +40,14 @@ class Settings:
     """The declared GPU, one of :data:`pytest_fp8.gpu.NAMES`, or ``auto``."""
     strict: bool = False
     """Whether INCONCLUSIVE, INVALID and NOT_EXERCISED fail."""
+    undecided: str = "fail"
+    """What a question without an answer does to a session on a declared GPU: ``fail`` or ``warn``."""
+    undecided_budget: int | None = None
+    """How many questions may end INCONCLUSIVE there; ``None``: :data:`pytest_fp8.rules.undecided.BUDGET`."""
     baseline_dir: Path = Path("baselines")
     """The folder of stored baselines; absolute once read."""
+    baselines_from: str = ""
+    """The git revision whose baselines are gated on; empty: those in the folder."""
     report_dir: Path | None = None
     """The folder for candidates and the report; ``None``: nothing is written."""
     update: bool = False
@@ -47,6 +56,9 @@ class Settings:
     """Why the baselines change; stored with them."""
     processes: int = 4
     """Fresh pairs of processes that an update measures per case."""
+    base_python: str = ""
+    base_git: str = ""
+    """The interpreter and the revision of base, whose FP8 arm is timed beside head's; both empty: none is."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
 
@@ -80,15 +92,26 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("--fp8-gpu", "the GPU this run must use: auto, h100, h200, hopper, b200, ... (default: auto)", "NAME"),
     Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail"),
+    Option("--fp8-undecided", "a question without an answer, on a declared GPU: fail or warn (default: fail)", "WHAT"),
+    Option("--fp8-undecided-budget", "how many may be INCONCLUSIVE (default: 1 in 20, and 1 at least)", "N"),
     Option("--fp8-baseline-dir", "folder of stored baselines (default: baselines, beside the ini file)", "DIR"),
+    Option("--fp8-baselines-from", "gate on the baselines of this git revision, not on those of the checkout", "REV"),
     Option("--fp8-report-dir", "folder for this run's report and baseline candidates (default: none written)", "DIR"),
     Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
     Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
+    Option(
+        "--fp8-base-python", "time each FP8 arm beside that of this interpreter: a loss of one per cent fails", "PYTHON"
+    ),
+    Option("--fp8-base-git", "time each FP8 arm beside that of this commit: a loss of one per cent fails", "REV"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
+
+NOT_IN_INI = ("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from")
+"""Settings of the command line and the environment alone. An ini file comes with the change under test, which must not
+choose or rewrite its own baselines."""
 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
@@ -107,11 +130,13 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="append", metavar=option.metavar, **more)
         else:
             group.addoption(option.flag, metavar=option.metavar, **more)
-        parser.addini(option.dest, f"{option.help} (as {option.flag})", default="")
+        only = "refused in an ini file" if option.dest in NOT_IN_INI else f"as {option.flag}"
+        parser.addini(option.dest, f"{option.help} ({only})", default="")
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
+    _refuse_in_ini(config)
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
     reason = str(values["fp8_reason"]).strip()
@@ -123,6 +148,19 @@ def read_settings(config: pytest.Config) -> Settings:
             cause="a baseline without a reason cannot be reviewed",
             next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
+    if len(reason) > LONGEST_REASON or not reason.isprintable():
+        refuse(
+            "--fp8-reason cannot be stored",
+            expected=f"one line of printable text, at most {LONGEST_REASON} characters",
+            seen=f"{len(reason)} characters: {reason[:60]!a}",
+        )
+    revision = str(values["fp8_baselines_from"]).strip()
+    if update and revision:
+        refuse(
+            "--fp8-update-baselines and --fp8-baselines-from exclude each other",
+            expected="a run that updates the baselines, or one that is gated on those of a revision",
+            seen=f"both, with --fp8-baselines-from={revision}",
+        )
     if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
         _refuse_in_ci(os.environ)
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
@@ -130,11 +168,16 @@ def read_settings(config: pytest.Config) -> Settings:
     return Settings(
         gpu=_declared(str(values["fp8_gpu"] or "auto")),
         strict=_truth(values["fp8_strict"], "--fp8-strict"),
+        undecided=_undecided(str(values["fp8_undecided"] or Settings.undecided)),
+        undecided_budget=_count("--fp8-undecided-budget", values["fp8_undecided_budget"], None, least=0),
         baseline_dir=_anchored(config, baseline_dir),
+        baselines_from=revision,
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
-        processes=_count(values["fp8_processes"]),
+        processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=1),
+        base_python=str(values["fp8_base_python"]).strip(),
+        base_git=str(values["fp8_base_git"]).strip(),
         weights=_weights(values["fp8_weights"]),
     )
 
@@ -145,6 +188,27 @@ def ci_variable(environment: Mapping[str, str]) -> str:
         if environment.get(name, "").strip().lower() not in FALSE:
             return name
     return ""
+
+
+def _refuse_in_ini(config: pytest.Config) -> None:
+    """Refuse what an ini file must not set: by its key there, or as an option in its ``addopts``."""
+    if hasattr(config, "workerinput"):
+        # An xdist worker is given the options of its controller, which has checked them.
+        return
+    typed = [*config.invocation_params.args, *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    for option in OPTIONS:
+        if option.dest not in NOT_IN_INI:
+            continue
+        by_key = bool(config.getini(option.dest))
+        given = config.getoption(option.dest) not in (None, False)
+        if by_key or (given and not any(str(word).partition("=")[0] == option.flag for word in typed)):
+            refuse(
+                f"{option.flag} is not taken from an ini file",
+                expected=f"{option.flag} on the command line, or {option.environment} in the environment",
+                seen=f"{option.dest} in the ini file" if by_key else f"{option.flag} in the addopts of an ini file",
+                cause="the ini file comes with the change under test, which must not choose its own baselines",
+                next_step=f"take it out of {config.inipath or 'the ini file'}; give it to the run that it is for",
+            )
 
 
 def _refuse_in_ci(environment: Mapping[str, str]) -> None:
@@ -187,11 +251,22 @@ def _declared(name: str) -> str:
     return gpu.known(name)
 
 
-def _count(value: Any) -> int:
-    text = str(value or Settings.processes)
-    if not text.isdigit() or int(text) < 1:
-        refuse("--fp8-processes", expected="a whole number from 1", seen=repr(value))
+N = TypeVar("N", int, None)
+
+
+def _count(flag: str, value: Any, default: N, least: int) -> int | N:
+    text = str(value).strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        refuse(flag, expected=f"a whole number from {least}", seen=repr(value))
     return int(text)
+
+
+def _undecided(text: str) -> str:
+    if text not in ("fail", "warn"):
+        refuse("--fp8-undecided", expected="fail or warn", seen=repr(text))
+    return text
 
 
 def _anchored(config: pytest.Config, path: Path) -> Path:

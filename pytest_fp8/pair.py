@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
-from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.baselines.variance import sessions_of
+from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
@@ -38,6 +37,9 @@ from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
+if TYPE_CHECKING:
+    from pytest_fp8.compare.session import Comparison
+
 
 class Fp8Pair:
     """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions.
@@ -57,8 +59,10 @@ class Fp8Pair:
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
         components: Components = MEASURED,
+        compare_with_base: Callable[[], Comparison] | None = None,
     ) -> None:
-        """``time_first``: whether this session may ask for the speed, which is then measured before all else."""
+        """``time_first``: whether this session may ask for the speed, which is then measured before all else.
+        ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was named."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
@@ -68,6 +72,7 @@ class Fp8Pair:
         self._speed_question = SpeedQuestion(
             arms, self._stored, self._history, components, baseline_file, gated_cases, processes
         )
+        self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
 
@@ -165,38 +170,38 @@ class Fp8Pair:
     def assert_layers(self) -> Decision:
         """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, unless it says PASS or IMPROVED."""
         __tracebackhide__ = True
-        return self._require(self.layers)
+        return self._require("layers", self.layers)
 
     def assert_numerics(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`numerics`."""
         __tracebackhide__ = True
-        return self._require(self.numerics)
+        return self._require("numerics", self.numerics)
 
     def assert_loss(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`loss`."""
         __tracebackhide__ = True
-        return self._require(self.loss)
+        return self._require("loss", self.loss)
 
     def assert_faster(self, floor: float | None = None) -> Decision:
         """As :meth:`assert_layers`, of :meth:`faster`."""
         __tracebackhide__ = True
-        return self._require(lambda: self.faster(floor))
+        return self._require("faster", lambda: self.faster(floor))
 
     def assert_speedup(self, *old: Any, **old_named: Any) -> Decision:
         """As :meth:`assert_layers`, of :meth:`speedup`."""
         __tracebackhide__ = True
         bounds = bounds_of(self.case.floor, old, old_named)
-        return self._require(lambda: self._speed(bounds))
+        return self._require(bounds.question, lambda: self._speed(bounds))
 
     def assert_memory(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`memory`."""
         __tracebackhide__ = True
-        return self._require(self.memory)
+        return self._require("memory", self.memory)
 
     def assert_checkpoints(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`checkpoints`."""
         __tracebackhide__ = True
-        return self._require(self.checkpoints)
+        return self._require("checkpoints", self.checkpoints)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -223,12 +228,17 @@ class Fp8Pair:
 
     def _speed(self, bounds: SpeedBounds) -> Decision:
         if not self.case.asks("speedup"):
-            return self._note(self._cannot("speedup"))
+            return self._note(self._cannot("speedup"), bounds.question)
         decision, rows = self._speed_question.decide(bounds)
         self._ledger.timed(self._row, self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
-        return self._note(unless_unlike(self._stored_now(decision), self.ledgers()), bounds.question)
+        decision = unless_unlike(self._stored_now(decision), self.ledgers())
+        if self._compare_with_base is not None and bounds.against_baseline:
+            from pytest_fp8.compare.gate import with_base
+
+            decision = with_base(decision, self._arms.once("base", self._compare_with_base))
+        return self._note(decision, bounds.question)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""
@@ -247,7 +257,7 @@ class Fp8Pair:
             next_step="run the same case without emulated=True on a Hopper GPU",
         )
 
-    def _require(self, decide: Callable[[], Decision]) -> Decision:
+    def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
         __tracebackhide__ = True
         try:
             decision = decide()
@@ -255,6 +265,7 @@ class Fp8Pair:
             self._ledger.error(self._row, error.headline)
             # The failure is reported at the user's line; the frames in between are this plugin's own.
             raise error.with_traceback(None) from None
+        self._ledger.asserted(self._row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict)
         return decision
@@ -272,7 +283,7 @@ class Fp8Pair:
             )
 
     def _history(self, metric: str) -> list[Session]:
-        return sessions_of(self.baseline, metric) if self.baseline is not None else []
+        return list(self.baseline.history(metric)) if self.baseline is not None else []
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []

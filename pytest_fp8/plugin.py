@@ -130,6 +130,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         verdict = _verdict(item)
         if report.passed:
             report.fp8_verdict = verdict
+        # JUnit writes them as the test's properties.
+        item.user_properties += [("fp8_case", case.id), ("fp8_verdict", "FAIL" if report.failed else verdict)]
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))
     return report

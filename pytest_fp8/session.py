@@ -12,9 +12,14 @@ from pytest_fp8.options import Settings
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
+    from pytest_fp8.baselines.source import Source
     from pytest_fp8.case import Case
+    from pytest_fp8.compare.gate import BaseGate
+    from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.workload import Workload
 
@@ -39,10 +44,14 @@ class Session:
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
         self._pairs: dict[tuple[str, str], Fp8Pair] = {}
+        self._base: BaseGate | None = None
         self._held = ExitStack()
 
     def start(self) -> None:
-        """Take the baselines' lock where this run will write them; raises :class:`BaselineError`."""
+        """Take the baselines' lock where this run will write them; see that there are some at the revision that they
+        are to be read from. Raises :class:`BaselineError`."""
+        if self.settings.baselines_from:
+            self.source().check()
         if self.settings.update and not self.is_worker:
             from pytest_fp8.baselines.atomic import updating
 
@@ -88,12 +97,11 @@ class Session:
             if workload is not None:
                 arms.start()
             digest = case_digest(case, workload, arms.bf16)
-            folder = self.settings.baseline_dir
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
             baseline = None
             if not self.settings.update:
-                baseline = read_baseline(folder, gpu, case.id, digest)
-            stored = str(baseline_path(folder, gpu, case.id))
+                baseline = read_baseline(self.source(), gpu, case.id, digest)
+            stored = self.source().label(baseline_path(Path(), gpu, case.id))
             pair = Fp8Pair(
                 arms,
                 self.settings,
@@ -104,7 +112,8 @@ class Session:
                 gpu,
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
-                components=read_components(folder, gpu),
+                components=read_components(self.source(), gpu),
+                compare_with_base=self._base_of(case, shipped, model),
             )
             self._pairs[key] = pair
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
@@ -118,6 +127,19 @@ class Session:
 
     def _may_ask_speed(self, case: Case) -> bool:
         return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
+
+    def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
+        """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
+        settings = self.settings
+        if not (settings.base_python or settings.base_git) or settings.update or not case.needs_gpu:
+            return None
+        from pytest_fp8.compare.gate import BaseGate
+        from pytest_fp8.compare.session import Model, Side
+
+        if self._base is None:
+            self._base = BaseGate(Side(settings.base_python, settings.base_git), self.root, self.pool, self._held)
+        gate = self._base
+        return lambda: gate.compare(case, Model(shipped, model))
 
     def pool(self) -> ArmPool:
         if self._pool is None:
@@ -151,14 +173,38 @@ class Session:
                 f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
                 "A gate that ran nothing is not green."
             )
+        if settings.declared and ledger.ran_on_gpu:
+            self._note_unanswered()
         # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
         origin = self._origin() if ledger.entries and (settings.update or settings.report_dir) else {}
         if settings.update:
             self._update(origin)
-        elif settings.declared and ran and ledger.ran_on_gpu and not ledger.partial:
-            self._note_unused()
+        elif settings.declared and ran and ledger.ran_on_gpu:
+            self._note_baselines()
         if settings.report_dir is not None and ledger.entries:
             self._report(settings.report_dir, origin)
+
+    def _note_unanswered(self) -> None:
+        import os
+
+        from pytest_fp8.options import ci_variable
+        from pytest_fp8.rules.undecided import unanswered
+
+        settings = self.settings
+        found = unanswered(
+            self.ledger.answers(),
+            gpu=self._gpu_key() + (f" at git revision {settings.baselines_from}" if settings.baselines_from else ""),
+            fails=settings.undecided == "fail" and not settings.strict,
+            budget=settings.undecided_budget,
+            # Whoever names a revision means its baselines.
+            in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
+            first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
+            "promote a run's own (--fp8-report-dir .fp8-report, then pytest-fp8 baselines promote "
+            '.fp8-report/candidates --reason "first"), or gate without any '
+            "(pytest-fp8 compare --base-git main --case NAME)",
+        )
+        self.problems += found.problems
+        self.notes += found.notes
 
     def _origin(self) -> dict[str, Any]:
         from pytest_fp8.baselines.provenance import provenance
@@ -176,12 +222,19 @@ class Session:
         self.problems += done.problems
         self.notes += done.notes
 
-    def _note_unused(self) -> None:
-        from pytest_fp8.baselines.check import unused
+    def source(self) -> Source:
+        """Where this session reads its baselines."""
+        from pytest_fp8.baselines.source import source_of
 
-        stored = [path.stem for path in (self.settings.baseline_dir / self._gpu_key()).glob("[!_]*.json")]
-        asked = [name for name, entry in self.ledger.entries.items() if entry.decisions]
-        self.notes += unused(stored, self.ledger.collected, asked)
+        return source_of(self.settings.baseline_dir, self.settings.baselines_from)
+
+    def _note_baselines(self) -> None:
+        from pytest_fp8.baselines.presence import presence
+        from pytest_fp8.baselines.source import Folder
+
+        found = presence(self.ledger, self.source(), Folder(self.settings.baseline_dir), self._gpu_key())
+        self.problems += found.problems
+        self.notes += found.notes
 
     def _report(self, folder: Path, origin: dict[str, Any]) -> None:
         from pytest_fp8.errors import Fp8Error

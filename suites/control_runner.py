@@ -12,6 +12,7 @@ from controls.control import Control, Outcome
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
+from pytest_fp8.baselines.source import Source, source_of
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
 from pytest_fp8.options import Settings
@@ -126,9 +127,12 @@ class ControlRunner:
         model = identity(workload) if workload is not None else ""
         arms = PairArms(case, self._pool(case), workload, model, broken.get("fp8"), broken.get("bf16"))
         digest = case_digest(case, own, arms.bf16)
-        baseline = None if case.emulated else read_baseline(self._settings.baseline_dir, self._gpu, case.id, digest)
+        baseline = None if case.emulated else read_baseline(self._source(), self._gpu, case.id, digest)
         arms.start()
         return Fp8Pair(arms, self._settings, Ledger(), baseline, "", digest, self._gpu)
+
+    def _source(self) -> Source:
+        return source_of(self._settings.baseline_dir, self._settings.baselines_from)
 
     def close(self) -> None:
         if self._small is not None:

@@ -1,26 +1,23 @@
 """Baseline files: what is refused, and what survives a bad moment."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline, edit, session
 from pytest_fp8.baselines.atomic import updating
-from pytest_fp8.baselines.store import Baseline, baseline_path, read_baseline, write_baseline
+from pytest_fp8.baselines.source import Revision
+from pytest_fp8.baselines.store import baseline_path, read_baseline, write_baseline
+from pytest_fp8.baselines.strict import MAX_BYTES
 from pytest_fp8.errors import BaselineError
 
-GOOD = Baseline(
-    "1b-torchao-rowwise",
-    "abc",
-    "h200",
-    {"speedup": {"unit": "log ratio", "direction": "higher", "tolerance": 0.03, "values": [[0.1, 0.11], [0.12, 0.1]]}},
-    ORIGIN,
-)
+GOOD = baseline("1b-torchao-rowwise", "abc", metrics={"speedup": [[0.1, 0.11], [0.12, 0.1]], "fp8_share": [0.78]})
+LATER = session(metrics={"fp8_share": [0.8]}, date="2026-11-21", run="b" * 12)
 
 
 @pytest.fixture
@@ -50,7 +47,14 @@ def test_a_case_without_one_has_none(tmp_path):
         ("[]", "not an object"),
         ("\x00\xff", "not a readable baseline"),
         ('{"schema": 99}', "has another schema"),
-        ('{"schema": 1, "case": 3}', "lacks case_hash, gpu, metrics, provenance"),
+        ('{"schema": 1}', "has another schema"),
+        ('{"schema": 2, "case": 3}', "lacks case_hash, gpu, sessions, digest"),
+        ('{"schema": 2, "schema": 2}', "the key 'schema' stands twice"),
+        ('{"schema": NaN}', "NaN is no number"),
+        ('{"schema": 1e999}', "too large a number"),
+        ("[" * 100_000, "nested too deep"),
+        ("[" * 20 + "]" * 20, "nested too deep"),
+        (" " * (MAX_BYTES + 1), f"larger than {MAX_BYTES} bytes"),
     ],
 )
 def test_a_corrupt_file_is_named(stored, text, says):
@@ -63,65 +67,174 @@ def test_a_corrupt_file_is_named(stored, text, says):
     assert "next:" in str(error.value)
 
 
-def edited(folder, change):
-    """The stored file after ``change`` was done to its data."""
-    path = baseline_path(folder, "h200", GOOD.case)
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
+def edited(folder, change, **more):
+    edit(baseline_path(folder, "h200", GOOD.case), change, **more)
 
 
-@pytest.mark.parametrize("name", ["case", "case_hash", "gpu", "metrics", "provenance"])
+@pytest.mark.parametrize("name", ["case", "case_hash", "gpu", "sessions", "digest"])
 def test_a_missing_or_misshapen_field_is_named(stored, name):
-    edited(stored, lambda data: data.update({name: 3}))
-    with pytest.raises(BaselineError, match=f"'{name}' is 3, not"):
+    edited(stored, lambda data: data.update({name: 3}), sign=name != "digest")
+    with pytest.raises(BaselineError, match=f"baseline.{name} is 3, not"):
         read(stored)
-    edited(stored, lambda data: data.pop(name))
+    edited(stored, lambda data: data.pop(name), sign=False)
     with pytest.raises(BaselineError, match=f"the baseline lacks {name}"):
         read(stored)
 
 
-@pytest.mark.parametrize("name", ["date", "commit", "dirty", "gpu", "libraries", "reason"])
-def test_a_missing_or_misshapen_origin_is_named(stored, name):
-    edited(stored, lambda data: data["provenance"].update({name: 3}))
-    with pytest.raises(BaselineError, match=f"'{name}' is 3, not"):
+ORIGIN = ["date", "commit", "dirty", "gpu", "libraries", "reason", "run", "metrics", "starts"]
+
+
+@pytest.mark.parametrize("name", [*ORIGIN, "measurement"])
+def test_a_missing_or_misshapen_field_of_a_session_is_named(stored, name):
+    edited(stored, lambda data: data["sessions"][0].update({name: -3}))
+    with pytest.raises(BaselineError, match=rf"sessions\[0\].{name} is (-3, )?not"):
         read(stored)
-    edited(stored, lambda data: data["provenance"].pop(name))
-    with pytest.raises(BaselineError, match=f"provenance lacks {name}"):
+    edited(stored, lambda data: data["sessions"][0].pop(name))
+    with pytest.raises(BaselineError, match=rf"sessions\[0\] lacks {name}"):
         read(stored)
+
+
+def first(**values):
+    return lambda data: data["sessions"][0].update(values)
+
+
+def metrics(**values):
+    return lambda data: data["sessions"][0]["metrics"].update(values)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda data: data.update(extra=1), "the baseline has unknown fields: extra"),
-        (lambda data: data["provenance"].update(host="mine"), "provenance has unknown fields: host"),
-        (lambda data: data["metrics"]["speedup"].update(band=1), "metric 'speedup' has unknown fields: band"),
-        (lambda data: data["provenance"].update(date="yesterday"), "Invalid isoformat"),
-        (lambda data: data["provenance"].update(unfit=None), "'unfit' is None, not text"),
-        (lambda data: data["provenance"].update(kept={"speedup": {"date": "2026-11-20"}}), "'speedup' lacks commit"),
-        (lambda data: data["provenance"].update(kept={"speedup": 3}), "'speedup' is 3, not an object"),
+        (lambda data: data.update(extra=1), "the baseline has unknown fields: 'extra'"),
+        (first(host="mine"), r"sessions\[0\] has unknown fields: 'host'"),
+        (first(tolerance=0.99), r"sessions\[0\] has unknown fields: 'tolerance'"),
+        (first(date="yesterday"), "not a date like"),
+        (first(date="2026-02-30"), "not a date like"),
+        (first(reason="a\x1b[31mb"), "not printable text"),
+        (first(reason="x" * 501), "at most 500 characters"),
+        (first(unfit=None), "unfit is None, not text"),
+        (first(dirty=1), "dirty is 1, not one of True, False, None"),
+        (first(measurement=True), "measurement is True, not a whole number"),
+        (first(starts=["speedup", "speedup"]), "starts is .* each once"),
+        (first(starts=["memory_ratio"]), "starts is .* not some of the session's metrics"),
+        (first(gpu={"name": "H200", "serial": "1"}), "gpu has unknown fields: 'serial'"),
+        (first(libraries={"../x": "1"}), "a name in .*libraries"),
+        (lambda data: data.update(sessions=[]), "has 0 values, not 1 to 8"),
+        (lambda data: data.update(sessions=data["sessions"] * 9), "has 9 values, not 1 to 8"),
+        (lambda data: data.update(case="../x"), "case is '../x', not text like"),
+        (metrics(speedup=[0.1, 0.2]), r"speedup\[0\] is 0.1, not a list"),
+        (metrics(speedup=[[]]), r"speedup\[0\] has 0 values"),
+        (metrics(speedup=[[9.0], [9.0]]), r"speedup\[0\]\[0\] is 9.0, not a number from -4.6"),
+        (metrics(speedup=[["0.1"], [0.1]]), r"speedup\[0\]\[0\] is '0.1', not a number"),
+        (metrics(fp8_share=[1.5]), r"fp8_share\[0\] is 1.5, not a number from 0 to 1"),
+        (metrics(fp8_share=[True]), r"fp8_share\[0\] is True, not a number"),
+        (metrics(fp8_layers=[1.0]), r"fp8_layers\[0\] is 1.0, not a whole number"),
+        (metrics(memory_ratio=[-1]), r"memory_ratio\[0\] is -1, not a number"),
+        (metrics(relic=[1]), "metrics has unknown fields: 'relic'"),
+        (metrics(speedup={"values": [[0.1]], "direction": "lower"}), "speedup is .* not a list"),
+        (lambda data: data["sessions"][0]["metrics"].clear(), "not an object with metrics"),
+        (lambda data: data["sessions"][0]["metrics"].pop("fp8_ms"), "has a speedup and lacks fp8_ms"),
+        (metrics(fp8_ms=[100.0]), "another number of processes"),
     ],
 )
-def test_what_no_writer_wrote_is_refused(stored, change, says):
+def test_what_no_writer_wrote_is_refused_although_its_digest_fits(stored, change, says):
     edited(stored, change)
     with pytest.raises(BaselineError, match=says):
         read(stored)
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        {"values": [1]},
-        {"unit": "", "direction": "", "tolerance": 0, "values": []},
-        {"unit": "", "direction": "", "tolerance": 0, "values": 3},
-        3,
-    ],
-)
-def test_a_metric_that_lost_a_field_is_named(stored, metric):
-    edited(stored, lambda data: data["metrics"].update(speedup=metric))
-    with pytest.raises(BaselineError, match="speedup"):
+def test_a_speedup_that_its_own_step_times_deny_is_refused(stored):
+    edited(stored, metrics(speedup=[[0.05, 0.06], [0.05, 0.06]]))
+    with pytest.raises(BaselineError, match=r"1.051x to 1.062x in its blocks; the step times beside it give 1.1"):
         read(stored)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [metrics(fp8_share=[0.7]), first(date="2026-11-19"), lambda data: data["sessions"].append(data["sessions"][0])],
+)
+def test_an_edit_by_hand_shows_in_the_digest(stored, change):
+    edited(stored, change, sign=False)
+    with pytest.raises(BaselineError, match="was edited by hand") as error:
+        read(stored)
+    assert "measure again" in str(error.value)
+
+
+def test_a_link_is_not_followed(stored, tmp_path):
+    path = baseline_path(stored, "h200", GOOD.case)
+    elsewhere = path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(elsewhere)
+    with pytest.raises(BaselineError, match="a symbolic link, which is not followed"):
+        read(stored)
+    path.unlink()
+    path.parent.rmdir()
+    (tmp_path / "other").mkdir()
+    elsewhere.rename(tmp_path / "other" / path.name)
+    path.parent.symlink_to(tmp_path / "other")
+    for touch in (read, lambda folder: write_baseline(folder, GOOD)):
+        with pytest.raises(BaselineError, match="is not followed"):
+            touch(stored)
+
+
+def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_no_baseline_and_nothing_waits(tmp_path):
+    path = baseline_path(tmp_path, "h200", GOOD.case)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(BaselineError, match="not a regular file"):
+        read(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BaselineError, match="not a regular file"):
+        read(tmp_path)
+
+
+def test_a_lock_that_is_a_link_leads_nowhere(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("content")
+    folder = tmp_path / "baselines"
+    folder.mkdir()
+    (folder / ".lock").symlink_to(target)
+    with pytest.raises(BaselineError, match="cannot be updated"), updating(folder):
+        pass
+    assert target.read_text() == "content"
+
+
+# -- histories ----------------------------------------------------------------------------------------------------
+
+
+def test_values_are_those_of_the_newest_session_that_has_them():
+    stored = replace(GOOD, sessions=(*GOOD.sessions, LATER))
+    assert stored.values("fp8_share") == [0.8]
+    assert stored.values("speedup") == [[0.1, 0.11], [0.12, 0.1]]
+    assert stored.history("fp8_share") == [[0.78], [0.8]]
+
+
+def test_a_history_begins_where_its_level_does():
+    starts = replace(LATER, starts=("fp8_share",))
+    stored = replace(GOOD, sessions=(*GOOD.sessions, starts, replace(LATER, metrics={"fp8_share": [0.81]})))
+    assert stored.history("fp8_share") == [[0.8], [0.81]]
+    assert len(stored.history("speedup")) == 1
+
+
+def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stored):
+    (stored / "h200/_other.json").write_text("{}")
+    git = ["git", "-C", str(stored), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    write_baseline(stored, replace(GOOD, case_hash="new"))
+    assert read(Revision(stored, "main")) == GOOD
+    assert read(Revision(stored, "main"), case="8b-te-block") is None
+    assert Revision(stored, "main").names() == [baseline_path(Path(), "h200", GOOD.case)]
+    assert Revision(stored, "main").text(Path("h200/_other.json")) == "{}", "beside the baselines, and none of them"
+    baseline_path(stored, "h200", GOOD.case).unlink()
+    baseline_path(stored, "h200", GOOD.case).symlink_to("/etc/passwd")
+    for arguments in (["add", "."], ["commit", "-qm", "a link"]):
+        subprocess.run([*git, *arguments], check=True)
+    with pytest.raises(BaselineError, match="not a regular file"):
+        read(Revision(stored, "HEAD"))
+    for revision in ("nowhere", "--output=x"):
+        with pytest.raises(BaselineError, match="cannot be read"):
+            read(Revision(stored, revision))
 
 
 def test_a_baseline_of_another_gpu_is_never_compared_with(stored):
@@ -129,6 +242,12 @@ def test_a_baseline_of_another_gpu_is_never_compared_with(stored):
     os.rename(baseline_path(stored, "h200", GOOD.case), baseline_path(stored, "h100", GOOD.case))
     with pytest.raises(BaselineError, match="another GPU"):
         read(stored, gpu="h100")
+
+
+def test_a_candidate_that_was_not_fit_to_be_stored_is_never_compared_with(tmp_path):
+    write_baseline(tmp_path, replace(GOOD, sessions=(replace(LATER, unfit="the loss question failed"),)))
+    with pytest.raises(BaselineError, match="holds a session that was not fit to be stored"):
+        read(tmp_path)
 
 
 def test_a_renamed_baseline_is_never_compared_with(stored):

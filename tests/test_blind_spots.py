@@ -129,6 +129,6 @@ def test_the_learning_rate_of_adapters_is_the_users_or_their_default():
 
 
 def test_the_adapters_rate_that_no_hash_holds_is_as_it_was_measured():
-    from pytest_fp8.case import MEASUREMENT
+    from pytest_fp8.case import DEFINITION
 
-    assert (MEASUREMENT, adapters.LEARNING_RATE) == (2, 2e-4), "raise cases.MEASUREMENT with the rate, then this line"
+    assert (DEFINITION, adapters.LEARNING_RATE) == (2, 2e-4), "raise case.DEFINITION with the rate, then this line"

@@ -25,9 +25,9 @@ from benchmarks.claims.judgement import (
     read,
     verdict,
 )
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline as stored
 from pytest_fp8 import Case
-from pytest_fp8.baselines.store import Baseline, write_baseline
+from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.errors import SettingsError
 
 ROOT = Path(__file__).parent.parent
@@ -36,11 +36,7 @@ SOURCE, ONE = Source("somebody", gpu="h200"), (Near(CASE),)
 
 
 def baseline(case=CASE, **metrics):
-    filled = {
-        name: {"unit": name, "direction": "higher", "tolerance": 0.02, "values": values}
-        for name, values in metrics.items()
-    }
-    return Baseline(case.id, case.digest(), "h200", filled, ORIGIN)
+    return stored(case.id, case.digest(), metrics=metrics)
 
 
 def speed(ratio, processes=4):
@@ -205,7 +201,7 @@ def test_the_page_in_this_repository_is_what_the_command_prints_now(capsys, monk
 
 
 def test_the_table_and_the_json_hold_every_claim(tmp_path, capsys):
-    write_baseline(tmp_path, baseline(speedup=speed(1.149), fp8_ms=[8.0], bf16_ms=[9.2]))
+    write_baseline(tmp_path, baseline(speedup=speed(1.149), fp8_ms=[8.0] * 4, bf16_ms=[8.0 * 1.149] * 4))
     assert main(["--baselines", str(tmp_path), "--json"]) == 0
     found = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
     assert found.keys() == {one.id for one in CLAIMS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline as stored
+from helpers.baselines import edit
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
-from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
+from pytest_fp8.baselines.store import read_baseline, write_baseline
 from pytest_fp8.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -24,19 +26,29 @@ EMULATED = (Case("tiny", "torchao", "rowwise", emulated=True),)
 NULL = Case("1b", "bf16", "none", questions=("speedup",))
 """
 CASE = Case("1b", "torchao", "rowwise")
-SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
+TIMED = ("speedup", "bf16_ms", "fp8_ms")
 QUIET = [[0.1, 0.101, 0.099, 0.1, 0.1, 0.1], [0.102, 0.101, 0.102, 0.103, 0.102, 0.102]]
 
 
 def baseline(case=CASE, speed=QUIET, memory=0.85, **origin):
     metrics = {
-        "speedup": {**SPEED, "values": speed},
-        "bf16_ms": {"unit": "ms per step", "direction": "lower", "tolerance": 0.08, "values": [120.0, 120.4]},
-        "fp8_share": {"unit": "share of GEMM FLOPs", "direction": "higher", "tolerance": 0.0, "values": [0.78]},
-        "memory_ratio": {"unit": "FP8 over BF16 peak", "direction": "lower", "tolerance": 0.02, "values": [memory]},
-        "loss_gap": {"unit": "nats", "direction": "lower", "tolerance": 0.02, "values": [0.005, -0.001, 0.01]},
+        "speedup": speed,
+        "bf16_ms": [120.0, 120.4],
+        "fp8_share": [0.78],
+        "fp8_layers": [28],
+        "memory_ratio": [memory],
+        "loss_gap": [0.005, -0.001, 0.01],
+        "loss_twin_gap": [0.001, -0.001, 0.002],
     }
-    return Baseline(case.id, case.digest(), "h200", metrics, {**ORIGIN, **origin})
+    return stored(case.id, case.digest(), metrics=metrics, **origin)
+
+
+def later(day=21, **change):
+    """The project's baseline with a session behind its first."""
+    first = baseline()
+    return replace(
+        first, sessions=(*first.sessions, *baseline(date=f"2026-11-{day}", run=f"{day:012}", **change).sessions)
+    )
 
 
 def faster(by):
@@ -102,8 +114,9 @@ def test_a_corrupt_file_is_named_and_the_others_are_listed(run, project):
 def test_show_has_every_value_and_where_it_came_from(run):
     code, out, _ = run("show", "1b-torchao-rowwise")
     assert code == 0
-    for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.03", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
+    for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.02", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
         assert text in out
+    assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
     assert json.loads(run("show", "1b-torchao-rowwise", "--json")[1]) == baseline().to_json()
 
 
@@ -122,36 +135,39 @@ def test_show_of_an_unknown_case_names_the_known_ones(run):
         ({}, 0, "0 changed, 1 as they were"),
         ({"speed": faster(0.003)}, 0, "0 changed"),
         ({"speed": faster(-0.06)}, 1, "worse: h200/1b-torchao-rowwise"),
-        ({"speed": faster(-0.02)}, 0, "moved"),
+        ({"speed": faster(-0.019)}, 0, "moved"),
         ({"speed": faster(0.06)}, 0, "better"),
         ({"memory": 0.86}, 0, "0 changed"),
         ({"memory": 0.95}, 1, "0.850x   0.950x   +11.76% (band 2%)"),
     ],
 )
 def test_diff_tells_worse_from_better_from_noise(run, project, change, code, says):
-    write_baseline(project / "new", baseline(**change))
+    write_baseline(project / "new", later(**change))
     seen, out, _ = run("diff", "baselines", "new")
     assert says in out
     assert seen == code
 
 
 def test_diff_shows_the_interval_of_a_speedup_and_what_else_differs(run, project):
-    write_baseline(project / "new", baseline(speed=faster(-0.06), libraries={"torch": "2.0.0"}))
+    write_baseline(project / "new", later(speed=faster(-0.06), libraries={"torch": "2.0.0"}))
     _, out, _ = run("diff", "baselines", "new")
     line = next(line for line in out.splitlines() if " speedup " in line)
-    assert "1.106x   1.042x   -5.82% [-7." in line
+    assert "1.106x      1.042x      -5.82% [-7." in line
     assert "measured with torch 1.0.0 -> 2.0.0" in out
 
 
 def test_diff_of_two_files_and_as_json(run, project):
-    other = write_baseline(project / "new", baseline(speed=faster(-0.06)))
+    other = write_baseline(project / "new", later(speed=faster(-0.06)))
     code, out, _ = run("diff", "--json", "baselines/h200/1b-torchao-rowwise.json", str(other))
     assert code == 1
     [revision] = json.loads(out)["baselines"]
     assert {c["metric"]: c["word"] for c in revision["changes"]} == {
         "bf16_ms": "same",
+        "fp8_layers": "same",
+        "fp8_ms": "noise",
         "fp8_share": "same",
         "loss_gap": "same",
+        "loss_twin_gap": "same",
         "memory_ratio": "same",
         "speedup": "worse",
     }
@@ -169,10 +185,74 @@ def test_diff_against_a_git_revision(run, project):
     for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *arguments], check=True)
     assert run("diff", "--git", "main")[0] == 0
-    write_baseline(project / "baselines", baseline(memory=1.2))
+    path = write_baseline(project / "baselines", later(memory=1.2))
     code, out, _ = run("diff", "--git", "main")
     assert code == 1
     assert "memory_ratio" in out
+    path.unlink()
+    write_baseline(project / "baselines", baseline(Case("8b", "torchao", "rowwise")))
+    code, out, _ = run("diff", "--git", "main")
+    assert code == 1
+    assert "1 removed: h200/1b-torchao-rowwise" in out
+    assert "worse: h200/1b-torchao-rowwise" in out
+
+
+def test_a_run_s_candidates_are_of_a_part_of_the_cases(run, project):
+    write_baseline(project / "out/candidates", baseline(Case("8b", "torchao", "rowwise")))
+    code, out, _ = run("diff", "baselines", "out/candidates")
+    assert code == 0
+    assert "1 only in A: h200/1b-torchao-rowwise" in out
+
+
+def forged(path, **changes):
+    """A stored session's figures changed, with a digest that fits."""
+    edit(path, lambda data: data["sessions"][0]["metrics"].update(changes))
+
+
+@pytest.mark.parametrize(
+    ("forge", "code", "says"),
+    [
+        (lambda path: edit(path, lambda data: data["sessions"].pop(0)), 2, "has 0 values, not 1 to 8"),
+        (lambda path: forged(path, memory_ratio=[0.86]), 1, "commit 0123456789ab was edited: memory_ratio"),
+        (lambda path: edit(path, lambda data: data["sessions"][0].update(date="2026-11-19")), 1, "removed or edited"),
+        (lambda path: edit(path, lambda data: data["sessions"][0]["metrics"].pop("loss_gap")), 1, "edited: loss_gap"),
+        (lambda path: edit(path, lambda data: data["sessions"][0].update(tolerance=0.99)), 2, "unknown fields"),
+        (lambda path: edit(path, lambda data: data.update(sessions=[]), sign=False), 2, "0 values"),
+        (lambda path: edit(path, lambda data: data["sessions"][0].update(reason="x"), sign=False), 2, "by hand"),
+        (lambda path: path.write_text(path.read_text().replace("0.85", "NaN")), 2, "NaN is no number"),
+        (lambda path: path.rename(path.with_name("1b-te-block.json")), 2, "lies in another place"),
+        (lambda path: path.rename(path.with_name("_hidden.json")), 1, "1 removed"),
+    ],
+)
+def test_no_trick_on_a_stored_file_reads_as_it_was(run, project, forge, code, says):
+    shutil.copytree(project / "baselines", project / "new")
+    forge(project / "new/h200/1b-torchao-rowwise.json")
+    seen, out, err = run("diff", "baselines", "new")
+    assert says in out + err
+    assert seen == code
+
+
+def test_the_tolerance_of_a_speedup_is_the_case_s_own_and_never_the_file_s(run, project):
+    write_baseline(project / "new", later(speed=faster(-0.03)))
+    assert run("diff", "baselines", "new")[0] == 1
+    wide = SUITE.replace('"rowwise")', '"rowwise", tolerance=0.08)')
+    (project / "wide.py").write_text(wide)
+    assert run("diff", "baselines", "new", "--suite", "wide.py")[0] == 0
+
+
+def test_show_marks_new_levels_other_libraries_and_change_points(run, project):
+    quiet = [faster(x) for x in (0.0, 0.001, -0.04, -0.041)]
+    sessions = [baseline(speed=speed, date=f"2026-11-{10 + i}").newest for i, speed in enumerate(quiet)]
+    sessions[3] = replace(sessions[3], libraries={"torch": "2.0.0"}, starts=("memory_ratio",), measurement=1)
+    write_baseline(project / "baselines", replace(baseline(), sessions=tuple(sessions)))
+    out = run("show", "1b-torchao-rowwise")[1].splitlines()
+    third = next(i for i, line in enumerate(out) if line.startswith("    3. 2026-11-12"))
+    assert out[third + 1].strip().startswith("change point: speedup -4.0")
+    marks = "\n".join(out[third + 3 :])
+    assert "taken another way: measurement 1" in marks
+    assert "a new level of memory_ratio begins" in marks
+    assert "since the session before: torch 1.0.0 -> 2.0.0" in marks
+    assert sum("change point" in line for line in out) == 1
 
 
 @pytest.mark.parametrize("revision", ["no-such-branch", "--output=x", "HEAD"])
@@ -240,6 +320,26 @@ def test_a_baseline_with_local_weights_is_no_orphan(run, project):
     assert "orphaned" not in {kind for kind, _ in findings(run)[1]}
 
 
+def test_check_looks_through_the_cases_once_for_all_files(run, project, monkeypatch):
+    from pytest_fp8.baselines import check
+
+    asked, real = [], check.with_and_without_weights
+    monkeypatch.setattr(check, "with_and_without_weights", lambda cases: asked.append(1) or real(cases))
+    for batch in range(1, 30):
+        write_baseline(project / "baselines", baseline(replace(CASE, batch=batch)))
+    findings(run)
+    assert len(asked) == 1
+
+
+def test_check_notes_what_is_not_stored_and_what_was_measured_otherwise(run, project):
+    old = replace(baseline(), sessions=(replace(baseline().newest, measurement=1),))
+    path = write_baseline(project / "baselines", old)
+    edit(path, lambda data: data["sessions"][0]["metrics"].pop("memory_ratio"))
+    code, found = findings(run)
+    assert code == 0
+    assert {("incomplete", "1b-torchao-rowwise"), ("measured otherwise", "1b-torchao-rowwise")} <= found
+
+
 def test_a_suite_that_is_not_there_is_no_clean_bill(run, project):
     (project / "suites/matrix.py").unlink()
     code, _, err = run("check")
@@ -273,14 +373,16 @@ def test_prune_waits_for_no_update_to_end(run, project):
 
 
 def test_a_reviewed_candidate_becomes_the_baseline_with_a_reason(run, project):
-    write_baseline(project / "out/candidates", baseline(memory=0.7, reason=""))
+    write_baseline(project / "out/candidates", baseline(memory=0.7, reason="", run="c" * 12))
     code, out, _ = run("promote", "out/candidates", "--reason", "copies freed")
     assert code == 0
     assert "0.850x -> 0.700x" in out
     stored = read_baseline(project / "baselines", "h200", CASE.id, CASE.digest())
     assert stored.values("memory_ratio") == [0.7]
-    assert stored.provenance["reason"] == "copies freed"
-    assert "speedup" in stored.provenance["kept"]
+    assert [session.reason for session in stored.sessions] == ["first", "copies freed"]
+    assert len(stored.history("speedup")) == 2
+    assert stored.history("memory_ratio") == [[0.7]]
+    assert run("promote", "out/candidates", "--reason", "again")[:2] == (1, "")
 
 
 def test_an_unfit_candidate_is_refused(run, project):
@@ -290,6 +392,14 @@ def test_an_unfit_candidate_is_refused(run, project):
     assert code == 1
     assert "FP8 was not shown to run" in err
     assert (project / "baselines/h200/1b-torchao-rowwise.json").read_bytes() == before
+
+
+def test_a_candidate_that_an_update_would_refuse_is_refused(run, project):
+    path = write_baseline(project / "out/candidates", baseline(date="2026-11-21", run="c" * 12))
+    edit(path, lambda data: [v.pop() for n, v in data["sessions"][0]["metrics"].items() if n in TIMED])
+    code, _, err = run("promote", "out/candidates", "--reason", "please")
+    assert code == 1
+    assert "its speedup stands on one process" in err
 
 
 def test_a_promotion_of_a_case_without_candidate_is_refused(run, project):

@@ -20,11 +20,13 @@ from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.cli import main
-from pytest_fp8.compare.session import Side, differences, environments
+from pytest_fp8.compare.gate import _require_one_bytecode, with_base
+from pytest_fp8.compare.session import Comparison, Side, differences, environments
+from pytest_fp8.questions.speed.check import OUTSIDE_BAND
 from pytest_fp8.rules.change import ALPHA, BETA
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session, own_change
 from pytest_fp8.shipping import ship
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Decision, Verdict
 from pytest_fp8.workload import WorkloadReference
 
 OWN_CASE = Case("own", "torchao", "tensorwise", emulated=True)
@@ -128,6 +130,18 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 CASE = ("--case", "1b-torchao-tensorwise")
+IN_TESTS = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
 
 
 def test_two_equal_sides_pass_with_one_row_per_arm(run):
@@ -194,6 +208,56 @@ def test_no_gpu_no_speed(run):
     code, _, err = run("--case", "tiny-torchao-tensorwise-emulated")
     assert code == 2
     assert "emulated on the CPU" in err
+
+
+def in_tests(pytester, monkeypatch, *arguments, **world):
+    install(monkeypatch, H200, **world)
+    pytester.makepyfile(IN_TESTS)
+    return pytester.runpytest("--fp8-gpu=h200", f"--fp8-base-python={sys.executable}", *arguments)
+
+
+def test_a_test_session_gates_without_a_baseline_against_base(pytester, monkeypatch):
+    equal = in_tests(pytester, monkeypatch)
+    assert equal.ret == 0
+    equal.stdout.fnmatch_lines(["*2 passed*"])
+
+
+@pytest.mark.parametrize("share", [0.02, 0.06])
+def test_a_test_session_fails_what_is_slower_than_base(pytester, monkeypatch, share):
+    slower = in_tests(pytester, monkeypatch, slower={("head", "fp8"): share})
+    slower.assert_outcomes(passed=1, failed=1)
+    slower.stdout.fnmatch_lines(["*FAIL: head is slower than base in FP8*", "*at most 1.0% slower than base's*"])
+
+
+def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(IN_TESTS)
+    assert pytester.runpytest("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first").ret == 0
+    install(monkeypatch, H200, speedup=1.05)
+    crept = pytester.runpytest("--fp8-gpu=h200", f"--fp8-base-python={sys.executable}", "-k", "speedup")
+    crept.assert_outcomes(failed=1, deselected=1)
+    crept.stdout.fnmatch_lines(["*FAIL: FP8 lost speed against BF16 since the baseline*"])
+
+
+def test_on_another_host_the_comparison_with_base_answers_where_the_stored_figures_cannot():
+    def stored(headline):
+        return Decision("speedup", Verdict.INVALID, headline)
+
+    compared = Comparison("a", Decision("same session", Verdict.PASS, "as fast as base's"))
+    assert with_base(stored(OUTSIDE_BAND), compared).verdict is Verdict.PASS
+    assert with_base(stored("another process used the GPU"), compared).verdict is Verdict.INVALID
+
+
+def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
+    result = in_tests(pytester, monkeypatch, "--fp8-base-git", "no-such-branch", "-k", "speedup")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*git revision 'no-such-branch' of this project cannot be checked out*"])
+
+
+def test_a_model_of_a_test_file_does_not_cross_to_another_python():
+    base, head = (ArmEnvironment(name, name, (), {"python": v}) for name, v in (("base", "3.12.1"), ("head", "3.11.9")))
+    with pytest.raises(SettingsError, match="another Python"):
+        _require_one_bytecode(base, head)
 
 
 @pytest.mark.parametrize(

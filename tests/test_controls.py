@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -23,7 +22,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.baselines.store import read_baseline
+from pytest_fp8.baselines.store import load_baseline, read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
@@ -116,7 +115,7 @@ BF16_MS = 120.0
 def stored_speedup(recipe: str) -> float:
     """What the repository's own baseline says of 1B with torchao, so that new ones need no change here."""
     path = ROOT / f"baselines/h200/1b-torchao-{recipe}.json"
-    values = json.loads(path.read_text())["metrics"]["speedup"]["values"] if path.exists() else [[0.0]]
+    values = load_baseline(path).values("speedup") if path.exists() else [[0.0]]
     return math.exp(median(median(process) for process in values))
 
 
@@ -200,7 +199,8 @@ def read_without_counts(*where):
     found = read_baseline(*where)
     if found is None:
         return None
-    return replace(found, metrics={name: metric for name, metric in found.metrics.items() if name not in COUNTED})
+    kept = {name: values for name, values in found.newest.metrics.items() if name not in COUNTED}
+    return replace(found, sessions=(replace(found.newest, metrics=kept),))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_fp8 import Fp8Pair, Workload
 from pytest_fp8.cli import main, parser
-from pytest_fp8.options import OPTIONS
+from pytest_fp8.options import NOT_IN_INI, OPTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -160,7 +160,8 @@ def test_the_options_page_lists_every_option():
     page = PAGES["options.md"].read_text()
     for option in OPTIONS:
         flag = f"{option.flag} {option.metavar}".strip()
-        assert f"| `{flag}` | `{option.dest}` | `{option.environment}` |" in page
+        ini = "refused" if option.dest in NOT_IN_INI else f"`{option.dest}`"
+        assert f"| `{flag}` | {ini} | `{option.environment}` |" in page
 
 
 # -- messages -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_a_recording_is_whole_after_every_process(tmp_path, monkeypatch):
     last = writes[-1]
     assert all(len(p[arm]) == 10 for p in last["processes"] for arm in ("bf16", "fp8"))
     assert (last["case"], last["order"], last["case_hash"]) == (name, "abba", cases()[name].digest())
-    assert set(last["provenance"]) == {"date", "commit", "dirty", "gpu", "libraries", "reason"}
+    assert set(last["provenance"]) == {"date", "commit", "dirty", "gpu", "libraries", "reason", "run"}
     assert world.built.count(name) == 3, "each process is a fresh one"
     again = from_recording(last, "x")
     assert len(again.quads) == 3

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "numpy", "transformers", "torchao", "rich", "cloudpickle", "pynvml", "filelock", "yaml")
+HEAVY = ("torch", "numpy", "transformers", "torchao", "rich", "cloudpickle", "pynvml", "yaml")
 
 
 def test_collecting_loads_nothing_heavy(pytester):

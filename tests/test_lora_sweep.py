@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.lora.__main__ import main
 from benchmarks.lora.model import Point, fit, weight_of
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline, edit
 from pytest_fp8 import Case
-from pytest_fp8.baselines.store import Baseline, write_baseline
+from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.zoo.adapters import PROJECTIONS
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -20,7 +20,6 @@ FULL = Case("1b", "torchao", "tensorwise")
 BF16, FP8, ADAPTERS, SLOPE = 100.0, 75.0, 12.0, 0.25
 """Milliseconds; the slope per rank."""
 ATTENTION = ("q_proj", "v_proj")
-TIMES = {"unit": "ms per step", "direction": "lower", "tolerance": 0.08}
 
 
 def point(rank, weight=1.0, noise=0.0, seed=0, processes=4):
@@ -37,10 +36,8 @@ def sweep(weights=(1.0,), **noise):
 
 
 def store(folder, measured, case, **origin):
-    metrics = {name: {**TIMES, "values": list(getattr(measured, name))} for name in ("bf16_ms", "fp8_ms")}
-    write_baseline(
-        folder, Baseline(case.id, case.digest(), "h200", metrics, {**ORIGIN, "date": "2026-11-21", **origin})
-    )
+    metrics = {name: list(getattr(measured, name)) for name in ("bf16_ms", "fp8_ms")}
+    write_baseline(folder, baseline(case.id, case.digest(), metrics=metrics, **origin))
 
 
 # -- the fit ------------------------------------------------------------------------------------------------------
@@ -145,14 +142,13 @@ def test_too_few_baselines_name_the_command_that_measures_more(tmp_path, capsys)
 def test_a_baseline_of_another_definition_does_not_count(folder, capsys):
     old = replace(FULL, lora=8)
     path = folder / "h200" / f"{old.id}.json"
-    path.write_text(path.read_text().replace(old.digest(), "0" * 16))
+    edit(path, lambda data: data.update(case_hash="0" * 16))
     assert main(["--dir", str(folder)]) == 2
     assert "rank 16, rank 32" in capsys.readouterr().err
 
 
 def test_a_baseline_without_times_says_so(folder, capsys):
     case = replace(FULL, lora=64)
-    metrics = {"fp8_layers": {"unit": "Linears in FP8", "direction": "higher", "tolerance": 0.0, "values": [112]}}
-    write_baseline(folder, Baseline(case.id, case.digest(), "h200", metrics, ORIGIN))
+    write_baseline(folder, baseline(case.id, case.digest(), metrics={"fp8_layers": [112]}))
     assert main(["--dir", str(folder)]) == 2
     assert "no step times" in capsys.readouterr().err

@@ -212,12 +212,13 @@ def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
     """What an update compares: a gap that grew threefold has moved, however small both are."""
     from pytest_fp8.baselines.review import compare_metric
 
-    def stored(factor):
+    def measured(factor):
         numbers = decided(falling(0.0003, factor, wobble=0.001), falling(0.0003)).numbers
-        return {"unit": "nats", "direction": "lower", "tolerance": numbers["margin"], "values": numbers["gaps"]}
+        return numbers["gaps"], numbers["margin"]
 
-    assert compare_metric("loss_gap", stored(1.002), stored(1.1)).word == "worse"
-    assert compare_metric("loss_gap", stored(1.002), stored(1.003)).word == "noise"
+    stored, _ = measured(1.002)
+    assert compare_metric("loss_gap", [stored], *measured(1.1)).word == "worse"
+    assert compare_metric("loss_gap", [stored], *measured(1.003)).word == "noise"
 
 
 class Arms:

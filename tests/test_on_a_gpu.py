@@ -32,7 +32,17 @@ def test_without_baselines_the_questions_pass_and_say_what_was_not_exercised(sui
     result = suite.runpytest("--fp8-gpu=h200")
     result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.[12]*x +-*none*", "*tiny-te-current*2/3*"])
     result.stdout.fnmatch_lines(["*8 passed, 4 not exercised*"])
+    result.stdout.fnmatch_lines(["*no baseline for 2 case(s) on h200, so 4 question(s)*store them*promote*compare*"])
     assert result.ret == 0
+
+
+def test_without_baselines_a_gate_in_ci_is_not_green(suite, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setenv("CI", "true")
+    result = suite.runpytest("--fp8-gpu=h200")
+    result.stdout.fnmatch_lines(["*no baseline for 2 case(s) on h200*", "*8 passed, 4 not exercised*"])
+    assert result.ret == 1
+    assert suite.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn").ret == 0
 
 
 def test_strict_fails_what_was_not_exercised(suite, monkeypatch):
@@ -48,10 +58,11 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert first.ret == 0
     first.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
     stored = json.loads((suite.path / "baselines/h200/tiny-te-current.json").read_text())
-    assert stored["schema"] == 1
-    assert stored["provenance"]["reason"] == "first"
-    assert len(stored["metrics"]["speedup"]["values"]) == 4, "raw values of four fresh processes"
-    assert len(stored["metrics"]["speedup"]["values"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
+    assert stored["schema"] == 2
+    [session] = stored["sessions"]
+    assert session["reason"] == "first"
+    assert len(session["metrics"]["speedup"]) == 4, "raw values of four fresh processes"
+    assert len(session["metrics"]["speedup"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
     second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])
@@ -136,12 +147,45 @@ def test_a_checkpoint_that_arrives_changed_is_no_yes_in_the_table(suite, monkeyp
     ("change", "why"),
     [({"strangers": (4242,)}, "another process used the GPU"), ({"attention": "fmha"}, "different attention kernels")],
 )
-def test_a_disturbed_measurement_is_invalid_and_fails_only_when_strict(suite, monkeypatch, change, why):
+def test_a_disturbed_measurement_is_invalid_and_fails_the_session(suite, monkeypatch, change, why):
     install(monkeypatch, H200, **change)
     result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
-    result.stdout.fnmatch_lines([f"*INVALID*{why}*", "*1 invalid*"])
-    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            f"*INVALID*{why}*",
+            "1 of 1 questions have no answer on the declared GPU. *",
+            f"  tiny-torchao-rowwise faster: INVALID: *{why}*",
+            "*next: *--fp8-undecided=warn*",
+            "*1 invalid*",
+        ]
+    )
+    assert result.ret == 1
+    warned = suite.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn", "-k", "test_faster and rowwise")
+    warned.stdout.fnmatch_lines(["1 of 1 questions have no answer*"])
+    assert warned.ret == 0
+    assert suite.runpytest("-k", "test_faster and rowwise").ret == 0, "no GPU was declared"
     assert suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_faster and rowwise").ret == 1
+
+
+def test_what_a_test_only_looks_at_is_its_own_affair(pytester, monkeypatch):
+    install(monkeypatch, H200, strangers=(4242,))
+    pytester.makepyfile(
+        """
+        import pytest
+        @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+        def test_it(fp8_pair):
+            assert fp8_pair.faster().verdict.value == "INVALID"
+        """
+    )
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+
+
+def test_junit_has_each_tests_case_and_verdict(suite, monkeypatch):
+    install(monkeypatch, H200, strangers=(4242,))
+    suite.runpytest("--fp8-gpu=h200", "--junitxml=out.xml", "-k", "test_faster and rowwise")
+    text = (suite.path / "out.xml").read_text()
+    assert '<property name="fp8_verdict" value="INVALID"' in text
+    assert '<property name="fp8_case" value="tiny-torchao-rowwise"' in text
 
 
 def test_an_update_is_refused_where_fp8_was_not_shown_to_run(suite, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_fp8.gpu import NAMES
-from pytest_fp8.options import OPTIONS, read_settings
+from pytest_fp8.options import NOT_IN_INI, OPTIONS, read_settings
 
 
 def settings_of(pytester, *arguments):
@@ -32,6 +32,47 @@ def test_every_option_is_in_the_help(pytester, option):
     result = pytester.runpytest("--help")
     result.stdout.fnmatch_lines([f"*{option.flag}*"])
     result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
+
+
+UPDATE = ("--fp8-update-baselines", "--fp8-reason=mine", "--fp8-update-in-ci")
+
+
+@pytest.mark.parametrize("key", NOT_IN_INI)
+def test_an_ini_file_neither_chooses_nor_rewrites_its_own_baselines(pytester, key):
+    pytester.makeini(f"[pytest]\n{key} = 1")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    flag = f"--{key.replace('_', '-')}"
+    result.stderr.fnmatch_lines([f"*{flag} is not taken from an ini file*", f"*seen: *{key} in the ini file*"])
+
+
+@pytest.mark.parametrize("given", [*[(flag,) for flag in UPDATE], UPDATE, ("--fp8-baselines-from=HEAD",)])
+def test_nor_do_the_addopts_of_an_ini_file(pytester, given):
+    pytester.makeini(f"[pytest]\naddopts = {' '.join(given)}")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*is not taken from an ini file*", "*in the addopts of an ini file*"])
+
+
+def test_the_command_line_and_the_environment_do(pytester, monkeypatch):
+    assert settings_of(pytester, *UPDATE).update
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--fp8-update-baselines '--fp8-reason=torch 2.13'")
+    assert settings_of(pytester).reason == "torch 2.13"
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    monkeypatch.setenv("PYTEST_FP8_BASELINES_FROM", "main")
+    assert settings_of(pytester).baselines_from == "main"
+
+
+@pytest.mark.parametrize("reason", ["x" * 501, "a\tb", "a\x1b[31mb"])
+def test_a_reason_that_cannot_be_stored_is_refused_before_anything_is_measured(pytester, reason):
+    result = pytester.runpytest("--fp8-update-baselines", f"--fp8-reason={reason}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fp8-reason cannot be stored*"])
+
+
+def test_an_update_reads_no_other_baselines(pytester):
+    result = pytester.runpytest("--fp8-update-baselines", "--fp8-reason=x", "--fp8-baselines-from=main")
+    result.stderr.fnmatch_lines(["*exclude each other*"])
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones(pytester):

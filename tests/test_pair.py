@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.baselines.store import Baseline
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.report.ledger import Ledger
@@ -30,12 +29,12 @@ def ask(monkeypatch):
     def made(speedup=1.2, stored=None, strict=False):
         install(monkeypatch, H200, speedup=speedup)
         pools.append(ArmPool(H200))
-        metric = {"values": [[math.log(stored)] * 8] * 4} if stored else None
-        baseline = Baseline(CASE.id, "hash", "h200", {"speedup": metric}, ORIGIN) if metric else None
+        metrics = {"speedup": [[math.log(stored)] * 8] * 4} if stored else None
+        held = baseline(CASE.id, "hash", metrics=metrics) if metrics else None
         arms = PairArms(CASE, pools[-1], None)
         settings = SimpleNamespace(update=False, strict=strict, processes=4)
         ledger = Ledger()
-        return Fp8Pair(arms, settings, ledger, baseline, "file.json", "hash"), ledger
+        return Fp8Pair(arms, settings, ledger, held, "file.json", "hash"), ledger
 
     yield made
     for pool in pools:

@@ -1,15 +1,15 @@
 """``pytest-fp8 baselines results``: the stored baselines as tables by GPU and model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from pytest_fp8.baselines.store import Baseline, write_baseline
+from helpers.baselines import baseline
+from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.cli import main
 
 H200 = {"name": "NVIDIA H200", "driver": "580.1", "power_limit": 700.0}
-SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.02}
-LAYERS = {"unit": "Linears in FP8", "direction": "higher", "tolerance": 0.0, "values": [28]}
 
 
 @pytest.fixture
@@ -19,10 +19,11 @@ def stored(tmp_path, monkeypatch, capsys):
 
     def write(case, gpu="h200", device=H200, commit="0123456789ab", **metrics):
         libraries = {"torch": "2.11.0", "transformer-engine": "2.20.2", "triton": "3.6.0"}
-        origin = {"date": "2026-11-20", "commit": commit, "dirty": False, "reason": "first"}
-        origin |= {"gpu": device, "libraries": libraries}
-        metrics = {"fp8_layers": LAYERS, **metrics}
-        write_baseline(tmp_path / "baselines", Baseline(case, "hash", gpu, metrics, origin))
+        metrics = {"fp8_layers": [28], **metrics}
+        origin = {"gpu": device, "libraries": libraries}
+        made = baseline(case, "hash", gpu, metrics, commit=commit)
+        made = replace(made, sessions=(replace(made.newest, **origin),))
+        write_baseline(tmp_path / "baselines", made)
 
     return write
 
@@ -41,12 +42,12 @@ def test_each_model_has_a_table_by_size_and_own_models_come_last(stored, capsys)
 
 
 def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
-    stored("1b-te-block", speedup={**SPEED, "values": [[0.1, 0.1], [0.1, 0.1]]})
+    stored("1b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]])
     stored("1b-te-current", commit="ba9876543210")
     page = lines(capsys, "--markdown")
     assert "NVIDIA H200, driver 580.1, 700 W." in page
     assert "| `1b-te-current` | 28 | - | - | - | - | - | - | 2 |" in page
-    assert any(line.startswith("| `1b-te-block` | 28 | - | - | - | - | 1.105x [1.1") for line in page)
+    assert any(line.startswith("| `1b-te-block` | 28 | - | - | 100.00 ms | 90.48 ms | 1.105x [1.1") for line in page)
     assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
 
 

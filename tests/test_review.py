@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from helpers.baselines import ORIGIN
-from pytest_fp8.baselines.review import compare_metric, revise, revised
-from pytest_fp8.baselines.store import Baseline
+from helpers.baselines import baseline, session
+from pytest_fp8.baselines.history import appended, tampering, why_not_appended
+from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline
+from pytest_fp8.baselines.review import compare_histories, compare_metric, revise
 
-SPEED = {"unit": "log ratio, BF16 over FP8 step time", "direction": "higher", "tolerance": 0.03}
 BETWEEN, WITHIN = 0.003, 0.004
 
 
 def measured(rng, processes=2, change=0.0, between=BETWEEN):
-    return {
-        **SPEED,
-        "values": [list(0.11 + change + rng.normal(0, between) + rng.normal(0, WITHIN, 6)) for _ in range(processes)],
-    }
+    return [list(0.11 + change + rng.normal(0, between) + rng.normal(0, WITHIN, 6)) for _ in range(processes)]
 
 
-def rate(words, change=0.0, processes=2, repeats=800, between=BETWEEN):
+def rate(words, change=0.0, processes=2, repeats=800, between=BETWEEN, sessions=1):
     rng = np.random.default_rng(3)
     seen = [
         compare_metric(
-            "speedup", measured(rng, processes, 0.0, between), measured(rng, processes, change, between)
+            "speedup",
+            [measured(rng, processes, 0.0, between) for _ in range(sessions)],
+            measured(rng, processes, change, between),
+            tolerance=0.03,
         ).word
         for _ in range(repeats)
     ]
     return np.mean([word in words for word in seen])
-
-
-def metric(value, tolerance, unit="share", direction="higher"):
-    return {"unit": unit, "direction": direction, "tolerance": tolerance, "values": [value]}
 
 
 @pytest.mark.parametrize(("processes", "between"), [(2, 0.003), (4, 0.003), (4, 0.006)])
@@ -51,62 +49,114 @@ def test_a_change_within_the_tolerance_is_never_called_worse():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "word"),
+    ("name", "old", "new", "word"),
     [
-        (metric(0.78, 0.0), metric(0.78 + 1e-12, 0.0), "noise"),
-        (metric(0.78, 0.0), metric(0.78 - 1e-6, 0.0), "worse"),
-        (metric(0.78, 0.0), metric(0.79, 0.0), "better"),
-        (metric(0.85, 0.02, "a over b", "lower"), metric(0.866, 0.02, "a over b", "lower"), "noise"),
-        (metric(0.85, 0.02, "a over b", "lower"), metric(0.868, 0.02, "a over b", "lower"), "worse"),
-        (metric(-0.03, 0.02, "nats", "lower"), metric(-0.015, 0.02, "nats", "lower"), "noise"),
-        (metric(-0.03, 0.02, "nats", "lower"), metric(0.0, 0.02, "nats", "lower"), "worse"),
-        (metric(1.0, 0.1), metric(1.0, 0.1), "same"),
-        (None, metric(1.0, 0.1), "new"),
-        (metric(1.0, 0.1), None, "not measured"),
+        ("fp8_share", 0.78, 0.78 + 1e-12, "noise"),
+        ("fp8_share", 0.78, 0.78 - 1e-6, "worse"),
+        ("fp8_share", 0.78, 0.79, "better"),
+        ("memory_ratio", 0.85, 0.866, "noise"),
+        ("memory_ratio", 0.85, 0.868, "worse"),
+        ("loss_gap", -0.03, -0.015, "noise"),
+        ("loss_gap", -0.03, 0.0, "worse"),
+        ("fp8_share", 1.0, 1.0, "same"),
+        ("fp8_share", None, 1.0, "new"),
+        ("fp8_share", 1.0, None, "not measured"),
     ],
 )
-def test_exact_metrics_move_at_once_and_banded_ones_beyond_their_band(old, new, word):
-    assert compare_metric("a metric", old, new).word == word
+def test_exact_metrics_move_at_once_and_banded_ones_beyond_their_band(name, old, new, word):
+    before, now = [[[old]] if old is not None else [], [new] if new is not None else []]
+    assert compare_metric(name, before, now).word == word
 
 
 def test_a_slower_host_is_nothing_bad_about_fp8():
-    old, new = (metric(x, 0.08, "ms per step", "lower") for x in (120.0, 140.0))
-    assert compare_metric("bf16_ms", old, new).word == "moved"
+    assert compare_metric("bf16_ms", [[120.0]], [140.0]).word == "moved"
 
 
-def test_a_lower_band_cannot_be_smuggled_in_with_the_new_file():
-    old, new = metric(0.85, 0.02, "a over b", "lower"), metric(0.95, 0.5, "a over b", "lower")
-    assert compare_metric("memory_ratio", old, new).word == "worse"
+def test_a_history_is_compared_with_as_a_whole():
+    """One session that lay 1 % high by chance is not the level of four."""
+    levels = [[[x] * 6] * 4 for x in (0.11, 0.111, 0.109, 0.12)]
+    assert compare_metric("speedup", levels, [[0.11] * 6] * 4).word == "noise"
+    assert compare_metric("speedup", levels, [[0.07] * 6] * 4).word == "worse"
 
 
-def test_values_of_another_shape_are_new():
-    flat = {**SPEED, "values": [0.1, 0.11]}
-    assert compare_metric("speedup", flat, measured(np.random.default_rng(0))).word == "new"
+# -- sessions -----------------------------------------------------------------------------------------------------
 
 
-def test_kept_metrics_keep_their_first_origin_over_several_updates():
-    def version(share, memory, date):
-        return Baseline(
-            "c",
-            "h",
-            "h200",
-            {"fp8_share": metric(share, 0.0), "memory_ratio": metric(memory, 0.02, "a over b", "lower")},
-            {**ORIGIN, "date": date, "commit": date},
-        )
+def stored(*shares, **metrics):
+    """A baseline of one session per share, on one day each."""
+    sessions = [session(metrics={"fp8_share": [x], **metrics}, date=f"2026-11-{10 + i}") for i, x in enumerate(shares)]
+    return Baseline("c", "h", "h200", tuple(sessions))
 
-    stored = version(0.5, 1.0, "one")
-    for new in (version(0.6, 1.0, "two"), version(0.7, 1.001, "three")):
-        stored = revised(stored, new, revise(stored, new))
-    assert stored.values("fp8_share") == [0.7]
-    assert stored.values("memory_ratio") == [1.0]
-    assert stored.provenance == {
-        **ORIGIN,
-        "date": "three",
-        "commit": "three",
-        "kept": {"memory_ratio": {"date": "one", "commit": "one"}},
-    }
+
+def later(day=28, **metrics):
+    return baseline("c", "h", metrics=metrics, date=f"2026-11-{day}", run=f"{day:012}")
+
+
+def added(old, new):
+    return appended(old, new, revise(old, new).starts())
+
+
+def test_a_session_that_moved_nothing_joins_the_level_and_one_that_moved_begins_another():
+    now = added(stored(0.5, memory_ratio=[0.9]), later(fp8_share=[0.5], memory_ratio=[0.95]))
+    assert [s.starts for s in now.sessions] == [(), ("memory_ratio",)]
+    assert now.history("fp8_share") == [[0.5], [0.5]]
+    assert now.history("memory_ratio") == [[0.95]]
+
+
+def test_what_was_timed_together_begins_a_level_together_and_a_slower_host_begins_none():
+    old = baseline("c", "h", metrics={"speedup": [[0.1] * 6] * 4})
+    moved = later(speedup=[[0.2] * 6] * 4)
+    assert revise(old, moved).starts() == ["speedup", "bf16_ms", "fp8_ms"]
+    slower = later(speedup=[[0.1] * 6] * 4, bf16_ms=[150.0] * 4)
+    assert revise(old, slower).starts() == []
+
+
+def test_a_full_file_loses_its_oldest_session_and_never_the_only_answer_to_a_question():
+    full = stored(*[0.5] * MAX_SESSIONS)
+    assert len(full.sessions) == MAX_SESSIONS
+    now = added(full, later(fp8_share=[0.5]))
+    assert now.sessions[:-1] == full.sessions[1:]
+    assert tampering(full, now) == []
+    assert compare_histories(full, now).worse is False
+    alone = Baseline("c", "h", "h200", (session(metrics={"memory_ratio": [0.9]}), *full.sessions[1:]))
+    assert "only one that answered memory" in why_not_appended(alone, later(fp8_share=[0.5]).newest)
+    assert why_not_appended(alone, later(memory_ratio=[0.9]).newest) == ""
+
+
+def test_a_session_is_stored_once():
+    old = stored(0.5, 0.6)
+    assert why_not_appended(old, old.newest) == "this session is stored already"
+
+
+def without(index):
+    return lambda sessions: sessions[:index] + sessions[index + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without(0), "the session of 2026-11-10, commit 0123456789ab was removed or edited"),
+        (without(2), "the session of 2026-11-12, commit 0123456789ab was removed or edited"),
+        (lambda s: (session(metrics={"fp8_share": [0.4]}, date="2026-11-10"), *s[1:]), "was edited: fp8_share"),
+        (lambda s: (session(metrics={"fp8_share": [0.5]}, date="2026-11-10", reason="x"), *s[1:]), "edited: reason"),
+        (lambda s: (*s[:1], *later(fp8_share=[0.5]).sessions, *s[1:]), "2026-11-28.* was put before older ones"),
+        (lambda s: s[::-1], "its sessions stand in another order"),
+    ],
+)
+def test_a_history_that_was_touched_is_worse_and_says_where(change, says):
+    old = stored(0.5, 0.5, 0.5)
+    revision = compare_histories(old, Baseline("c", "h", "h200", tuple(change(old.sessions))))
+    assert revision.worse
+    assert re.search(says, "; ".join(revision.tampered))
+
+
+def test_a_metric_that_is_gone_was_removed():
+    old = Baseline("c", "h", "h200", (session(metrics={"fp8_share": [0.5], "memory_ratio": [0.9]}),))
+    revision = compare_histories(old, later(fp8_share=[0.5]))
+    assert {change.metric: change.word for change in revision.changes}["memory_ratio"] == "removed"
+    assert revision.worse
 
 
 def test_two_cases_are_never_compared():
     with pytest.raises(ValueError, match="not the same baseline"):
-        revise(Baseline("a", "h", "h200", {}, ORIGIN), Baseline("b", "h", "h200", {}, ORIGIN))
+        revise(baseline("a", "h"), baseline("b", "h"))

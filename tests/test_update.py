@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
+from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.errors import BaselineError
@@ -14,6 +16,7 @@ from pytest_fp8.options import CI_VARIABLES, ci_variable
 from pytest_fp8.report.ledger import Ledger
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
+CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
 
 
 def update(reason="first", *more):
@@ -33,8 +36,9 @@ def stored(suite, monkeypatch):
     return suite
 
 
-def content(suite):
-    return json.loads((suite.path / FILE).read_text())
+def sessions(suite, file=FILE):
+    """The stored sessions, the oldest first."""
+    return json.loads((suite.path / file).read_text())["sessions"]
 
 
 # -- who may ------------------------------------------------------------------------------------------------------
@@ -60,10 +64,12 @@ def test_a_ci_job_that_is_there_to_update_may(suite, monkeypatch):
     assert suite.runpytest(*update("nightly")).ret == 0
 
 
-def test_a_plain_run_in_ci_is_not_concerned(suite, monkeypatch):
+def test_a_plain_run_in_ci_fails_where_nothing_is_stored(suite, monkeypatch):
     install(monkeypatch, H200)
     monkeypatch.setenv("CI", "true")
-    assert suite.runpytest("--fp8-gpu=h200").ret == 0
+    result = suite.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["no baseline for 2 case(s) on h200, so 4 question(s) compared with nothing; next: *"])
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "False", "no"])
@@ -106,19 +112,22 @@ def test_a_first_baseline_is_called_new(suite, monkeypatch):
     result.stdout.fnmatch_lines(["baseline h200/tiny-torchao-rowwise is new (no earlier baseline): *speedup 1.[12]*x"])
 
 
-def test_where_nothing_moved_the_file_stays_to_the_byte(stored):
-    before = (stored.path / FILE).read_bytes()
+def test_where_nothing_moved_the_session_joins_the_others(stored):
+    [before] = sessions(stored)
     result = stored.runpytest(*update("another reason, another day"))
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["baseline h200/tiny-torchao-rowwise: nothing moved by more than noise; the file is as it was"]
+        ["baseline h200/tiny-torchao-rowwise: nothing moved by more than noise; this session joins the others"]
     )
-    result.stdout.no_fnmatch_line("wrote baselines/*")
-    assert (stored.path / FILE).read_bytes() == before
+    first, second = sessions(stored)
+    assert first == before
+    assert second["reason"] == "another reason, another day"
+    assert second["starts"] == []
+    assert first["run"] != second["run"]
 
 
-def test_a_speedup_that_moved_is_rewritten_alone_and_shown_old_to_new(stored, monkeypatch):
-    before = content(stored)
+def test_a_speedup_that_moved_begins_a_level_and_is_shown_old_to_new(stored, monkeypatch):
+    [before] = sessions(stored)
     install(monkeypatch, H200, speedup=1.1)
     result = stored.runpytest(*update("the new kernel"))
     result.stdout.fnmatch_lines(
@@ -126,53 +135,63 @@ def test_a_speedup_that_moved_is_rewritten_alone_and_shown_old_to_new(stored, mo
             "baseline h200/tiny-torchao-rowwise, old -> new:",
             "*fp8_share *-> *same",
             "*speedup *1.[12]*x -> 1.[01]*x *-8.*% [[]-*%, -*%] *worse",
+            "*a new level begins, and earlier sessions are not gated on: *speedup*",
             "wrote baselines/h200/tiny-torchao-rowwise.json",
         ]
     )
-    after = content(stored)
-    for metric in ("speedup", "bf16_ms", "fp8_ms"):
-        assert after["metrics"][metric] != before["metrics"][metric], "timed together, stored together"
-    assert after["metrics"]["memory_ratio"] == before["metrics"]["memory_ratio"]
-    assert after["provenance"]["reason"] == "the new kernel"
-    timed = {"speedup", "bf16_ms", "fp8_ms"}
-    assert set(after["provenance"]["kept"]) == set(after["metrics"]) - timed
-    assert after["provenance"]["kept"]["memory_ratio"]["date"] == before["provenance"]["date"]
+    first, second = sessions(stored)
+    assert first == before, "what is stored never changes"
+    assert set(second["starts"]) == {"speedup", "bf16_ms", "fp8_ms"}, "timed together"
+    assert second["reason"] == "the new kernel"
+    again = stored.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
+    again.assert_outcomes(passed=1, deselected=9)
 
 
-def test_memory_that_moved_leaves_the_speedup_as_it_was(stored, monkeypatch):
-    before = content(stored)
+def test_memory_that_moved_leaves_the_level_of_the_speedup(stored, monkeypatch):
     install(monkeypatch, H200, fp8_memory=99)
     stored.runpytest(*update("copies kept")).stdout.fnmatch_lines(["*memory_ratio *0.900x -> 0.990x *+10*worse"])
-    after = content(stored)
-    assert after["metrics"]["speedup"] == before["metrics"]["speedup"]
-    assert after["metrics"]["memory_ratio"]["values"] == [0.99]
+    _, second = sessions(stored)
+    assert second["starts"] == ["activation_ratio", "memory_ratio"], "measured together"
+    assert second["metrics"]["memory_ratio"] == [0.99]
 
 
-def test_more_processes_replace_fewer_although_nothing_moved(stored):
-    result = stored.runpytest(*update("a sharper gate", "--fp8-processes=6"))
-    result.stdout.fnmatch_lines(["*speedup * more processes"])
-    assert len(content(stored)["metrics"]["speedup"]["values"]) == 6
-
-
-def test_a_question_that_was_not_asked_keeps_its_values(stored, monkeypatch):
-    before = content(stored)
+def test_a_session_holds_only_what_it_measured(stored, monkeypatch):
     install(monkeypatch, H200, fp8_memory=99)
     stored.runpytest(*update("memory alone", "-k", "layers or memory"))
-    after = content(stored)
-    assert after["metrics"]["loss_gap"] == before["metrics"]["loss_gap"]
-    assert after["metrics"]["memory_ratio"]["values"] == [0.99]
+    first, second = sessions(stored)
+    assert "loss_gap" in first["metrics"]
+    assert not {"loss_gap", "speedup", "fp8_ms"} & set(second["metrics"])
+    assert {"fp8_share", "memory_ratio"} <= set(second["metrics"])
 
 
-@pytest.mark.parametrize(("field", "value"), [("case_hash", "0" * 16), ("schema", 0)])
-def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, field, value):
-    data = content(stored)
-    data[field] = value
-    data["metrics"]["relic"] = data["metrics"]["fp8_share"]
-    (stored.path / FILE).write_text(json.dumps(data))
+def test_a_full_file_keeps_eight_sessions_and_the_only_answer_to_a_question(stored):
+    for count in range(7):
+        assert stored.runpytest(*update(f"night {count}", "-k", "layers and rowwise")).ret == 0
+    assert len(sessions(stored)) == 8
+    result = stored.runpytest(*update("one more", "-k", "layers and rowwise"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*was not updated: *the oldest, which would leave it, is the only one that answered*"])
+    assert stored.runpytest(*update("all of it", "-k", "rowwise")).ret == 0
+    assert len(sessions(stored)) == 8
+    assert sessions(stored)[0]["reason"] == "night 0"
+
+
+def test_one_process_is_no_evidence(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest(*update("first", "--fp8-processes=1"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*was not updated: its speedup stands on one process*--fp8-processes*"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"case_hash": "0" * 16}, {"schema": 1}, {"digest": "0" * 64}], ids=["hash", "schema", "digest"]
+)
+def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, change):
+    edit(stored.path / FILE, lambda data: data.update(change), sign="digest" not in change)
     result = stored.runpytest(*update("redefined"))
     result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
-    assert "relic" not in content(stored)["metrics"]
-    assert content(stored)["schema"] == 1
+    [session] = sessions(stored)
+    assert session["reason"] == "redefined"
 
 
 def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch):
@@ -181,8 +200,8 @@ def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch
         assert stored.run(*git, *arguments).ret == 0
     install(monkeypatch, H200, speedup=1.1)
     assert stored.runpytest(*update("both")).ret == 0
-    written = [json.loads(path.read_text()) for path in (stored.path / "baselines/h200").glob("*.json")]
-    assert [data["provenance"]["dirty"] for data in written] == [False, False]
+    written = [sessions(stored, path) for path in (stored.path / "baselines/h200").glob("*.json")]
+    assert [stored[-1]["dirty"] for stored in written] == [False, False]
 
 
 def test_no_other_run_can_update_until_all_is_written(suite, monkeypatch):
@@ -206,19 +225,20 @@ def test_no_other_run_can_update_until_all_is_written(suite, monkeypatch):
 
 def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypatch):
     before = (stored.path / FILE).read_bytes()
-    install(monkeypatch, H200, speedup=1.1)
-    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-k", "layers or faster")
+    install(monkeypatch, H200, fp8_memory=99)
+    stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-k", "layers or memory")
     assert (stored.path / FILE).read_bytes() == before
-    candidate = json.loads((stored.path / "out/candidates/h200/tiny-torchao-rowwise.json").read_text())
-    assert "unfit" not in candidate["provenance"]
-    assert candidate["metrics"]["memory_ratio"]["values"] == [0.9], "not asked in this run: the stored value"
+    old, new = sessions(stored, CANDIDATE)
+    assert [old] == sessions(stored), "the stored session, and this one behind it"
+    assert "unfit" not in new
+    assert new["metrics"]["memory_ratio"] == [0.99]
+    assert "speedup" not in new["metrics"], "not asked in this run"
 
 
 def test_a_candidate_says_why_it_is_not_fit_to_be_stored(stored, monkeypatch):
     install(monkeypatch, H200, executed_roles=("fprop",))
     stored.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
-    candidate = json.loads((stored.path / "out/candidates/h200/tiny-torchao-rowwise.json").read_text())
-    assert "FP8 was not shown to run" in candidate["provenance"]["unfit"]
+    assert "FP8 was not shown to run" in sessions(stored, CANDIDATE)[-1]["unfit"]
 
 
 # -- what a whole run had no use for ------------------------------------------------------------------------------
@@ -348,10 +368,83 @@ def test_a_gpu_that_is_always_busy_has_no_such_note(suite, monkeypatch):
     result.stdout.no_fnmatch_line("*launch-bound*")
 
 
-def test_a_stored_speedup_that_stays_has_no_such_note(suite, monkeypatch):
-    install(monkeypatch, H200, busy=30.0)
-    assert suite.runpytest(*update()).ret == 0
-    install(monkeypatch, H200, busy=30.0, fp8_memory=120)
-    again = suite.runpytest(*update("more memory"))
-    again.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
-    again.stdout.no_fnmatch_line("*launch-bound*")
+# -- missing, obsolete, measured otherwise, and from a revision ----------------------------------------------------
+
+
+def committed(suite, message="all"):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", message]):
+        assert suite.run(*git, *arguments).ret == 0
+
+
+def test_a_missing_baseline_is_said_outside_ci(suite, monkeypatch):
+    install(monkeypatch, H200)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "rowwise")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["no baseline for 1 case(s) on h200, so 2 question(s) *; next: *update-baselines*"])
+
+
+def test_a_metric_that_was_removed_from_a_baseline_is_missing(stored, monkeypatch):
+    edit(stored.path / FILE, lambda data: data["sessions"][0]["metrics"].pop("memory_ratio"))
+    monkeypatch.setenv("CI", "true")
+    result = stored.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["no baseline for 1 case(s) on h200, so 1 question(s) compared with nothing*"])
+
+
+def test_an_obsolete_baseline_fails_in_ci(stored, monkeypatch):
+    shutil.copy(stored.path / FILE, stored.path / "baselines/h200/tiny-torchao-gone.json")
+    assert stored.runpytest("--fp8-gpu=h200").ret == 0
+    monkeypatch.setenv("CI", "true")
+    result = stored.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["1 orphaned baseline(s), *: tiny-torchao-gone", "  next: pytest-fp8 baselines prune"])
+
+
+def test_figures_that_were_taken_another_way_are_gated_on_with_a_note(stored):
+    edit(stored.path / FILE, lambda data: data["sessions"][0].update(measurement=1))
+    result = stored.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(passed=10)
+    result.stdout.fnmatch_lines(["1 baseline(s) were gated on although *taken another way*: tiny-torchao-rowwise"])
+
+
+@pytest.mark.parametrize("old", ["0.9", "100.0"])
+def test_no_number_in_a_baseline_fails_the_case_s_tests(stored, old):
+    text = (stored.path / FILE).read_text()
+    assert old in text
+    (stored.path / FILE).write_text(text.replace(old, "NaN"))
+    result = stored.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    result.assert_outcomes(passed=5, errors=5)
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json is not a readable baseline*", "*NaN is no number*"])
+
+
+def test_a_pull_request_does_not_bring_its_own_baselines(stored, monkeypatch):
+    committed(stored)
+    install(monkeypatch, H200, speedup=1.1)
+    for file in (stored.path / "baselines/h200").glob("*.json"):
+        file.unlink()
+    assert stored.runpytest(*update("mine")).ret == 0
+    only = ("-k", "test_speedup and rowwise")
+    stored.runpytest("--fp8-gpu=h200", *only).assert_outcomes(passed=1, deselected=9)
+    result = stored.runpytest("--fp8-gpu=h200", "--fp8-baselines-from=main", *only)
+    result.assert_outcomes(failed=1, deselected=9)
+    result.stdout.fnmatch_lines(["*FP8 lost speed against BF16 since the baseline*"])
+    monkeypatch.setenv("PYTEST_FP8_BASELINES_FROM", "main")
+    stored.runpytest("--fp8-gpu=h200", *only).assert_outcomes(failed=1, deselected=9)
+
+
+def test_a_revision_without_the_case_s_file_is_one_error(stored):
+    (stored.path / FILE).unlink()
+    committed(stored)
+    result = stored.runpytest("--fp8-gpu=h200", "--fp8-baselines-from=main")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["no baseline for 1 case(s) on h200 at git revision main, so 2 question(s) *"])
+
+
+@pytest.mark.parametrize("revision", ["main", "nowhere", "--output=x"])
+def test_a_revision_without_baselines_is_a_usage_error_at_the_start(suite, monkeypatch, revision):
+    install(monkeypatch, H200)
+    committed(suite)
+    result = suite.runpytest("--fp8-gpu=h200", f"--fp8-baselines-from={revision}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*baselines of * at git revision '{revision}' cannot be read", "*next: *git fetch*"])

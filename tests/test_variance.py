@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_fp8.baselines.store import Baseline, write_baseline
-from pytest_fp8.baselines.variance import NAME, read_components, sessions_of
+from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.baselines.source import Folder
+from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.variance import NAME, read_components
 from pytest_fp8.cli import main
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.variance import MEASURED, estimate
@@ -86,22 +88,24 @@ def test_what_was_measured_so_far_is_what_the_repository_s_data_say():
 @pytest.fixture
 def folder(tmp_path):
     [history] = drawn(cases=1, names=NAMES[:1])
-    metric = {"unit": "log ratio", "direction": "higher", "tolerance": 0.02, "values": history["monday"]}
-    origin = {"date": "2026-11-22", "commit": "abc", "dirty": False, "gpu": {}, "libraries": {}, "reason": "first"}
-    write_baseline(tmp_path, Baseline("1b-x", "0" * 16, "h200", {"speedup": metric}, origin))
+    processes = [[x - 0.1 for x in process] for process in history["monday"]]
+    ratios = [float(np.exp(np.median(process))) for process in processes]
+    metrics = {"speedup": processes, "bf16_ms": [100.0 * r for r in ratios], "fp8_ms": [100.0] * len(ratios)}
+    session = StoredSession("2026-11-22", "abc", False, "first", {"name": "NVIDIA H200"}, {}, "0" * 12, metrics)
+    write_baseline(tmp_path, Baseline("1b-x", "0" * 16, "h200", (session,)))
     return tmp_path
 
 
 def test_the_command_stores_components_that_the_gate_reads(folder, capsys):
-    assert read_components(folder, "h200") == MEASURED
+    assert read_components(Folder(folder), "h200") == MEASURED
     assert main(["baselines", "variance", "--dir", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "between sessions: 0.34%" in said
     assert f"wrote {folder / 'h200' / NAME}" in said
-    stored = read_components(folder, "h200")
+    stored = read_components(Folder(folder), "h200")
     assert (stored.cases, stored.session) == (1, MEASURED.session)
     content = json.loads((folder / "h200" / NAME).read_text())
-    assert content["from"]["sessions"] == ["2026-11-22 abc"]
+    assert content["from"]["sessions"] == [f"2026-11-22 abc {'0' * 12}"]
     before = (folder / "h200" / NAME).read_bytes()
     assert main(["baselines", "variance", "--gpu", "h200", "--dir", str(folder)]) == 0
     assert (folder / "h200" / NAME).read_bytes() == before
@@ -151,7 +155,7 @@ def test_components_that_cannot_be_believed_are_refused(folder, wrong):
     path = folder / "h200" / NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
     with pytest.raises(BaselineError, match="does not hold variance components") as error:
-        read_components(folder, "h200")
+        read_components(Folder(folder), "h200")
     assert "pytest-fp8 baselines variance" in str(error.value)
 
 
@@ -159,12 +163,4 @@ def test_components_that_cannot_be_believed_are_refused(folder, wrong):
 def test_a_file_that_is_no_such_file_is_refused(folder, text):
     (folder / "h200" / NAME).write_text(text)
     with pytest.raises(BaselineError):
-        read_components(folder, "h200")
-
-
-def test_a_baseline_of_today_is_a_history_of_one_session(folder):
-    from pytest_fp8.baselines.store import load_baseline
-
-    [path] = folder.glob("h200/1b-x.json")
-    assert [len(session) for session in sessions_of(load_baseline(path), "speedup")] == [4]
-    assert sessions_of(load_baseline(path), "busy_speedup") == []
+        read_components(Folder(folder), "h200")

@@ -135,3 +135,10 @@ def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
     session = Session(Settings(), Path(), is_worker=worker)
     session.upcoming = cases
     assert [case.recipe for case in session.soon(cases[0])] == ahead
+
+
+def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester):
+    pytester.makepyfile("def test_a(): pass")
+    result = pytester.runpytest_subprocess("-n1", "--fp8-update-baselines", "--fp8-reason=torch 2.13")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.claims.claim import AT_LEAST, AT_MOST, METRICS, Claim, Near, shown
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.rules.change import Change, elsewhere
 
 TOLERANCE = 0.02

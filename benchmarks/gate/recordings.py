@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.source import is_baseline
+from pytest_fp8.baselines.store import load_baseline
+
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"
 BASELINES = ROOT / "baselines" / "h200"
@@ -44,10 +48,10 @@ def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
-    for path in sorted(baselines.glob("[!_]*.json")):
-        data = json.loads(path.read_text())
-        if data["case"] not in found and "speedup" in data["metrics"]:
-            found[data["case"]] = [from_baseline(data, f"baseline {path.name}")]
+    for path in sorted(baselines.glob("*.json")):
+        stored = load_baseline(path) if is_baseline(path.name) else None
+        if stored is not None and stored.case not in found and stored.values("speedup"):
+            found[stored.case] = [from_baseline(stored, f"baseline {path.name}")]
     return found
 
 
@@ -73,16 +77,10 @@ def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dic
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
     for path in sorted(baselines.glob("[!_]*.json")):
-        for session, processes in stored_sessions(json.loads(path.read_text())).items():
-            if (path.stem, session) not in earlier:
-                found.setdefault(path.stem, {}).setdefault(session, processes)
+        for session in load_baseline(path).measured_in("speedup"):
+            if (path.stem, session.commit) not in earlier:
+                found.setdefault(path.stem, {}).setdefault(session.commit, list(session.metrics["speedup"]))
     return found
-
-
-def stored_sessions(data: dict) -> dict[str, list[list[float]]]:
-    """Session -> the log ratios of its processes, of a stored baseline; empty where it has no speed."""
-    speed = data["metrics"].get("speedup")
-    return {data["provenance"]["commit"]: speed["values"]} if speed is not None else {}
 
 
 def from_recording(data: dict, source: str) -> Measured:
@@ -109,20 +107,19 @@ def from_recording(data: dict, source: str) -> Measured:
     )
 
 
-def from_baseline(data: dict, source: str) -> Measured:
+def from_baseline(stored: Baseline, source: str) -> Measured:
     """A stored baseline: log ratios of six blocks per process, and each arm's median; the blocks themselves are gone.
 
     Steps per block are computed as ``BlockTimer`` does; 8B's arms are taken to give memory back between turns.
     """
-    values = {name: metric["values"] for name, metric in data["metrics"].items()}
-    bf16 = float(np.median(values["bf16_ms"]))
+    bf16 = float(np.median(stored.values("bf16_ms")))
     return Measured(
-        case=data["case"],
+        case=stored.case,
         source=source,
         bf16_ms=bf16,
-        fp8_ms=float(np.median(values["fp8_ms"])),
+        fp8_ms=float(np.median(stored.values("fp8_ms"))),
         steps_per_block=max(1, math.ceil(250 / (0.75 * bf16))),
-        dropped_steps=2 if data["case"].startswith("8b-") else 1,
-        log_ratios=[np.asarray(x, dtype=float) for x in values["speedup"]],
+        dropped_steps=2 if stored.case.startswith("8b-") else 1,
+        log_ratios=[np.asarray(x, dtype=float) for x in stored.values("speedup")],
         quads=[],
     )

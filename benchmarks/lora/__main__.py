@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.lora.model import RANKS, Fit, Point, fit, weight_of
 from pytest_fp8.baselines.folder import read_folder, readable
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.zoo.shapes import SHAPES
@@ -174,7 +174,7 @@ def described(fitted: Fit) -> list[str]:
 
 def caveats(baselines: Sequence[Baseline]) -> list[str]:
     """A warning where the baselines come from different sessions, which may hide what a rank costs."""
-    sessions = {(b.provenance.get("date"), str(b.provenance.get("gpu")), b.provenance.get("commit")) for b in baselines}
+    sessions = {(s.date, s.commit, s.run, str(s.gpu)) for b in baselines for s in b.measured_in("fp8_ms")[-1:]}
     if len(sessions) < 2:
         return []
     return [

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pytest_fp8.errors import BaselineError
@@ -75,38 +76,42 @@ def updating(folder: Path) -> Iterator[None]:
 
     The operating system gives the lock of a dead run back. Unfinished files of killed writers are removed on entry.
     """
-    # Takes 200 ms to import, which only an update has to pay.
-    from filelock import FileLock, Timeout
-
     path = folder / LOCK
-    lock = FileLock(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise BaselineError(
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A link of this name could lead anywhere.
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that was forked meanwhile has the file open, too.
+            held.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        except OSError as error:
+            raise _not_locked(folder, path, error) from error
+        _sweep(folder)
+        yield
+
+
+def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
+    if isinstance(error, BlockingIOError):
+        return BaselineError(
             f"another run is updating the baselines in {folder}",
             expected="one update at a time",
             seen=f"{path} is locked",
             cause="a second pytest --fp8-update-baselines on this folder",
             next_step="wait for it to end, then run again",
-        ) from error
-    except OSError as error:
-        raise BaselineError(
-            f"baselines in {folder} cannot be updated",
-            expected="a folder that can be written",
-            seen=f"{type(error).__name__}: {error}",
-            next_step="choose another with --fp8-baseline-dir",
-        ) from error
-    try:
-        _sweep(folder)
-        yield
-    finally:
-        lock.release()
+        )
+    return BaselineError(
+        f"baselines in {folder} cannot be updated",
+        expected="a folder that can be written",
+        seen=f"{type(error).__name__}: {error}",
+        next_step="choose another with --fp8-baseline-dir",
+    )
 
 
 def _sweep(folder: Path) -> None:
     """Remove the unfinished files of killed writers below ``folder``. Call it with the lock held."""
     for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
         with contextlib.suppress(OSError):
-            unfinished.unlink()
+            if not unfinished.parent.is_symlink():
+                unfinished.unlink()

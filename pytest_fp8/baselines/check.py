@@ -6,12 +6,14 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pytest_fp8.baselines.store import Baseline, gpu_option
+from pytest_fp8.baselines.metrics import lacking
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.store import gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.measurement import MEASUREMENT
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Finding:
     level: str
     kind: str
     """``unreadable``, ``misplaced``, ``orphaned``, ``redefined``, ``unfit``, ``too coarse``; notes: ``unexercised``,
-    ``stale``, ``other library``, ``own model``."""
+    ``incomplete``, ``stale``, ``measured otherwise``, ``other library``, ``own model``."""
     gpu: str
     case: str
     message: str
@@ -45,23 +47,26 @@ def inspect(
     ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone.
     """
     found: list[Finding] = []
-    folders = {path.parts[0] for path in files if len(path.parts) > 1} | ({gpu} if gpu else set())
+    there: dict[str, set[str]] = {gpu: set()} if gpu else {}
+    for path in files:
+        folder = path.parts[0] if len(path.parts) > 1 else ""
+        if not gpu or path.parts[0] == gpu:
+            there.setdefault(folder, set()).add(path.stem)
+    known = {folder: with_and_without_weights(cases_for(cases, folder)) for folder in there}
     for path, stored in sorted(files.items()):
-        if gpu and path.parts[0] != gpu:
-            continue
-        found += _inspect_file(path, stored, cases, today, max_age, installed)
-    for folder in sorted(folders):
-        if gpu and folder != gpu:
-            continue
-        there = {path.stem for path in files if path.parts[0] == folder}
-        found += [_unexercised(case, folder) for case in cases_for(cases, folder) if _lacks_one(case, there)]
+        folder = path.parts[0] if len(path.parts) > 1 else ""
+        if not gpu or path.parts[0] == gpu:
+            found += _inspect_file(path, stored, known[folder].get(path.stem), today, max_age, installed)
+    for folder in sorted(set(there) - {""}):
+        lacked = [case for case in cases_for(cases, folder) if _lacks_one(case, there[folder])]
+        found += [_unexercised(case, folder) for case in lacked]
     return found
 
 
 def _inspect_file(
     path: Path,
     stored: Baseline | BaselineError,
-    cases: Sequence[Case],
+    case: Case | None,
     today: datetime.date,
     max_age: int,
     installed: Mapping[str, str],
@@ -74,20 +79,27 @@ def _inspect_file(
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
         return [Finding("error", "misplaced", folder, name, message, "move it back to where it belongs")]
     again = f'pytest suites -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
-    case = with_and_without_weights(cases_for(cases, folder)).get(name)
     found: list[Finding | None] = [_definition(stored, case, again)]
-    if "unfit" in stored.provenance:
-        message = f"a candidate that was not fit to be stored: {stored.provenance['unfit']}"
+    unfit = [session.unfit for session in stored.sessions if session.unfit]
+    if unfit:
+        message = f"a candidate that was not fit to be stored: {unfit[-1]}"
         found.append(Finding("error", "unfit", folder, name, message, again))
+    missing = lacking(case, stored.metrics) if case is not None else []
+    if missing:
+        message = f"its case asks for {', '.join(missing)}, and none is stored"
+        found.append(Finding("note", "incomplete", folder, name, message, again))
     values = stored.values("speedup")
     coarse = too_coarse(values, case.tolerance) if values and case is not None else ""
     if coarse:
         more = f"{again} --fp8-processes {len(values) + 2}"
         found.append(Finding("error", "too coarse", folder, name, coarse, more))
-    age = _age(stored.provenance, today)
+    if measured_otherwise(stored):
+        message = f"figures were taken another way than today: measurement {MEASUREMENT} has moved them since"
+        found.append(Finding("note", "measured otherwise", folder, name, message, again))
+    age = _age(stored, today)
     if age > max_age:
         found.append(Finding("note", "stale", folder, name, f"measured {age} days ago", again))
-    others = other_release(stored.provenance["libraries"], installed)
+    others = other_release(stored.newest.libraries, installed)
     if others:
         found.append(Finding("note", "other library", folder, name, f"measured with {', '.join(others)}"))
     return [finding for finding in found if finding is not None]
@@ -126,18 +138,19 @@ def orphaned(stored: Iterable[str], cases: Sequence[Case], gpu: str) -> list[str
     return sorted(name for name in stored if name not in known)
 
 
-def unused(stored: Collection[str], collected: Collection[str], asked: Collection[str]) -> list[str]:
-    """Lines about the stored baselines that a whole run had no use for: of no case, or of a case that was asked
-    nothing. All arguments are names of cases."""
+def unused(stored: Collection[str], collected: Collection[str], asked: Collection[str]) -> tuple[list[str], list[str]]:
+    """Lines about the stored baselines that a whole run had no use for: those of no case, and those of a case that was
+    asked nothing. All arguments are names of cases."""
     of_no_case = sorted(set(stored) - set(collected))
     not_asked = sorted(set(stored) & set(collected) - set(asked))
-    lines = []
+    orphaned, unexercised = [], []
     if of_no_case:
-        lines.append(f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}")
-        lines.append("  next: pytest-fp8 baselines prune")
+        orphaned.append(f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}")
+        orphaned.append("  next: pytest-fp8 baselines prune")
     if not_asked:
-        lines.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {', '.join(not_asked)}")
-    return lines
+        named = ", ".join(not_asked)
+        unexercised.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {named}")
+    return orphaned, unexercised
 
 
 def too_coarse(values: Sequence[Sequence[float]], tolerance: float) -> str:
@@ -169,7 +182,12 @@ def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) ->
     ]
 
 
-def _age(provenance: Mapping[str, Any], today: datetime.date) -> int:
-    """Days since the measurement, since its oldest part where values of earlier ones were kept."""
-    dates = [provenance["date"], *(kept["date"] for kept in provenance.get("kept", {}).values())]
-    return max((today - datetime.date.fromisoformat(date)).days for date in dates)
+def measured_otherwise(stored: Baseline) -> list[str]:
+    """The metrics whose level has a session of another :data:`~pytest_fp8.measurement.MEASUREMENT`."""
+    return [name for name in stored.metrics if any(s.measurement != MEASUREMENT for s in stored.measured_in(name))]
+
+
+def _age(stored: Baseline, today: datetime.date) -> int:
+    """Days since the measurement, of the metric whose newest one is the oldest."""
+    newest = [stored.measured_in(name)[-1].date for name in stored.metrics]
+    return max((today - datetime.date.fromisoformat(date)).days for date in newest)

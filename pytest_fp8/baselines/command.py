@@ -46,6 +46,7 @@ def add_baselines(commands: Any) -> None:
     add.add_argument("a", nargs="?", type=Path, metavar="A", help="folder or file: the old ones (default: --dir)")
     add.add_argument("b", nargs="?", type=Path, metavar="B", help="folder or file: the new ones (default: --dir)")
     add.add_argument("--git", metavar="REV", help="take the old ones from this git revision of --dir")
+    add.add_argument("--suite", type=Path, help="Python file with the cases, whose own tolerances count; it is run")
     add.set_defaults(run=diff)
     add = actions.add_parser("check", parents=[common, suite], help="is every file sound, and of a case of the suite")
     add.add_argument(
@@ -66,7 +67,7 @@ def add_baselines(commands: Any) -> None:
 
 def list_baselines(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.folder import read_folder
-    from pytest_fp8.baselines.store import Baseline
+    from pytest_fp8.baselines.record import Baseline
     from pytest_fp8.report.baselines import describe, print_list
 
     files = read_folder(options.dir)
@@ -111,7 +112,8 @@ def show(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.folder import read_folder, read_revision, readable
-    from pytest_fp8.baselines.review import revise
+    from pytest_fp8.baselines.review import compare_histories
+    from pytest_fp8.baselines.update import CANDIDATES
     from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if options.git is None and options.b is None:
@@ -128,13 +130,19 @@ def diff(options: argparse.Namespace) -> int:
     else:
         old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
     wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
-    revisions = [revise(old.get(key), new[key]) for key in wanted if key in new]
+    own = {case.id: case.tolerance for case in _cases(options)} if options.suite else {}
+    tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
+    revisions = [compare_histories(old.get(key), new[key], tolerances.get(key[1])) for key in wanted if key in new]
+    side = options.b or options.a or options.dir
+    # A run's candidates are of the cases that it measured.
+    removed = side.is_dir() and side.name != CANDIDATES
     only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]
     if options.json:
-        _print_json({"baselines": [revision_to_json(r) for r in revisions], "only in A": only_old})
+        differences = [revision_to_json(revision) for revision in revisions]
+        _print_json({"baselines": differences, "removed" if removed else "only in A": only_old})
     else:
-        print_diff(revisions, only_old)
-    return WRONG if any(revision.worse for revision in revisions) else OK
+        print_diff(revisions, only_old, removed)
+    return WRONG if any(revision.worse for revision in revisions) or (removed and only_old) else OK
 
 
 def check(options: argparse.Namespace) -> int:

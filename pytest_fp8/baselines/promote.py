@@ -8,8 +8,12 @@ from pathlib import Path
 
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.folder import read_folder, readable
-from pytest_fp8.baselines.review import Revision, revise, revised
+from pytest_fp8.baselines.history import appended, why_not_appended
+from pytest_fp8.baselines.record import LONGEST
+from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.baselines.strict import printable
+from pytest_fp8.baselines.update import too_few
 from pytest_fp8.errors import SettingsError
 
 
@@ -25,10 +29,10 @@ class Promotion:
 def promote_candidates(
     candidates: Path, folder: Path, reason: str, cases: Collection[str] = (), gpu: str = ""
 ) -> Promotion:
-    """Store the candidates of ``cases`` (all by default) below ``folder`` where they moved by more than noise.
+    """Append the newest session of the candidates of ``cases`` (all by default) to the baselines below ``folder``.
 
-    A candidate that its run called unfit is refused. Raises :class:`BaselineError` for an unreadable candidate, and
-    :class:`SettingsError` without a reason or where a named case has no candidate.
+    A candidate is refused where an update would have refused what its session measured. Raises :class:`BaselineError`
+    for an unreadable candidate, and :class:`SettingsError` without a reason or where a named case has no candidate.
     """
     if not reason.strip():
         raise SettingsError("a promotion needs a reason", expected='--reason "why"', seen="an empty one")
@@ -46,14 +50,14 @@ def promote_candidates(
         for (kind, case), candidate in sorted(found.items()):
             if (cases and case not in cases) or gpu not in ("", kind):
                 continue
-            if "unfit" in candidate.provenance:
-                done.refused.append(f"candidate {kind}/{case} was not stored: {candidate.provenance['unfit']}")
-                continue
-            new = replace(candidate, provenance={**candidate.provenance, "reason": reason.strip()})
+            session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
+            new = replace(candidate, sessions=(session,))
             old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
+            why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
+            if why:
+                done.refused.append(f"candidate {kind}/{case} was not stored: {why}")
+                continue
             revision = revise(old, new, why_none)
             done.revisions.append(revision)
-            chosen = revised(old, new, revision)
-            if chosen is not None:
-                done.written.append(write_baseline(folder, chosen))
+            done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
     return done

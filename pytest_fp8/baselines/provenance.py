@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ COMMIT_VARIABLE = "PYTEST_FP8_COMMIT"
 
 
 def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
-    """Date, commit, GPU, driver, libraries and the reason given. No host name, user name, path or environment."""
+    """Date, commit, GPU, driver, libraries, the reason given and random digits that name the session. No host name,
+    user name, path or environment."""
     history = _git_or_none(root, "rev-parse", "--short=12", "HEAD")
     named = os.environ.get(COMMIT_VARIABLE, "")
     # None: without a history there is no commit to compare the files with.
@@ -29,6 +31,7 @@ def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
         "gpu": gpu,
         "libraries": library_versions(),
         "reason": reason,
+        "run": secrets.token_hex(6),
     }
 
 

@@ -1,4 +1,4 @@
-"""A new measurement against a stored baseline: per metric noise or moved, better or worse; and what to store. Pure.
+"""A new session against a stored baseline: per metric noise or moved, better or worse; which levels begin anew. Pure.
 
 Loads no numpy, so that the command line answers at once.
 """
@@ -6,24 +6,15 @@ Loads no numpy, so that the command line answers at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.history import tampering
+from pytest_fp8.baselines.metrics import EXACT, METRICS, loss_tolerance
+from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.rules.change import change_of, figure
-
-EXACT = 1e-9
-"""Absolute change up to which a metric without a tolerance counts as unchanged."""
-DESCRIPTIVE = ("bf16_ms", "fp8_ms", "loss_twin_gap", "activation_ratio")
-"""Informational metrics: never better or worse, since they change with the host or the library."""
-TOGETHER = (
-    ("speedup", "busy_speedup", "bf16_ms", "fp8_ms"),
-    ("loss_gap", "loss_twin_gap"),
-    ("memory_ratio", "activation_ratio"),
-)
-"""Metrics of one measurement: where one of them is rewritten, so are the others."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +30,12 @@ class Change:
     half_width: float = 0.0
     """Half the width of the change's interval; of a metric with a tolerance, that."""
     word: str = "noise"
-    """``same``, ``noise``, ``moved``, ``better``, ``worse``, ``new``, ``more processes``, or ``not measured``."""
+    """``same``, ``noise``, ``moved``, ``better``, ``worse``, ``new``, ``not measured``, or ``removed``."""
 
     @property
-    def rewrites(self) -> bool:
-        return self.word not in ("same", "noise", "not measured")
+    def moved(self) -> bool:
+        """Whether the metric left its stored level."""
+        return self.word in ("moved", "better", "worse")
 
 
 @dataclass(frozen=True)
@@ -55,142 +47,150 @@ class Revision:
     changes: tuple[Change, ...]
     whole: str
     """Why nothing was compared and everything is new: no earlier file, or one of another definition. Else empty."""
-    old_provenance: Mapping[str, Any] | None
-    """``None`` where nothing was compared."""
-    new_provenance: Mapping[str, Any]
+    old: StoredSession | None
+    """The newest session of the old baseline; ``None`` where nothing was compared."""
+    new: StoredSession
+    tampered: tuple[str, ...] = ()
+    """What was done to the old sessions besides appending to them."""
 
     @property
-    def rewrites(self) -> bool:
-        return bool(self.whole) or any(change.rewrites for change in self.changes)
+    def changed(self) -> bool:
+        return bool(self.whole or self.tampered) or any(c.moved or c.word in ("new", "removed") for c in self.changes)
 
     @property
     def worse(self) -> bool:
-        return any(change.word == "worse" for change in self.changes)
+        return bool(self.tampered) or any(change.word in ("worse", "removed") for change in self.changes)
+
+    def starts(self) -> list[str]:
+        """The metrics that begin a new level: where one of a question's moved that is not informational, all of them
+        that the new session measured."""
+        moved = {
+            METRICS[change.metric].question
+            for change in self.changes
+            if change.moved and not METRICS[change.metric].informational
+        }
+        return [name for name in self.new.metrics if METRICS[name].question in moved]
 
     def origins(self) -> list[str]:
-        """Libraries, driver and power limit that differ: ``torch 2.11.0 -> 2.12.0``."""
-        if self.old_provenance is None:
-            return []
-        old, new = _origins(self.old_provenance), _origins(self.new_provenance)
-        return [
-            f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
-            for name in sorted(old | new)
-            if old.get(name) != new.get(name)
-        ]
+        """What differs between old and new: :func:`differing`."""
+        return differing(self.old, self.new) if self.old is not None else []
 
 
-def revise(old: Baseline | None, new: Baseline, whole: str = "") -> Revision:
-    """Compare two baselines of one case. ``old`` is ``None`` where nothing can be compared; ``whole`` says why."""
+def revise(
+    old: Baseline | None, new: Baseline, whole: str = "", tolerances: Mapping[str, float] | None = None
+) -> Revision:
+    """What the newest session of ``new`` says against the levels in ``old``, metric by metric.
+
+    ``old`` is ``None`` where nothing can be compared; ``whole`` says why. ``tolerances``: those of the case, by metric,
+    where they are known; of others the code's own.
+    """
     if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
         raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
     if old is not None and old.case_hash != new.case_hash:
         old, whole = None, "the case was redefined: its old numbers are not compared"
     if old is None:
-        changes = tuple(_first(name, metric) for name, metric in sorted(new.metrics.items()))
-        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.provenance)
+        changes = tuple(_first(name, new.values(name)) for name in new.metrics)
+        return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest)
+    known = {"loss_gap": loss_tolerance(old.values("loss_twin_gap")), **(tolerances or {})}
     changes = tuple(
-        compare_metric(name, old.metrics.get(name), new.metrics.get(name))
-        for name in sorted(set(old.metrics) | set(new.metrics))
+        compare_metric(name, old.history(name), new.values(name), known.get(name))
+        for name in sorted({*old.metrics, *new.metrics})
     )
-    return Revision(new.case, new.gpu, changes, "", old.provenance, new.provenance)
+    return Revision(new.case, new.gpu, changes, "", old.newest, new.newest)
 
 
-def revised(old: Baseline | None, new: Baseline, revision: Revision) -> Baseline | None:
-    """What to store: the old baseline with the metrics that moved; ``None`` where none did and the file stays.
-
-    Metrics that are kept keep their date and commit, under ``kept`` in the provenance.
-    """
-    if not revision.rewrites:
-        return None
+def compare_histories(old: Baseline | None, new: Baseline, tolerances: Mapping[str, float] | None = None) -> Revision:
+    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session."""
+    revision = revise(old, new, tolerances=tolerances)
     if old is None or revision.whole:
-        return new
-    chosen = {change.metric for change in revision.changes if change.rewrites}
-    for group in TOGETHER:
-        if chosen & set(group):
-            chosen |= set(group) & set(new.metrics)
-    kept = [name for name in old.metrics if name not in chosen]
-    metrics = {**{name: old.metrics[name] for name in kept}, **{name: new.metrics[name] for name in chosen}}
-    before = old.provenance.get("kept", {})
-    origin = {key: old.provenance[key] for key in ("date", "commit")}
-    provenance = {key: value for key, value in new.provenance.items() if key != "kept"}
-    if kept:
-        provenance["kept"] = {name: before.get(name, origin) for name in sorted(kept)}
-    return replace(new, metrics=metrics, provenance=provenance)
+        return revision
+    gone = {"not measured": "removed"}
+    changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
+    return replace(revision, changes=changes, tampered=tuple(tampering(old, new)))
 
 
-def compare_metric(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Change:
-    """One metric, by the kind of its values: log ratios per process by their noise, others by their tolerance, in nats
-    or as a fraction, and without a tolerance by :data:`EXACT`. One of ``old`` and ``new`` may be ``None``."""
-    if new is None:
-        assert old is not None
-        return replace(_first(name, old), old=level(name, old), new=None, word="not measured")
-    if old is None:
+def compare_metric(
+    name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float | None = None
+) -> Change:
+    """One metric: ``old`` are the values of each session of its level, ``new`` those of one session; either may be
+    empty. Log ratios are compared by their noise, others by their tolerance, in nats or as a fraction, and without a
+    tolerance by :data:`~pytest_fp8.baselines.metrics.EXACT`."""
+    allowed = METRICS[name].tolerance if tolerance is None else tolerance
+    if not new:
+        return replace(_first(name, old[-1]), old=level(name, old[-1]), new=None, word="not measured")
+    if not old:
         return _first(name, new)
-    if _per_process(new) != _per_process(old):
-        return replace(_first(name, new), old=level(name, old))
-    if _per_process(new):
-        return _compare_speed(name, old, new)
-    return _compare_level(name, old, new)
+    change = (_compare_speed if METRICS[name].per_process else _compare_level)(name, old, new, allowed)
+    return replace(change, word="same") if list(new) == list(old[-1]) else change
 
 
-def level(name: str, metric: Mapping[str, Any]) -> float:
+def level(name: str, values: Sequence[Any]) -> float:
     """One number for a metric: the ratio of a log ratio, the distance from zero of a two-sided one, else the mean."""
-    if _per_process(metric):
-        return math.exp(figure(metric["values"]))
-    if metric["direction"] == "two-sided":
-        return math.sqrt(fmean(float(x) ** 2 for x in metric["values"]))
-    return fmean(metric["values"])
+    if METRICS[name].per_process:
+        return math.exp(figure(values))
+    if METRICS[name].direction == "two-sided":
+        return math.sqrt(fmean(float(x) ** 2 for x in values))
+    return fmean(values)
 
 
-def _compare_speed(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
-    moved = change_of(new["values"], [old["values"]])
+def _compare_speed(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
+    moved = change_of(new, old)
     difference, half = moved.theta, moved.half_width()
-    tolerance = -math.log(1 - float(new["tolerance"]))
-    word = _word(difference, abs(difference) > half, abs(difference) > tolerance, name, new["direction"])
-    if old["values"] == new["values"]:
-        word = "same"
-    elif word == "noise" and len(new["values"]) > len(old["values"]):
-        word = "more processes"
+    word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
     return Change(
         name,
-        str(new["unit"]),
+        METRICS[name].unit,
         True,
-        math.exp(figure(old["values"])),
-        math.exp(figure(new["values"])),
+        math.exp(figure(new) - difference),
+        level(name, new),
         math.expm1(difference),
         math.exp(difference) * math.sinh(half),
         word,
     )
 
 
-def _compare_level(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
-    first, second = level(name, old), level(name, new)
-    tolerance = max(EXACT, float(old["tolerance"]))
-    relative = float(old["tolerance"]) > 0 and new["unit"] != "nats" and first > 0
+def _compare_level(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
+    first, second = level(name, old[-1]), level(name, new)
+    relative = tolerance > 0 and METRICS[name].unit != "nats" and first > 0
     change = second / first - 1 if relative else second - first
-    beyond = abs(change) > tolerance
-    word = "same" if old["values"] == new["values"] else _word(change, beyond, beyond, name, new["direction"])
-    return Change(name, str(new["unit"]), relative, first, second, change, tolerance, word)
+    allowed = max(EXACT, tolerance)
+    beyond = abs(change) > allowed
+    return Change(
+        name,
+        METRICS[name].unit,
+        relative,
+        first,
+        second,
+        change,
+        allowed,
+        _word(name, change, beyond, beyond),
+    )
 
 
-def _word(change: float, beyond_noise: bool, beyond_tolerance: bool, name: str, direction: str) -> str:
+def _word(name: str, change: float, beyond_noise: bool, beyond_tolerance: bool) -> str:
+    direction = METRICS[name].direction
     if not beyond_noise:
         return "noise"
-    if not beyond_tolerance or name in DESCRIPTIVE or direction not in ("higher", "lower"):
+    if not beyond_tolerance or METRICS[name].informational or direction == "two-sided":
         return "moved"
     return "better" if (change > 0) == (direction == "higher") else "worse"
 
 
-def _first(name: str, metric: Mapping[str, Any]) -> Change:
-    return Change(name, str(metric["unit"]), False, None, level(name, metric), word="new")
+def _first(name: str, values: Sequence[Any]) -> Change:
+    return Change(name, METRICS[name].unit, False, None, level(name, values), word="new")
 
 
-def _per_process(metric: Mapping[str, Any]) -> bool:
-    return isinstance(metric["values"][0], list | tuple)
+def differing(old: StoredSession, new: StoredSession) -> list[str]:
+    """Libraries, driver and power limit of two sessions that differ: ``torch 2.11.0 -> 2.12.0``."""
+    first, second = _origins(old), _origins(new)
+    return [
+        f"{name} {first.get(name, 'none')} -> {second.get(name, 'none')}"
+        for name in sorted(first | second)
+        if first.get(name) != second.get(name)
+    ]
 
 
-def _origins(provenance: Mapping[str, Any]) -> dict[str, str]:
-    gpu = provenance["gpu"]
-    # A baseline that was measured without a GPU has neither.
-    about = {"driver": gpu.get("driver"), "power limit": gpu.get("power_limit")}
-    return {**provenance["libraries"], **{name: str(value) for name, value in about.items() if value is not None}}
+def _origins(session: StoredSession) -> dict[str, str]:
+    # A session that was measured without a GPU has neither.
+    about = {"driver": session.gpu.get("driver"), "power limit": session.gpu.get("power_limit")}
+    return {**session.libraries, **{name: str(value) for name, value in about.items() if value is not None}}

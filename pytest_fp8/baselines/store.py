@@ -1,78 +1,46 @@
-"""Stored baselines: one JSON file per case and GPU, raw values per process or seed, read strictly."""
+"""Stored baselines: one JSON file per case and GPU, read strictly, written whole or not at all."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.baselines.record import SCHEMA, Baseline, EditedByHand, parse_baseline
+from pytest_fp8.baselines.source import Folder, Source
+from pytest_fp8.baselines.strict import NAME, Unsound, parse, quoted, read_regular
 from pytest_fp8.case import OWN
 from pytest_fp8.errors import BaselineError
-
-SCHEMA = 1
-FIELDS = ("schema", "case", "case_hash", "gpu", "metrics", "provenance")
-METRIC_FIELDS = ("unit", "direction", "tolerance", "values")
-PROVENANCE_FIELDS = ("date", "commit", "dirty", "gpu", "libraries", "reason")
-OPTIONAL_PROVENANCE = ("kept", "unfit")
-"""``kept``: metric -> date and commit of an earlier measurement, where an update kept its values.
-``unfit``: why a candidate must not be stored."""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What a case once measured on one kind of GPU.
-
-    ``metrics``: name -> {unit, direction, tolerance, values}; the values are raw, one per process or seed.
-    ``provenance``: :data:`PROVENANCE_FIELDS`, and where they apply :data:`OPTIONAL_PROVENANCE`.
-    """
-
-    case: str
-    case_hash: str
-    gpu: str
-    metrics: Mapping[str, Mapping[str, Any]]
-    provenance: Mapping[str, Any]
-
-    def values(self, metric: str) -> list[Any]:
-        """The raw values of a metric; empty where the baseline does not have it."""
-        return list(self.metrics[metric]["values"]) if metric in self.metrics else []
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "case": self.case,
-            "case_hash": self.case_hash,
-            "gpu": self.gpu,
-            "metrics": dict(self.metrics),
-            "provenance": dict(self.provenance),
-        }
 
 
 def baseline_path(folder: Path, gpu: str, case: str) -> Path:
     """``<folder>/<gpu>/<case>.json``; a name that would leave the folder is refused."""
     for part in (gpu, case):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part):
+        if not re.fullmatch(NAME, part):
             raise BaselineError(
                 f"{part!r} cannot name a baseline", expected="letters, digits, '.', '_' and '-'", seen=part
             )
     return folder / gpu / f"{case}.json"
 
 
-def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline | None:
-    """The baseline of a case, or ``None`` where there is none.
+def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) -> Baseline | None:
+    """The baseline of a case in a folder or at a git revision, or ``None`` where there is none.
 
     Raises :class:`BaselineError` naming the file for one that is corrupt, of another schema, of another GPU or case, or
     of a case whose definition has changed: none of these is ever compared with.
     """
-    path = baseline_path(folder, gpu, case)
+    if isinstance(source, Path):
+        source = Folder(source)
+    name = baseline_path(Path(), gpu, case)
+    path = source.label(name)
     try:
-        found = load_baseline(path)
-    except FileNotFoundError:
+        text = source.text(name)
+    except Unsound as error:
+        raise broken(path, error) from error
+    if text is None:
         return None
+    found = parse_text(text, path)
     if found.gpu != gpu:
         raise BaselineError(
             f"{path} is a baseline of another GPU",
@@ -92,6 +60,15 @@ def read_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> Baseline
         )
     if found.case_hash != case_hash:
         raise _redefined(path, found, case_hash)
+    unfit = next((session.unfit for session in found.sessions if session.unfit), "")
+    if unfit:
+        raise BaselineError(
+            f"{path} holds a session that was not fit to be stored",
+            expected="sessions that an update or pytest-fp8 baselines promote stored",
+            seen=unfit,
+            cause="a candidate was copied here by hand",
+            next_step=f"restore it (git checkout -- {path}), or delete it and measure again",
+        )
     return found
 
 
@@ -101,7 +78,7 @@ def gpu_option(gpu: str) -> str:
     return "" if gpu == "emulated" else f"--fp8-gpu={gpu} "
 
 
-def _redefined(path: Path, found: Baseline, case_hash: str) -> BaselineError:
+def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
     own = found.case.startswith(OWN)
     return BaselineError(
         f"{path} was measured for another definition of case {found.case!r}",
@@ -128,103 +105,56 @@ def load_baseline(path: Path) -> Baseline:
     """The baseline in a file, whatever its name and folder say. Raises ``FileNotFoundError`` or
     :class:`BaselineError` naming the file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise _broken(path, f"{type(error).__name__}: {error}") from error
-    return parse_text(text, path)
+        text = read_regular(path)
+    except Unsound as error:
+        raise broken(str(path), error) from error
+    return parse_text(text, str(path))
 
 
-def parse_text(text: str, path: Path) -> Baseline:
-    """A baseline from the text of a file called ``path``. Raises :class:`BaselineError`."""
+def parse_text(text: str, path: str) -> Baseline:
+    """A baseline from the text of a file called ``path``. A missing or unknown field is an error, and so is a value of
+    another type or outside its range. Raises :class:`BaselineError`, which names file and field."""
     try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise _broken(path, str(error)) from error
-    return parse_baseline(data, path)
-
-
-def parse_baseline(data: Any, path: Path) -> Baseline:
-    """A baseline from parsed JSON. A missing or unknown field is an error, and so is one of another type."""
-    if not isinstance(data, dict):
-        raise _broken(path, f"a JSON {type(data).__name__}, not an object")
-    if data.get("schema") != SCHEMA:
+        data = parse(text)
+        schema = data.get("schema") if isinstance(data, dict) else SCHEMA
+        if schema == SCHEMA:
+            return parse_baseline(data)
+    except EditedByHand as error:
         raise BaselineError(
-            f"{path} has another schema",
-            expected=f"schema {SCHEMA}",
-            seen=f"schema {data.get('schema')!r}",
-            cause="it was written by another version of pytest-fp8",
-            next_step="update pytest-fp8, or measure the case again with --fp8-update-baselines",
-        )
-    try:
-        _has_fields("the baseline", data, FIELDS)
-        for name in ("case", "case_hash", "gpu"):
-            _is(str, "text", data, name)
-        _is(dict, "an object", data, "metrics")
-        _is(dict, "an object", data, "provenance")
-        for name, metric in data["metrics"].items():
-            _check_metric(name, metric)
-        _check_provenance(data["provenance"])
-    except ValueError as error:
-        raise _broken(path, str(error)) from error
-    return Baseline(data["case"], data["case_hash"], data["gpu"], data["metrics"], data["provenance"])
+            f"{path} was edited by hand",
+            expected="the digest of what the file holds",
+            seen="another digest",
+            cause="figures or their origin were changed after they were measured, or a merge mixed two files",
+            next_step=f"git diff -- {path} shows the edit, and pytest-fp8 baselines diff --git REV what it does to a "
+            "whole file; restore it, or measure again with --fp8-update-baselines",
+        ) from error
+    except Unsound as error:
+        raise broken(path, error) from error
+    raise BaselineError(
+        f"{path} has another schema",
+        expected=f"schema {SCHEMA}",
+        seen=f"schema {quoted(schema)}",
+        cause="it was written by another version of pytest-fp8",
+        next_step="update pytest-fp8, or measure the case again with --fp8-update-baselines",
+    )
 
 
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """Write atomically: a reader sees the old file or the new one, and after any failure the old one is still there."""
     path = baseline_path(folder, baseline.gpu, baseline.case)
-    text = json.dumps(baseline.to_json(), indent=1, sort_keys=True) + "\n"
-    parse_text(text, path)
+    if path.parent.is_symlink():
+        raise broken(str(path.parent), Unsound("a symbolic link, which is not followed"))
+    text = json.dumps(baseline.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    parse_text(text, str(path))
     write_atomically(path, text)
     return path
 
 
-def _check_metric(name: str, metric: Any) -> None:
-    if not isinstance(metric, dict):
-        raise ValueError(f"metric {name!r} is not an object")
-    _has_fields(f"metric {name!r}", metric, METRIC_FIELDS)
-    if not isinstance(metric["values"], list) or not metric["values"]:
-        raise ValueError(f"metric {name!r} has no values")
-
-
-def _check_provenance(data: dict[str, Any]) -> None:
-    _has_fields("provenance", data, PROVENANCE_FIELDS, OPTIONAL_PROVENANCE)
-    for name in ("date", "commit", "reason"):
-        _is(str, "text", data, name)
-    _is(bool | None, "true, false or null", data, "dirty")
-    _is(dict, "an object", data, "gpu")
-    _is(dict, "an object", data, "libraries")
-    datetime.date.fromisoformat(data["date"])
-    if "unfit" in data:
-        _is(str, "text", data, "unfit")
-    if "kept" in data:
-        _is(dict, "an object", data, "kept")
-        for metric, origin in data["kept"].items():
-            _is(dict, "an object", data["kept"], metric)
-            _has_fields(f"kept metric {metric!r}", origin, ("date", "commit"))
-            datetime.date.fromisoformat(origin["date"])
-
-
-def _has_fields(what: str, data: Mapping[str, Any], needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    missing = [name for name in needed if name not in data]
-    unknown = [name for name in data if name not in needed + optional]
-    if missing or unknown:
-        said = [f"lacks {', '.join(missing)}"] if missing else []
-        said += [f"has unknown fields: {', '.join(unknown)}"] if unknown else []
-        raise ValueError(f"{what} {' and '.join(said)}")
-
-
-def _is(kind: Any, described: str, data: Mapping[str, Any], name: str) -> None:
-    if not isinstance(data[name], kind):
-        raise ValueError(f"{name!r} is {data[name]!r}, not {described}")
-
-
-def _broken(path: Path, why: str) -> BaselineError:
+def broken(path: str, why: Exception) -> BaselineError:
     return BaselineError(
         f"{path} is not a readable baseline",
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
-        seen=why,
+        seen=str(why),
         cause="the file was cut off, edited by hand or merged with conflict markers",
         next_step=f"restore it (git checkout -- {path}), or delete it and measure again: "
         '--fp8-update-baselines --fp8-reason "..."',

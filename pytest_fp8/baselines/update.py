@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
-from pytest_fp8.baselines.review import Revision, revise, revised
-from pytest_fp8.baselines.store import Baseline, earlier_baseline, write_baseline
+from pytest_fp8.baselines.history import appended, why_not_appended
+from pytest_fp8.baselines.record import Baseline, session_of
+from pytest_fp8.baselines.review import Revision, revise
+from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Entry, Ledger
+
+
+CANDIDATES = "candidates"
+"""The folder of candidates below a report's. It has the cases of one run, and ``diff`` misses no others in it."""
 
 
 @dataclass
@@ -27,7 +34,7 @@ class Update:
 
 
 def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Update:
-    """Store below ``folder`` what moved by more than noise in each case of the session.
+    """Append this session to the baseline of each case below ``folder``.
 
     ``origin``: the provenance of this session's measurements, taken before the first file is written.
     """
@@ -41,37 +48,47 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
             continue
         old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
         new = measured(entry, origin)
-        revision = revise(old, new, why_none)
-        done.revisions.append(revision)
-        stored = revised(old, new, revision)
-        if stored is None:
+        why = why_not_appended(old, new.newest)
+        if why:
+            done.problems.append(f"baseline of {name} was not updated: {why}")
             continue
+        revision = revise(old, new, why_none, tolerances_of(entry))
+        done.revisions.append(revision)
         try:
-            done.written.append(write_baseline(folder, stored))
+            done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
         except Fp8Error as error:
             done.problems.append(error.message)
             continue
-        if "speedup" in new.metrics and stored.metrics["speedup"] is new.metrics["speedup"]:
+        if "speedup" in new.metrics:
             done.notes += _launch_bound(entry)
     return done
 
 
-def measured(entry: Entry, origin: Mapping[str, Any]) -> Baseline:
-    """What this session measured of a case, as a baseline."""
-    gpu = {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]
-    return Baseline(entry.case, entry.case_hash, entry.gpu, entry.metrics, {**origin, "gpu": gpu})
+def measured(entry: Entry, origin: Mapping[str, Any], unfit: str = "") -> Baseline:
+    """What this session measured of a case, as a baseline of one session."""
+    values = {name: metric["values"] for name, metric in entry.metrics.items()}
+    session = session_of(origin_of(entry, origin), values, unfit)
+    return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
+
+
+def origin_of(entry: Entry, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of a case's figures: an emulated case used no GPU."""
+    return {**origin, "gpu": {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]}
+
+
+def tolerances_of(entry: Entry) -> dict[str, float]:
+    """The tolerances of the case itself: those that its mark or the suite gives, and the loss rule's margin."""
+    return {name: float(metric["tolerance"]) for name, metric in entry.metrics.items()}
 
 
 def candidate(ledger: Ledger, entry: Entry, folder: Path, origin: Mapping[str, Any]) -> Baseline:
-    """What an update would store of a case: its own metrics, and the stored values of questions that were not asked.
-
-    ``unfit`` in its provenance says why an update would refuse it.
-    """
+    """What an update would store of a case: the stored sessions, and this one behind them. ``unfit`` of the session
+    says why an update would refuse it."""
+    old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
     new = measured(entry, origin)
-    old, _ = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
-    why = why_not_stored(ledger, entry.case)
-    provenance = {**new.provenance, "unfit": why} if why else new.provenance
-    return replace(new, metrics={**(old.metrics if old is not None else {}), **new.metrics}, provenance=provenance)
+    why = why_not_stored(ledger, entry.case) or why_not_appended(old, new.newest)
+    new = measured(entry, origin, unfit=why)
+    return appended(old, new, revise(old, new, why_none, tolerances_of(entry)).starts())
 
 
 def why_not_stored(ledger: Ledger, case: str) -> str:
@@ -92,17 +109,24 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
     if layers is None or layers["verdict"] != "PASS":
         seen = layers["headline"] if layers else "the layers question was not asked in this run"
         return f"FP8 was not shown to run ({seen})"
-    for question in ("numerics", "loss", "checkpoints"):
-        decision = entry.decisions.get(question)
-        if decision is not None and decision["verdict"] == "FAIL":
+    for question, decision in entry.decisions.items():
+        if decision["verdict"] == "INVALID":
+            what = "timing" if question in ("speedup", "faster") else f"{question} question"
+            return f"the {what} is invalid ({decision['headline']})"
+        if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
-    for question in ("speedup", "faster"):
-        speed = entry.decisions.get(question)
-        if speed is not None and speed["verdict"] == "INVALID":
-            return f"the timing is invalid ({speed['headline']})"
     speedup = entry.metrics.get("speedup")
-    coarse = too_coarse(speedup["values"], speedup["tolerance"]) if speedup is not None else ""
-    return f"{coarse} (more of them: --fp8-processes)" if coarse else ""
+    if speedup is None:
+        return ""
+    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"])
+    return f"{why} (more of them: --fp8-processes)" if why else ""
+
+
+def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
+    """Why a session's speedup is no evidence, or an empty string: a finding needs as many processes, too."""
+    if "speedup" not in metrics or len(metrics["speedup"]) >= RUNS_TO_FAIL:
+        return ""
+    return "its speedup stands on one process, which may be slow by chance"
 
 
 def _launch_bound(entry: Entry) -> list[str]:

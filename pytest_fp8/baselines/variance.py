@@ -13,7 +13,9 @@ from typing import Any
 from pytest_fp8.baselines.atomic import updating, write_atomically
 from pytest_fp8.baselines.check import Finding
 from pytest_fp8.baselines.folder import Files, read_folder, readable
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.source import Folder, Source
+from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.variance import MEASURED, Components, Session, estimate
 
@@ -24,14 +26,8 @@ the gate."""
 
 
 def history_of(baseline: Baseline, metric: str) -> dict[str, Session]:
-    """Session -> its processes, oldest first. Cases that were measured in one run name it alike."""
-    values = baseline.values(metric)
-    return {"{date} {commit}".format(**baseline.provenance): values} if values else {}
-
-
-def sessions_of(baseline: Baseline, metric: str) -> list[Session]:
-    """The sessions of a metric, oldest first; empty where the baseline does not have it."""
-    return list(history_of(baseline, metric).values())
+    """Session -> its processes, of the metric's current level, oldest first. All cases of one run name it alike."""
+    return {f"{s.date} {s.commit} {s.run}": s.metrics[metric] for s in baseline.measured_in(metric)}
 
 
 def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
@@ -47,22 +43,20 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
     }
 
 
-def read_components(folder: Path, gpu: str) -> Components:
+def read_components(source: Source, gpu: str) -> Components:
     """The components beside a GPU's baselines; those measured so far where there is no file. Raises
     :class:`BaselineError` for a file that cannot be believed."""
-    path = folder / gpu / NAME
+    name = Path(gpu, NAME)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return _parsed(data)
-    except FileNotFoundError:
-        return MEASURED
-    except (OSError, ValueError) as error:
+        text = source.text(name)
+        return _parsed(parse(text)) if text is not None else MEASURED
+    except ValueError as error:
         raise BaselineError(
-            f"{path} does not hold variance components",
+            f"{source.label(name)} does not hold variance components",
             expected="what pytest-fp8 baselines variance writes",
             seen=str(error),
             cause="the file was cut off or edited by hand",
-            next_step=f"pytest-fp8 baselines variance --gpu {gpu} --dir {folder}",
+            next_step=f"pytest-fp8 baselines variance --gpu {gpu}",
         ) from error
 
 
@@ -143,7 +137,7 @@ def outdated_components(folder: Path, files: Files, only: str = "") -> list[Find
         mine = [
             baseline for _, baseline in sorted(((b.case, b) for b in stored if b.gpu == gpu), key=lambda pair: pair[0])
         ]
-        if path.exists() and read_components(folder, gpu) != _parsed(estimated(mine)):
+        if path.exists() and read_components(Folder(folder), gpu) != _parsed(estimated(mine)):
             message = "not what the histories beside it give: sessions were added since, or it was edited"
             again = f"pytest-fp8 baselines variance --gpu {gpu} --dir {folder}"
             found.append(Finding("error", "variance", gpu, NAME, message, again))

@@ -38,6 +38,14 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Model:
+    """A user's own model as both sides get it; empty for one of the suite."""
+
+    shipped: str | None = None
+    identity: str = ""
+
+
+@dataclass(frozen=True)
 class SidesEvidence:
     """Milliseconds per step of base and head, block by block and process by process, and what disturbed them."""
 
@@ -96,10 +104,12 @@ def compare(
     """Measure one case on both sides. Raises :class:`ArmError` where an arm cannot be built or dies, and
     :class:`SettingsError` where there is no GPU: speed is a GPU's question."""
     from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.shipping import ship
 
     pool = ArmPool(require_gpu(case))
+    model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
     try:
-        return _compare(case, pool, (base, head), tolerance, looks, with_bf16, workload)
+        return compare_in(pool, case, (base, head), tolerance, looks, with_bf16, model)
     finally:
         pool.close()
 
@@ -120,15 +130,16 @@ def require_gpu(case: Case) -> Gpu:
     return gpu
 
 
-def _compare(
-    case: Case,
+def compare_in(
     pool: ArmPool,
+    case: Case,
     sides: tuple[ArmEnvironment, ArmEnvironment],
     tolerance: float,
-    looks: int,
-    with_bf16: bool,
-    workload: WorkloadReference | None,
+    looks: int = len(PAIRS),
+    with_bf16: bool = False,
+    model: Model | None = None,
 ) -> Comparison:
+    """:func:`compare` with the arms of a pool, which ends every other arm that it has. Raises ``ArmError``."""
     from pytest_fp8.questions.again import look_again
     from pytest_fp8.questions.speed.timing import BlockTimer
     from pytest_fp8.rules.speed import ratios_by_process
@@ -136,13 +147,13 @@ def _compare(
     def decide(evidence: SidesEvidence) -> SideSpeed:
         return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
 
-    arms = _sides(case, pool, sides, workload)
+    arms = _sides(case, pool, sides, model or Model())
     evidence, fp8 = look_again(_looks(arms, looks), decide)
     times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
     disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
-        timer = BlockTimer(_sides(case.reference(), pool, sides, workload))
+        timer = BlockTimer(_sides(case.reference(), pool, sides, model or Model()))
         timer.measure(PAIRS[0], BLOCKS)
         beside = _evidence(timer)
         bf16 = decide(beside)
@@ -245,16 +256,14 @@ def _sides(
     case: Case,
     pool: ArmPool,
     sides: tuple[ArmEnvironment, ArmEnvironment],
-    workload: WorkloadReference | None,
+    model: Model,
 ) -> TwoArms:
     """One case's arms in both environments, alive: base's is the reference, head's the other."""
     from pytest_fp8.arms.pair import TwoArms
     from pytest_fp8.arms.spec import ArmSpec
-    from pytest_fp8.shipping import ship
 
-    shipped = ship(workload, f"the workload {workload.text!r}") if workload is not None else None
-    digest = case.digest(workload.text if workload is not None else "")
-    base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", shipped), side) for side in sides)
+    digest = case.digest(model.identity)
+    base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), side) for side in sides)
     arms = TwoArms(base, head)
     arms.start()
     return arms

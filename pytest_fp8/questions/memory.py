@@ -10,6 +10,7 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "memory"
@@ -88,8 +89,7 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         numbers["activation_ratio"] = held["fp8"] / held["bf16"]
         numbers |= {f"{arm}_activation_gib": size / GIB for arm, size in held.items()}
         seen += f"; the forward pass adds {numbers['activation_ratio']:.3f}x"
-    if baseline:
-        numbers["baseline"] = max(baseline)
+    numbers |= {"baseline": max(baseline)} if baseline else {NO_BASELINE: True}
     verdict, lines = _judge(ratio, baseline, seen)
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 

@@ -8,25 +8,33 @@ from statistics import median
 from typing import Any
 
 from pytest_fp8.baselines.check import Finding
-from pytest_fp8.baselines.review import Revision, level
-from pytest_fp8.baselines.store import Baseline
+from pytest_fp8.baselines.metrics import METRICS
+from pytest_fp8.baselines.noise import change_points
+from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.baselines.review import Revision, differing, level
+from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 from pytest_fp8.rules.change import speed_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
 """Short names of libraries in a list; those with an empty one are only in ``show``."""
-PROVENANCE = ("date", "commit", "dirty", "reason", "unfit")
+CASE_TOLERANCE = ("speedup", "busy_speedup", "loss_gap")
+"""Metrics whose tolerance a case may set."""
+SHOWN_OF_A_SESSION = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
+"""The metrics in the line of one session."""
 
 
 def describe(baseline: Baseline) -> dict[str, Any]:
     """The facts of one line as data: ratios, share and nats as numbers."""
     facts: dict[str, Any] = {"case": baseline.case, "gpu": baseline.gpu, "case_hash": baseline.case_hash}
-    facts |= {name: level(name, metric) for name, metric in baseline.metrics.items()}
+    facts |= {name: level(name, baseline.values(name)) for name in baseline.metrics}
     if "speedup" in baseline.metrics:
         speed = speed_of(baseline.values("speedup"))
         facts |= {"speedup": speed.ratio, "speedup_interval": speed.interval, "processes": len(speed.each)}
-    return {**facts, **{name: baseline.provenance[name] for name in ("date", "commit", "reason", "libraries")}}
+    newest = baseline.newest
+    origin = {"date": newest.date, "commit": newest.commit, "reason": newest.reason, "libraries": newest.libraries}
+    return {**facts, **origin, "sessions": len(baseline.sessions)}
 
 
 def print_list(baselines: Sequence[Baseline]) -> None:
@@ -53,39 +61,76 @@ def _cells(baseline: Baseline) -> list[str]:
 
 
 def _origin(baseline: Baseline) -> str:
-    facts = baseline.provenance
-    named = {SHORT.get(name, name): version for name, version in facts["libraries"].items()}
-    libraries = ", ".join(f"{name} {version}" for name, version in named.items() if name)
-    return f"{facts['date']}, commit {facts['commit'] or 'unknown'}, {libraries}: {facts['reason'] or '-'}"
+    newest = baseline.newest
+    return f"{newest.origin}, {libraries_of(newest)}: {newest.reason or '-'}"
+
+
+def libraries_of(session: StoredSession) -> str:
+    """The libraries that matter, by short names: ``torch 2.11.0, te 2.20.2``."""
+    named = {SHORT.get(name, name): version for name, version in session.libraries.items()}
+    return ", ".join(f"{name} {version}" for name, version in named.items() if name)
 
 
 def shown_or_dash(baseline: Baseline, metric: str) -> str:
-    stored = baseline.metrics.get(metric)
-    return shown(str(stored["unit"]), level(metric, stored)) if stored is not None else "-"
+    values = baseline.values(metric)
+    return shown(METRICS[metric].unit, level(metric, values)) if values else "-"
 
 
 def show_lines(baseline: Baseline) -> list[str]:
-    """Everything in one baseline: values per process or seed, tolerances, where they came from."""
+    """Everything in one baseline: the newest values per process or seed, tolerances, and the sessions."""
     lines = [f"{baseline.case} on {baseline.gpu} (case hash {baseline.case_hash})"]
-    for name, metric in sorted(baseline.metrics.items()):
-        unit = str(metric["unit"])
-        value = shown(unit, level(name, metric))
-        if name == "speedup":
-            low, high = speed_of(metric["values"]).interval
+    for name in baseline.metrics:
+        metric, values = METRICS[name], baseline.values(name)
+        value = shown(metric.unit, level(name, values))
+        if metric.per_process:
+            low, high = speed_of(values).interval
             value += f" [{low:.3f}, {high:.3f}] (99 %)"
         lines.append(f"  {name}: {value}")
-        lines.append(f"    {unit}; {metric['direction']}; tolerance {metric['tolerance']:g}")
-        lines += [f"    {text}" for text in _values(unit, metric["values"])]
-    provenance = baseline.provenance
-    lines.append("  from")
-    lines += [f"    {name}: {provenance[name]}" for name in PROVENANCE if provenance.get(name) not in (None, "")]
-    for part in ("gpu", "libraries"):
-        facts = provenance[part]
+        tolerance = f"tolerance {metric.tolerance:g}" if metric.tolerance else "any change counts"
+        own = ", or the case's own" if name in CASE_TOLERANCE else ""
+        lines.append(f"    {metric.unit}; {metric.direction}; {tolerance}{own}")
+        lines += [f"    {text}" for text in _values(metric.unit, values)]
+    lines.append(f"  sessions, the oldest first ({len(baseline.sessions)})")
+    marks = _marks(baseline)
+    for index, session in enumerate(baseline.sessions):
+        lines.append(f"    {index + 1}. {_session_line(session)}")
+        lines += [f"       {mark}" for mark in marks[index]]
+    for part, facts in (("gpu", baseline.newest.gpu), ("libraries", baseline.newest.libraries)):
         if facts:
-            lines.append(f"    {part}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
-    for name, origin in provenance.get("kept", {}).items():
-        lines.append(f"    {name} kept from {origin['date']}, commit {origin['commit']}")
+            lines.append(f"  newest {part}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
     return lines
+
+
+def _session_line(session: StoredSession) -> str:
+    figures = [
+        f"{name} {shown(METRICS[name].unit, level(name, session.metrics[name]))}"
+        + (f" ({len(session.metrics[name])} processes)" if METRICS[name].per_process else "")
+        for name in SHOWN_OF_A_SESSION
+        if name in session.metrics
+    ]
+    dirty = " with changed files" if session.dirty else ""
+    return f"{session.origin}{dirty}: {', '.join(figures) or 'counts alone'}: {session.reason or '-'}"
+
+
+def _marks(baseline: Baseline) -> list[list[str]]:
+    """For each session what sets it apart: another library or driver, a new level, another way of measuring."""
+    marks: list[list[str]] = []
+    before: StoredSession | None = None
+    for session in baseline.sessions:
+        found = [f"not fit to be stored: {session.unfit}"] if session.unfit else []
+        if session.measurement != MEASUREMENT:
+            found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
+        if session.starts:
+            found.append(f"a new level of {', '.join(session.starts)} begins: earlier sessions are not gated on")
+        if before is not None:
+            found += [f"since the session before: {text}" for text in differing(before, session)]
+        marks.append(found)
+        before = session
+    for name in ("speedup", "busy_speedup"):
+        having = [index for index, session in enumerate(baseline.sessions) if name in session.metrics]
+        for first, change in change_points([baseline.sessions[index].metrics[name] for index in having]):
+            marks[having[first]].append(f"change point: {name} {math.expm1(change):+.2%} from here on")
+    return marks
 
 
 def _values(unit: str, values: Sequence[Any]) -> list[str]:
@@ -105,12 +150,15 @@ def revision_to_json(revision: Revision) -> dict[str, Any]:
         "not compared": revision.whole,
         "origins": revision.origins(),
         "worse": revision.worse,
+        "starts": revision.starts(),
+        "history": list(revision.tampered),
         "changes": [dict(vars(change)) for change in revision.changes],
     }
 
 
-def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
-    """One table of all metrics that differ, then new, unfit and missing baselines, and a closing line."""
+def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: bool) -> None:
+    """One table of all metrics that differ, then new, unfit and missing baselines, and a closing line. ``removed``:
+    whether those in A alone count as removed."""
     from pytest_fp8.report.tables import table
 
     rows: list[tuple[str, ...]] = []
@@ -128,14 +176,16 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str]) -> None:
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
             print(revision_lines(revision)[0])
-        if "unfit" in revision.new_provenance:
-            print(f"{name}: not fit to be stored: {revision.new_provenance['unfit']}")
+        for line in revision.tampered:
+            print(f"{name}: {line}")
+        if revision.new.unfit:
+            print(f"{name}: not fit to be stored: {revision.new.unfit}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
         print(f"measured with {text}")
     if only_old:
-        print(f"{len(only_old)} only in A: {', '.join(only_old)}")
-    worse = [f"{r.gpu}/{r.case}" for r in revisions if r.worse]
-    changed = sum(revision.rewrites for revision in revisions)
+        print(f"{len(only_old)} {'removed' if removed else 'only in A'}: {', '.join(only_old)}")
+    worse = [f"{r.gpu}/{r.case}" for r in revisions if r.worse] + (list(only_old) if removed else [])
+    changed = sum(revision.changed for revision in revisions)
     print(
         f"{len(revisions)} baselines compared: {changed} changed, {len(revisions) - changed} as they were within noise"
         + (f"; worse: {', '.join(worse)}" if worse else "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.baselines.store import write_baseline
-from pytest_fp8.baselines.update import candidate, measured, why_not_stored
+from pytest_fp8.baselines.update import CANDIDATES, candidate, origin_of, why_not_stored
 from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     Raises :class:`BaselineError`.
     """
     first = next(iter(ledger.entries.values()))
-    provenance = measured(first, origin).provenance
+    provenance = origin_of(first, origin)
     report = {**ledger.to_json(), "session_shift": shift_to_json(ledger), "provenance": provenance}
     path = folder / "report.json"
     write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
@@ -39,5 +39,5 @@ def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapp
         if entry.metrics and entry.namesakes:
             notes.append(f"no candidate of {name}: {why_not_stored(ledger, name)}")
         elif entry.metrics:
-            write_baseline(folder / "candidates", candidate(ledger, entry, baselines, origin))
+            write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
     return notes

@@ -10,6 +10,7 @@ from pytest_fp8.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
+    from pytest_fp8.rules.undecided import Answer
     from pytest_fp8.verdicts import Decision
 
 
@@ -28,6 +29,8 @@ class Entry:
     """Headlines of errors that ended a question without a decision."""
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
+    asserted: list[str] = field(default_factory=list)
+    """Questions that a test asserted, as ``decisions`` names them. One that a test only looked at is its own affair."""
     namesakes: int = 0
     """Number of distinct workloads under one case id; 0 where there is one."""
 
@@ -77,6 +80,29 @@ class Ledger:
             "message": decision.message,
             "numbers": dict(decision.numbers),
         }
+
+    def asserted(self, case: str, question: str) -> None:
+        """A test asserted this question: it needs an answer."""
+        asserted = self.entries[case].asserted
+        if question not in asserted:
+            asserted.append(question)
+
+    def answers(self) -> list[Answer]:
+        """How each asserted question ended, case by case. A case that fails as a known defect is not among them."""
+        from pytest_fp8.rules.undecided import NO_BASELINE, Answer
+
+        return [
+            Answer(
+                entry.case,
+                question,
+                decision["verdict"],
+                decision["headline"],
+                decision["verdict"] == "NOT_EXERCISED" and bool(decision["numbers"].get(NO_BASELINE)),
+            )
+            for entry in self.entries.values()
+            for question, decision in entry.decisions.items()
+            if question in entry.asserted
+        ]
 
     def measure(self, case: str, metric: str, measured: Mapping[str, Any]) -> None:
         self.entries.setdefault(case, Entry(case)).metrics[metric] = dict(measured)
@@ -128,6 +154,7 @@ class Ledger:
             entry.timing.update(theirs.timing)
             entry.errors.extend(theirs.errors)
             entry.expected.extend(theirs.expected)
+            entry.asserted.extend(theirs.asserted)
             entry.namesakes = max(entry.namesakes, theirs.namesakes)
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.store import Baseline
-from pytest_fp8.report.baselines import SHORT, describe, shown_or_dash
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
 HEAD = """\
@@ -116,16 +116,14 @@ def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
 
 def _device(baseline: Baseline) -> str:
     """The GPU as the driver called it; emulated cases have a name alone."""
-    facts = baseline.provenance["gpu"]
-    driver = f", driver {facts['driver']}, {facts['power_limit']:.0f} W" if "driver" in facts else ""
-    return f"{facts['name']}{driver}."
+    facts = baseline.newest.gpu
+    driver = f", driver {facts['driver']}" if "driver" in facts else ""
+    power = f", {facts['power_limit']:.0f} W" if "power_limit" in facts else ""
+    return f"{facts['name']}{driver}{power}."
 
 
 def _origin(baseline: Baseline) -> str:
-    facts = baseline.provenance
-    named = {SHORT.get(name, name): version for name, version in facts["libraries"].items()}
-    libraries = ", ".join(f"{name} {version}" for name, version in named.items() if name)
-    return f"{facts['date']}, commit {facts['commit'] or 'unknown'}: {libraries}"
+    return f"{baseline.newest.origin}: {libraries_of(baseline.newest)}"
 
 
 def _row(texts: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_fp8.baselines.review import Change, Revision
 
-STYLE = {"worse": "red", "better": "green", "moved": "yellow", "new": "cyan", "more processes": "cyan"}
+STYLE = {"worse": "red", "removed": "red", "better": "green", "moved": "yellow", "new": "cyan"}
 
 
 def shown(unit: str, value: float | None) -> str:
@@ -51,10 +51,10 @@ def _difference(change: Change) -> str:
 
 
 def revision_lines(revision: Revision) -> list[str]:
-    """What an update did to one baseline; one line where it changed nothing or the baseline is new."""
+    """What an update did to one baseline; one line where nothing moved or the baseline is new."""
     name = f"baseline {revision.gpu}/{revision.case}"
-    if not revision.rewrites:
-        return [f"{name}: nothing moved by more than noise; the file is as it was"]
+    if not revision.changed:
+        return [f"{name}: nothing moved by more than noise; this session joins the others"]
     if revision.whole:
         values = ", ".join(f"{c.metric} {shown(c.unit, c.new)}" for c in revision.changes)
         return [f"{name} is new ({revision.whole}): {values}"]
@@ -65,6 +65,8 @@ def revision_lines(revision: Revision) -> list[str]:
         for widths in [_widths(rows)]
         for metric, old, new, difference, word in rows
     ]
+    if revision.starts():
+        lines.append(f"  a new level begins, and earlier sessions are not gated on: {', '.join(revision.starts())}")
     if revision.origins():
         lines.append("  " + "; ".join(revision.origins()))
     return lines

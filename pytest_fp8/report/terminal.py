@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
+from pytest_fp8.rules.undecided import NO_BASELINE
 
 if TYPE_CHECKING:
     import pytest
@@ -126,12 +127,14 @@ def _escape(text: str) -> str:
 
 
 def findings(ledger: Ledger) -> list[str]:
-    """The messages of INCONCLUSIVE, INVALID and IMPROVED decisions: their tests pass, and a person should read them."""
+    """The messages of decisions that are not plain PASS and did not fail: their tests pass, and a person should read
+    them. What lacks a baseline is said once for all, elsewhere."""
     lines = []
     for entry in ledger.entries.values():
-        for decision in entry.decisions.values():
-            if decision["verdict"] in ("INCONCLUSIVE", "INVALID", "IMPROVED"):
-                lines.append(f"{entry.case}: {decision['message']}")
+        for question, decision in entry.decisions.items():
+            if decision["verdict"] in ("PASS", "FAIL") or decision["numbers"].get(NO_BASELINE):
+                continue
+            lines.append(f"{entry.case} {question}: {decision['message']}")
     return lines
 
 

@@ -14,7 +14,7 @@ ALPHA = 2
 """LoRA's alpha, per rank."""
 LEARNING_RATE = 2e-4
 """Adapters start at zero and learn with rates about ten times those of full training (peft's own examples). The rate,
-alpha and dropout are in no case's hash: a change of one must raise ``case.MEASUREMENT``, which a test checks."""
+alpha and dropout are in no case's hash: a change of one must raise ``case.DEFINITION``, which a test checks."""
 
 
 class NoSuchLinear(ValueError):

@@ -39,7 +39,7 @@ class Tf32Alone(Control):
 
     number, id = 71, "tf32-alone"
     title = "the FP8 arm alone multiplies float32 in TF32"
-    question, cause = "faster", "in one arm's process alone, so that this switch is measured besides FP8"
+    question, cause = "faster", "in one arm"
     case = Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup"))
     workload = FLOAT_HEAD
     verdicts = ("INVALID",)

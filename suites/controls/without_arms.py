@@ -7,22 +7,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from controls.control import Control, Outcome
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
-
-ORIGIN: dict[str, Any] = {
-    "date": "2026-01-01",
-    "commit": "",
-    "dirty": None,
-    "gpu": {},
-    "libraries": {},
-    "reason": "a copy",
-}
-"""Where the copied baseline says it comes from."""
 
 
 class ForeignBaseline(Control):
@@ -34,13 +24,14 @@ class ForeignBaseline(Control):
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
-        from pytest_fp8.baselines.store import Baseline, read_baseline, write_baseline
+        from pytest_fp8.baselines.record import Baseline, StoredSession
+        from pytest_fp8.baselines.store import read_baseline, write_baseline
         from pytest_fp8.errors import BaselineError
 
         case, digest = "1b-torchao-tensorwise", "0" * 16
-        measured = {"unit": "x", "direction": "higher", "tolerance": 0.03, "values": [0.11, 0.12]}
+        copied = StoredSession("2026-01-01", "", None, "a copy", {"name": "H100"}, {}, "0" * 12, {"fp8_share": [0.8]})
         with tempfile.TemporaryDirectory() as name:
-            written = write_baseline(Path(name), Baseline(case, digest, "h100", {"speedup": measured}, ORIGIN))
+            written = write_baseline(Path(name), Baseline(case, digest, "h100", (copied,)))
             target = Path(name, "h200", written.name)
             target.parent.mkdir()
             written.rename(target)

@@ -1,5 +1,13 @@
 """Baselines written by hand: the fields that each of them has, for tests that care about others."""
 
+from __future__ import annotations
+
+import json
+import math
+from statistics import median
+
+from pytest_fp8.baselines.record import Baseline, digest, session_of
+
 ORIGIN = {
     "date": "2026-11-20",
     "commit": "0123456789ab",
@@ -7,5 +15,31 @@ ORIGIN = {
     "gpu": {"name": "NVIDIA H200", "driver": "580.1"},
     "libraries": {"torch": "1.0.0"},
     "reason": "first",
+    "run": "0123456789ab",
 }
-"""Where a baseline comes from: every field that provenance must have."""
+"""Where a session comes from: every field that provenance must have."""
+
+
+def session(unfit="", metrics=None, **origin):
+    """A stored session; a speedup gets the step times of its processes beside it."""
+    metrics = dict(metrics or {"fp8_share": [0.5]})
+    if "speedup" in metrics and "bf16_ms" not in metrics:
+        metrics["bf16_ms"] = [100.0] * len(metrics["speedup"])
+    if "speedup" in metrics and "fp8_ms" not in metrics:
+        pairs = zip(metrics["bf16_ms"], metrics["speedup"], strict=True)
+        metrics["fp8_ms"] = [ms / math.exp(median(blocks)) for ms, blocks in pairs]
+    return session_of({**ORIGIN, **origin}, metrics, unfit)
+
+
+def baseline(case, case_hash, gpu="h200", metrics=None, **origin):
+    """A baseline of one session."""
+    return Baseline(case, case_hash, gpu, (session(metrics=metrics, **origin),))
+
+
+def edit(path, change, sign=True):
+    """Change a file by hand: ``change`` gets its data. With ``sign`` the digest is made to fit, as a forger would."""
+    data = json.loads(path.read_text())
+    change(data)
+    if sign:
+        data["digest"] = digest(data)
+    path.write_text(json.dumps(data))

@@ -16,18 +16,16 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from helpers.baselines import ORIGIN
+from helpers.baselines import baseline
 from pytest_fp8.baselines import store
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.errors import BaselineError, Fp8Error
 
-METRIC = {"unit": "share", "direction": "higher", "tolerance": 0.0, "values": [0.5]}
-OLD = store.Baseline("tiny-case", "hash", "h200", {"fp8_share": METRIC}, {**ORIGIN, "reason": "old"})
-NEW = replace(OLD, metrics={"fp8_share": {**METRIC, "values": [0.75]}}, provenance={**ORIGIN, "reason": "new"})
+OLD = baseline("tiny-case", "hash", metrics={"fp8_share": [0.5]}, reason="old")
+NEW = baseline("tiny-case", "hash", metrics={"fp8_share": [0.75]}, reason="new")
 OF_STREAM = ("write", "flush", "close")
 """Steps that are methods of the temporary file."""
 STEPS = ("mkdir", "create", "write", "flush", "fsync", "fchmod", "close", "replace", "open folder", "fsync folder")
@@ -188,7 +186,7 @@ def main(root: Path) -> None:
         path.parent.chmod(0o755)
         try:
             found = store.read_baseline(folder, "h200", "tiny-case", "hash")
-            content = found.provenance["reason"] if found is not None else "no file"
+            content = found.newest.reason if found is not None else "no file"
             whole = found in (OLD, NEW)
         except Fp8Error as error:
             content, whole = error.message, False

@@ -11,7 +11,6 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
-import filelock  # noqa: F401
 import numpy as np
 import rich.console
 import rich.table  # noqa: F401
@@ -24,6 +23,7 @@ import pytest_fp8.backends.bf16
 import pytest_fp8.backends.torchao
 import pytest_fp8.backends.transformer_engine
 import pytest_fp8.baselines.provenance
+import pytest_fp8.baselines.store
 import pytest_fp8.pair
 import pytest_fp8.report.header
 import pytest_fp8.report.terminal  # noqa: F401

@@ -1,0 +1,110 @@
+"""The metrics that a baseline can hold: unit, direction, range and tolerance of each. A file says none of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_fp8.baselines.strict import Check, Unsound, listed, number
+from pytest_fp8.case import Case
+
+EXACT = 1e-9
+"""Absolute change up to which a metric without a tolerance counts as unchanged."""
+LOSS_BOUNDS = (0.02, 0.05)
+"""The loss rule's own bounds of its margin in nats, :data:`pytest_fp8.rules.loss.LOSS_MARGIN`, without its numpy."""
+AGREE = 0.005
+"""How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Medians of
+equal blocks lie between the smallest and the largest of them, apart from drift within a block: of the 123 processes
+stored for H200s two lie beyond, by 0.0022 and 0.0021."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What the code knows of a metric; ``values`` checks what a file holds of it."""
+
+    unit: str
+    direction: str
+    """``higher`` or ``lower`` is better, or ``two-sided``: distance from zero counts."""
+    question: str
+    """The question that measures it, by its name in :data:`pytest_fp8.case.QUESTIONS`."""
+    values: Check
+    tolerance: float = 0.0
+    """As a fraction, or absolute for ``nats``; 0: any change counts. Of a speedup and a loss: where the case's own is
+    not known."""
+    informational: bool = False
+    """Never better or worse, since it changes with the host or the library."""
+
+    @property
+    def per_process(self) -> bool:
+        return self.unit.startswith("log ratio")
+
+
+def _ratios(unit: str) -> Metric:
+    # A hundred times faster or slower is no measurement of one step.
+    blocks = listed(number(-math.log(100), math.log(100)), 1, 64)
+    return Metric(unit, "higher", "speedup", listed(blocks, 1, 64), Case.tolerance)
+
+
+def _count(unit: str) -> Metric:
+    return Metric(unit, "higher", "layers", listed(number(0, 1e6, whole=True), 1, 1))
+
+
+_MILLISECONDS = Metric("ms per step", "lower", "speedup", listed(number(1e-6, 1e7), 1, 64), 0.08, informational=True)
+_GAPS = listed(number(-1e9, 1e9), 1, 64)
+_OVER_BF16 = listed(number(1e-6, 1e3), 1, 64)
+
+METRICS: Mapping[str, Metric] = {
+    "speedup": _ratios("log ratio, BF16 over FP8 step time"),
+    "busy_speedup": _ratios("log ratio, BF16 over FP8 busy time"),
+    "bf16_ms": _MILLISECONDS,
+    "fp8_ms": _MILLISECONDS,
+    "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", listed(number(0, 1 + 1e-9), 1, 1)),
+    "fp8_layers": _count("Linears in FP8"),
+    **{f"fp8_{role}": _count(f"{role} products in FP8 per step") for role in ("fprop", "dgrad", "wgrad", "recompute")},
+    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_BOUNDS[0]),
+    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_BOUNDS[0], informational=True),
+    "memory_ratio": Metric("FP8 over BF16 peak of allocated bytes", "lower", "memory", _OVER_BF16, 0.02),
+    "activation_ratio": Metric(
+        "FP8 over BF16 bytes that the forward pass adds", "lower", "memory", _OVER_BF16, 0.02, informational=True
+    ),
+}
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "layers": ("fp8_share", "fp8_layers"),
+    "loss": ("loss_gap", "loss_twin_gap"),
+    "speedup": ("speedup", "bf16_ms", "fp8_ms"),
+    "memory": ("memory_ratio",),
+}
+"""Question -> the metrics that a case which asks it must have stored."""
+
+
+def lacking(case: Case, held: Sequence[str]) -> list[str]:
+    """The metrics that a baseline of this case must have and that are not among those ``held``."""
+    return [name for question, names in REQUIRED.items() if case.asks(question) for name in names if name not in held]
+
+
+def loss_tolerance(twin_gaps: Sequence[float]) -> float:
+    """The loss rule's margin in nats from the gaps of BF16 against BF16, without the loss that it can be a share of."""
+    noise = 3 * math.sqrt(sum(gap**2 for gap in twin_gaps) / len(twin_gaps)) if twin_gaps else 0.0
+    return min(max(noise, LOSS_BOUNDS[0]), LOSS_BOUNDS[1])
+
+
+def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
+    """A speedup stands beside the step times of the same processes, and agrees with them. Raises :class:`Unsound`."""
+    if "speedup" not in metrics:
+        return
+    missing = [name for name in ("bf16_ms", "fp8_ms") if name not in metrics]
+    if missing:
+        raise Unsound(f"{where} has a speedup and lacks {' and '.join(missing)} of the same processes")
+    sizes = {name: len(metrics[name]) for name in ("speedup", "bf16_ms", "fp8_ms")}
+    if len(set(sizes.values())) > 1:
+        raise Unsound(f"{where} has another number of processes in {', '.join(f'{n} ({s})' for n, s in sizes.items())}")
+    rows = zip(metrics["speedup"], metrics["bf16_ms"], metrics["fp8_ms"], strict=True)
+    for index, (blocks, bf16, fp8) in enumerate(rows):
+        ratio = math.log(bf16 / fp8)
+        if not min(blocks) - AGREE <= ratio <= max(blocks) + AGREE:
+            raise Unsound(
+                f"{where}.speedup[{index}] is {math.exp(min(blocks)):.3f}x to {math.exp(max(blocks)):.3f}x in its "
+                f"blocks; the step times beside it give {math.exp(ratio):.3f}x"
+            )

@@ -1,0 +1,125 @@
+"""Where baselines are read from: a folder, or the folder as it was at a git revision. No link below it is followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
+from pytest_fp8.errors import BaselineError
+from pytest_fp8.git import GitError, committed, git
+
+
+class Source(Protocol):
+    """Files by their path below the folder of baselines."""
+
+    def label(self, name: Path) -> str:
+        """The file as a message calls it."""
+
+    def text(self, name: Path) -> str | None:
+        """What is in the file; ``None`` where there is none. Raises :class:`Unsound`."""
+
+    def names(self) -> list[Path]:
+        """All ``*.json`` below the folder, without those whose name begins with ``_`` or ``.``, sorted."""
+
+    def check(self) -> None:
+        """Raise :class:`BaselineError` for what cannot be read now, before anything is measured."""
+
+
+class Folder:
+    """A folder of the working tree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def label(self, name: Path) -> str:
+        return str(self.folder / name)
+
+    def text(self, name: Path) -> str | None:
+        for parent in list(name.parents)[:-1]:
+            if (self.folder / parent).is_symlink():
+                raise Unsound(f"{parent} is a symbolic link, which is not followed")
+        try:
+            return read_regular(self.folder / name)
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[Path]:
+        found = [
+            Path(folder, name).relative_to(self.folder)
+            for folder, _, names in os.walk(self.folder)
+            for name in names
+            if is_baseline(name)
+        ]
+        return sorted(found)
+
+    def check(self) -> None:
+        """A folder without baselines is one whose baselines are still to be measured."""
+
+
+class Revision:
+    """A folder as it was at a git revision: a commit, branch or tag. Everything is read at the first question.
+
+    Raises :class:`BaselineError` where the revision or the folder in it does not exist.
+    """
+
+    def __init__(self, folder: Path, revision: str) -> None:
+        self.folder, self.revision = folder, revision
+
+    def label(self, name: Path) -> str:
+        return f"{self.revision}:{self.folder.name}/{name}"
+
+    def text(self, name: Path) -> str | None:
+        data = self._files.get(name)
+        if isinstance(data, str):
+            raise Unsound(data)
+        return decoded(data) if data is not None else None
+
+    def names(self) -> list[Path]:
+        return sorted(name for name in self._files if is_baseline(name.name))
+
+    def check(self) -> None:
+        if not self.names():
+            raise self._error("the revision has no baselines in this folder")
+
+    @cached_property
+    def _files(self) -> Mapping[Path, bytes | str]:
+        """The content of each file, or why it has none."""
+        where = self.folder if self.folder.is_dir() else self.folder.parent
+        below = "./" if self.folder.is_dir() else f"./{self.folder.name}/"
+        try:
+            verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.revision}^{{commit}}")
+            commit = git(where, *verify).strip()
+            found = committed(where, commit, below)
+        except GitError as error:
+            raise self._error(str(error) or "no such revision") from error
+        prefix = "" if self.folder.is_dir() else f"{self.folder.name}/"
+        return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
+
+    def _error(self, seen: str) -> BaselineError:
+        return BaselineError(
+            f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
+            expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
+            seen=seen,
+            cause="a revision that was not fetched (a shallow checkout has one commit), or one from before the folder",
+            next_step=f"git fetch origin {self.revision}; git log --oneline -- {self.folder}",
+        )
+
+
+@lru_cache(maxsize=4)
+def source_of(folder: Path, revision: str = "") -> Source:
+    """Where this session's baselines are: the folder, or at ``revision`` where one is given. Read once."""
+    return Revision(folder, revision) if revision else Folder(folder)
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a file of this name holds a baseline: ``_variance.json`` and hidden files do not."""
+    return name.endswith(".json") and not name.startswith(("_", "."))
+
+
+def shown(name: Path) -> Path:
+    """A path below the folder as a message may print it: a stranger's name may hold control characters."""
+    return Path(*(part if part.isprintable() else quoted(part) for part in name.parts))

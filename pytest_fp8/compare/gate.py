@@ -1,0 +1,68 @@
+"""The comparison with base in a test session: what `assert_speedup` adds under --fp8-base-python or --fp8-base-git."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fp8.compare.session import Model, Side, compare_in, environments
+from pytest_fp8.errors import SettingsError
+from pytest_fp8.questions.speed.check import OUTSIDE_BAND
+from pytest_fp8.verdicts import Decision, Verdict
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
+    from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.case import Case
+    from pytest_fp8.compare.session import Comparison
+
+TOLERANCE = 0.01
+"""Loss of speed against base that fails. Host, driver and hour are the same for both sides, so it can be finer than a
+stored baseline's: see ``python -m benchmarks.gate``."""
+
+
+class BaseGate:
+    """Base's FP8 arm beside head's, case by case. The checkout lives until ``held`` is closed."""
+
+    def __init__(self, base: Side, project: Path, pool: Callable[[], ArmPool], held: ExitStack) -> None:
+        self._base, self._project, self._pool, self._held = base, project, pool, held
+        self._sides: tuple[ArmEnvironment, ArmEnvironment] | None = None
+
+    def compare(self, case: Case, model: Model) -> Comparison:
+        """Raises :class:`ArmError`, and :class:`SettingsError` where base cannot be had or cannot read the model."""
+        if self._sides is None:
+            self._sides = environments(self._base, Side(), self._project, self._held)
+        if model.shipped is not None:
+            _require_one_bytecode(*self._sides)
+        return compare_in(self._pool(), case, self._sides, min(TOLERANCE, case.tolerance), model=model)
+
+
+def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:
+    """A workload of a test file travels as bytecode, which another minor version of Python cannot read."""
+    mine, theirs = (".".join(side.versions["python"].split(".")[:2]) for side in (head, base))
+    if mine != theirs:
+        raise SettingsError(
+            "base runs another Python, which cannot read the model of this test file",
+            expected=f"an interpreter of Python {mine} for --fp8-base-python",
+            seen=f"{base.python}: Python {theirs}",
+            next_step="pytest-fp8 compare --base-python ... --workload module:name imports the model on each side",
+        )
+
+
+def with_base(stored: Decision, compared: Comparison) -> Decision:
+    """The comparison with base decides; the stored baseline is the coarse guard behind it, against slow creep. Pure.
+
+    A FAIL or INVALID of the stored one stands. What it leaves open, the comparison answers; so it does on a host of
+    which the stored figures say nothing.
+    """
+    decision = compared.decision
+    numbers = {**stored.numbers, "base": compared.to_json()}
+    other_host = stored.headline == OUTSIDE_BAND
+    if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and not other_host:
+        return replace(stored, numbers=numbers)
+    seen = f"{decision.seen or decision.headline} against base; against the stored baseline: {stored.headline}"
+    headline = f"{decision.headline}; {seen}" if decision.verdict is Verdict.PASS else decision.headline
+    return replace(decision, question=stored.question, headline=headline, seen=seen, numbers=numbers)

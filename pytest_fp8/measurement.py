@@ -1,0 +1,30 @@
+"""The number of the way in which figures are taken. A baseline's session keeps the number that it was taken with."""
+
+from __future__ import annotations
+
+MEASUREMENT = 3
+"""Raised when a change of the files in :data:`TAKES_FIGURES` moves a figure that a baseline stores. Baselines of an
+older number are still gated on: the session, ``check`` and ``show`` say that they were taken another way.
+
+2: each step no longer waits for the GPU. 3: arms whose step time is not steady within a turn (8B, Transformer Engine at
+1B) are timed in longer turns, whose first 1.5 s do not count."""
+
+TAKES_FIGURES = (
+    "gpu.py",
+    "questions/loss/course.py",
+    "questions/loss/evidence.py",
+    "questions/memory.py",
+    "questions/speed/evidence.py",
+    "questions/speed/timing.py",
+    "worker/busy.py",
+    "worker/curves.py",
+    "worker/memory.py",
+    "worker/phases.py",
+    "worker/step.py",
+    "worker/timing.py",
+    "worker/training_course.py",
+)
+"""The files whose code takes the figures that baselines store."""
+
+TAKEN_BY = "68a143e7d5f1df38"
+"""Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""

@@ -1,0 +1,61 @@
+"""The rule of unanswered questions on a declared GPU, and its options."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fp8.rules.undecided import Answer, unanswered
+
+
+def judged(*verdicts, fails=True, budget=None, in_ci=False, missing=0):
+    answers = [Answer(f"case{i}", "loss", verdict, "why") for i, verdict in enumerate(verdicts)]
+    answers += [Answer(f"new{i}", "speedup", "NOT_EXERCISED", "none", no_baseline=True) for i in range(missing)]
+    return unanswered(answers, gpu="h200", fails=fails, budget=budget, in_ci=in_ci, first_steps="STEPS")
+
+
+def test_answers_alone_say_nothing():
+    found = judged("PASS", "FAIL", "IMPROVED")
+    assert (found.problems, found.notes) == ([], [])
+
+
+@pytest.mark.parametrize("verdict", ["INVALID", "NOT_EXERCISED"])
+def test_one_question_that_was_not_answered_fails_and_is_listed(verdict):
+    (problem,) = judged("PASS", verdict).problems
+    assert f"case1 loss: {verdict}: why" in problem
+    assert "1 of 2 questions" in problem
+    assert "next:" in problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "budget", "allowed"), [(2, None, 1), (39, None, 1), (40, None, 2), (100, None, 5), (10, 0, 0), (10, 7, 7)]
+)
+def test_some_may_be_inconclusive_and_no_more(asked, budget, allowed):
+    for undecided in (allowed, allowed + 1):
+        found = judged(*["INCONCLUSIVE"] * undecided, *["PASS"] * (asked - undecided), budget=budget)
+        assert bool(found.problems) is (undecided > allowed)
+    assert f"{allowed + 1} INCONCLUSIVE where {allowed} may be" in found.problems[0]
+
+
+def test_a_missing_baseline_fails_in_ci_alone_and_is_one_line():
+    assert judged("PASS", missing=3).problems == []
+    (note,) = judged("PASS", missing=3).notes
+    assert note.count("\n") == 0
+    assert "3 case(s)" in note
+    assert "STEPS" in note
+    assert judged("PASS", missing=3, in_ci=True).problems == [note]
+
+
+def test_warn_shows_the_same_and_fails_nothing():
+    failing, warned = judged("INVALID", missing=1, in_ci=True), judged("INVALID", missing=1, in_ci=True, fails=False)
+    assert warned.problems == []
+    assert sorted(warned.notes) == sorted(failing.problems)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("--fp8-undecided=maybe", "fail or warn"), ("--fp8-undecided-budget=-1", "a whole number from 0")],
+)
+def test_an_option_that_means_nothing_is_one_clear_error(pytester, option, says):
+    result = pytester.runpytest(option)
+    result.stderr.fnmatch_lines([f"*expected: {says}*"])
+    assert result.ret == 4
