@@ -139,7 +139,7 @@ class Session:
         if self._base is None:
             self._base = BaseGate(Side(settings.base_python, settings.base_git), self.root, self.pool, self._held)
         gate = self._base
-        return lambda: gate.compare(case, Model(shipped, model))
+        return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
 
     def pool(self) -> ArmPool:
         if self._pool is None:

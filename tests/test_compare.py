@@ -239,7 +239,7 @@ def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, mon
     crept.stdout.fnmatch_lines(["*FAIL: FP8 lost speed against BF16 since the baseline*"])
 
 
-def test_on_another_host_the_comparison_with_base_answers_where_the_stored_figures_cannot():
+def test_on_another_host_base_answers_where_the_stored_figures_cannot():
     def stored(headline):
         return Decision("speedup", Verdict.INVALID, headline)
 

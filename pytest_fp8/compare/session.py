@@ -138,6 +138,7 @@ def compare_in(
     looks: int = len(PAIRS),
     with_bf16: bool = False,
     model: Model | None = None,
+    cases: int = 1,
 ) -> Comparison:
     """:func:`compare` with the arms of a pool, which ends every other arm that it has. Raises ``ArmError``."""
     from pytest_fp8.questions.again import look_again
@@ -145,7 +146,7 @@ def compare_in(
     from pytest_fp8.rules.speed import ratios_by_process
 
     def decide(evidence: SidesEvidence) -> SideSpeed:
-        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
+        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks, cases)
 
     arms = _sides(case, pool, sides, model or Model())
     evidence, fp8 = look_again(_looks(arms, looks), decide)
