@@ -32,8 +32,8 @@ class BaseGate:
         self._sides: tuple[ArmEnvironment, ArmEnvironment] | None = None
 
     def compare(self, case: Case, model: Model, cases: int) -> Comparison:
-        """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where base
-        cannot be had or cannot read the model."""
+        """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where
+        base cannot be had or cannot read the model."""
         if self._sides is None:
             self._sides = environments(self._base, Side(), self._project, self._held)
         if model.shipped is not None:
