@@ -35,6 +35,7 @@ from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
+from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Fp8Pair:
         gpu: str = "",
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
+        components: Components = MEASURED,
         compare_with_base: Callable[[], Comparison] | None = None,
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured before all else.
@@ -68,7 +70,9 @@ class Fp8Pair:
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
         processes = settings.processes if settings.update else None
-        self._speed_question = SpeedQuestion(arms, self._stored, baseline_file, gated_cases, processes)
+        self._speed_question = SpeedQuestion(
+            arms, self._stored, self._history, components, baseline_file, gated_cases, processes
+        )
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
         self._row = ledger.begin(self.case, case_hash, gpu)
@@ -278,6 +282,9 @@ class Fp8Pair:
                 metric,
                 {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},
             )
+
+    def _history(self, metric: str) -> list[Session]:
+        return list(self.baseline.history(metric)) if self.baseline is not None else []
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []

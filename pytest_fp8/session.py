@@ -82,6 +82,7 @@ class Session:
         """
         from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.baselines.store import baseline_path, read_baseline
+        from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.shipping import identity
         from pytest_fp8.workload import case_digest
@@ -111,6 +112,7 @@ class Session:
                 gpu,
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
+                components=read_components(self.source(), gpu),
                 compare_with_base=self._base_of(case, shipped, model),
             )
             self._pairs[key] = pair
@@ -137,7 +139,7 @@ class Session:
         if self._base is None:
             self._base = BaseGate(Side(settings.base_python, settings.base_git), self.root, self.pool, self._held)
         gate = self._base
-        return lambda: gate.compare(case, Model(shipped, model))
+        return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
 
     def pool(self) -> ArmPool:
         if self._pool is None:

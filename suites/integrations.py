@@ -85,11 +85,11 @@ DENSE = [replace(case, **MEASURED.get(case.id, {})) for case in DENSE]
 # How much of the speedup adapters of each rank cost (python -m benchmarks.lora), and whether they stay in BF16.
 # Adapters on two of a block's seven Linears, at one rank, separate the adapters' fixed part from the frozen base. Under
 # Transformer Engine adapters add launches to a step that the host hardly keeps up with: 1.03 +- 0.03 and 1.06 +- 0.02
-# at rank 16. Two processes could hold 3.0 % to 4.1 %, on q and v alone 7.3 %.
+# at rank 16. Two processes could hold 2.8 % to 4.3 %, on q and v alone 7.0 %.
 LORA = [
     *(Case("1b", "torchao", "tensorwise", lora=rank, **WEIGHTS_ALONE) for rank in (8, 16, 32, 64)),
     *(
-        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.045, **WEIGHTS_ALONE)
+        Case("1b", "transformer_engine", "delayed", lora=rank, tolerance=0.044, **WEIGHTS_ALONE)
         for rank in (8, 16, 32, 64)
     ),
     *(

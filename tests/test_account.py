@@ -30,9 +30,14 @@ HEALTHY = [
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
 
 
+def sessions(speedup):
+    """Four stored sessions of four processes, all of this speedup."""
+    return [[[math.log(speedup)] * 8] * 4] * 4
+
+
 def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more):
     """The decision on these steps, timed at these milliseconds in two processes."""
-    check = {name: more.pop(name) for name in ("baseline", "busy_baseline", "other_work") if name in more}
+    check = {name: more.pop(name) for name in ("history", "busy_history", "other_work") if name in more}
     blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
     evidence = TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8, **more)
     return check_speedup(evidence, floor=floor, tolerance=0.02, **check)
@@ -232,15 +237,13 @@ def test_a_launch_bound_step_is_gated_on_busy_time():
 
 
 def test_a_baseline_without_busy_times_is_asked_for_step_times():
-    decision = launch_bound(98.0, floor=None, baseline=[math.log(0.59)] * 4)
+    decision = launch_bound(98.0, floor=None, history=sessions(0.59))
     assert decision.numbers["gated_on"] == "step time"
     verdict_of(decision, Verdict.PASS)
-    stored = [math.log(1.25)] * 4
-    faster_host = asked(
-        fp8_ms=106.0, floor=None, baseline=[math.log(0.59)] * 4, busy_baseline=[math.log(1.14)] * 4, **BUSY
-    )
+    stored = sessions(1.25)
+    faster_host = asked(fp8_ms=106.0, floor=None, history=sessions(0.59), busy_history=sessions(1.14), **BUSY)
     verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
-    slower = launch_bound(98.0, floor=None, baseline=[math.log(0.59)] * 4, busy_baseline=stored)
+    slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")
 
 

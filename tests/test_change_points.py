@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_fp8.baselines.noise import SESSION, change_points
+from pytest_fp8.baselines.noise import change_points
+from pytest_fp8.rules.variance import MEASURED
 
 BETWEEN, WITHIN = 0.002, 0.006
 
 
 def history(rng, levels):
-    sessions = [level + rng.normal(0, SESSION) for level in levels]
+    sessions = [level + rng.normal(0, MEASURED.session) for level in levels]
     return [[list(level + rng.normal(0, BETWEEN) + rng.normal(0, WITHIN, 8)) for _ in range(4)] for level in sessions]
 
 

@@ -22,6 +22,11 @@ HP = Case("1b", "torchao", "rowwise_with_gw_hp")
 RECIPE = {"recipe": "delayed", **CASE.full_options}
 
 
+def sessions(speedup):
+    """Four stored sessions of four processes, all of this speedup."""
+    return [[[math.log(speedup)] * 8] * 4] * 4
+
+
 def test_layers_healthy():
     decision = check_layers(CASE, layers_evidence())
     verdict_of(decision, Verdict.PASS, "2 of 3 Linears")
@@ -140,20 +145,35 @@ def timing(fp8=80.0, **changes):
 def test_speedup_against_floor_and_baseline():
     verdict_of(check_speedup(timing(), floor=1.0, tolerance=0.03), Verdict.PASS, "1.250x")
     verdict_of(check_speedup(timing(120), floor=1.0, tolerance=0.03), Verdict.FAIL, "not faster than the best BF16")
-    slower = check_speedup(timing(), floor=None, tolerance=0.03, baseline=[math.log(1.35)] * 2)
+    slower = check_speedup(timing(), floor=None, tolerance=0.03, history=sessions(1.35))
     verdict_of(slower, Verdict.FAIL, "lost speed against BF16", "baseline 1.350x less 3%")
     verdict_of(check_speedup(timing(), floor=None, tolerance=0.03), Verdict.NOT_EXERCISED, "--fp8-update-baselines")
 
 
+def test_a_young_baseline_gates_coarsely_and_says_so():
+    [one] = sessions(1.25)[:1]
+    decision = check_speedup(timing(), floor=None, tolerance=0.02, history=[one])
+    verdict_of(decision, Verdict.PASS, "baseline 1.250x less 2.", "(its 1 session(s) cannot hold 2%)")
+    assert decision.numbers["tolerance"] > 0.02
+    assert decision.numbers["sessions"] == 1
+    wide = check_speedup(timing(), floor=None, tolerance=0.05, history=[one])
+    assert "cannot hold" not in wide.message
+
+
+def test_an_undecided_change_is_blamed_on_sessions_where_these_differ_most():
+    decision = check_speedup(timing(), floor=None, tolerance=0.02, history=sessions(1.27))
+    verdict_of(decision, Verdict.INCONCLUSIVE, "sessions on other machines differ by 0.38%", "pytest-fp8 compare")
+
+
 def test_a_gain_asks_for_a_new_baseline():
-    faster = check_speedup(timing(), floor=1.0, tolerance=0.02, baseline=[math.log(1.18)] * 4)
+    faster = check_speedup(timing(), floor=1.0, tolerance=0.02, history=sessions(1.18))
     verdict_of(faster, Verdict.IMPROVED, "+5.9%", "update the baseline")
     assert faster.verdict.passes
 
 
 def test_the_number_of_gated_cases_reaches_the_rule():
     alone, among_many = (
-        check_speedup(timing(), floor=None, tolerance=0.02, baseline=[math.log(1.2705)] * 4, cases=cases)
+        check_speedup(timing(), floor=None, tolerance=0.02, history=sessions(1.29), cases=cases)
         for cases in (1, 10_000)
     )
     assert (alone.verdict, among_many.verdict) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
@@ -180,7 +200,7 @@ def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
         timing(88, bf16=[[110.0] * 12] * 2),
         floor=1.0,
         tolerance=0.03,
-        baseline=[math.log(1.25)] * 2,
+        history=sessions(1.25),
         baseline_reference_ms=[100.0],
     )
     verdict_of(both, Verdict.INVALID, "reference is outside its own band")

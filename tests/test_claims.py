@@ -61,7 +61,7 @@ def reading(low, high):
         (AT_LEAST, (1.3, 1.3), (1.28, 1.29), HELD),
         (AT_LEAST, (1.3, 1.3), (1.26, 1.28), PARTLY),
         (AT_LEAST, (1.7, 2.2), (1.75, 1.8), HELD),
-        (AT_LEAST, (1.7, 2.2), (2.9, 3.0), HELD),
+        (AT_LEAST, (1.7, 2.2), (2.9, 3.0), DID_NOT_HOLD),
         (AT_MOST, (0.6, 0.6), (1.16, 1.16), DID_NOT_HOLD),
         (AT_MOST, (0.6, 0.6), (0.3, 0.3), HELD),
         (ABOUT, (0.82, 0.82), (0.815, 0.83), HELD),

@@ -23,13 +23,15 @@ from pytest_fp8.cli import main
 from pytest_fp8.compare.gate import _require_one_bytecode, with_base
 from pytest_fp8.compare.session import Comparison, Side, differences, environments
 from pytest_fp8.questions.speed.check import OUTSIDE_BAND
-from pytest_fp8.rules.same_session import ALPHA, BLOCKS, PAIRS, decide_same_session, own_change
+from pytest_fp8.rules.change import ALPHA, BETA
+from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session, own_change
 from pytest_fp8.shipping import ship
 from pytest_fp8.verdicts import Decision, Verdict
 from pytest_fp8.workload import WorkloadReference
 
 OWN_CASE = Case("own", "torchao", "tensorwise", emulated=True)
-BETWEEN, WITHIN = 0.003, 0.005
+BETWEEN, WITHIN = 0.0015, 0.0075
+"""Spread between processes and between blocks, as measured on H200s."""
 SUITE = """
 from pytest_fp8 import Case
 ALL = [Case("1b", "torchao", "tensorwise"), Case("8b", "torchao", "tensorwise")]
@@ -57,7 +59,7 @@ workload = Workload(
 # -- the rule -----------------------------------------------------------------------------------------------------
 
 
-def verdicts(change, tolerance=0.03, repeats=1500, between=BETWEEN):
+def verdicts(change, tolerance=0.03, repeats=1000, between=BETWEEN):
     rng = np.random.default_rng(5)
     found = []
     for _ in range(repeats):
@@ -72,31 +74,34 @@ def verdicts(change, tolerance=0.03, repeats=1500, between=BETWEEN):
     return {verdict: found.count(verdict) / repeats for verdict in Verdict}
 
 
-def test_an_unchanged_head_passes():
-    rates = verdicts(0.0)
-    assert rates[Verdict.FAIL] == 0
-    assert rates[Verdict.PASS] > 0.99
+@pytest.mark.parametrize("between", [BETWEEN, 2 * BETWEEN])
+def test_an_unchanged_head_passes(between):
+    rates = verdicts(0.0, tolerance=0.01, between=between)
+    assert rates[Verdict.FAIL] <= ALPHA
+    assert rates[Verdict.PASS] + rates[Verdict.IMPROVED] > 0.99
 
 
-def test_a_head_exactly_at_the_tolerance_is_called_slower_no_more_often_than_alpha():
-    assert verdicts(-0.03)[Verdict.FAIL] <= 1.5 * ALPHA
+def test_a_loss_of_exactly_the_tolerance_rarely_passes():
+    assert verdicts(-0.01, tolerance=0.01)[Verdict.PASS] <= BETA
 
 
-@pytest.mark.parametrize(
-    ("change", "tolerance", "power"), [(-0.05, 0.03, 0.98), (-0.03, 0.02, 0.7), (-0.03, 0.01, 0.98)]
-)
+@pytest.mark.parametrize(("change", "tolerance", "power"), [(-0.01, 0.01, 0.95), (-0.02, 0.01, 0.99)])
 def test_a_slower_head_fails(change, tolerance, power):
     assert verdicts(change, tolerance)[Verdict.FAIL] > power
+
+
+def test_a_loss_well_within_the_tolerance_passes():
+    assert verdicts(-0.01, tolerance=0.03)[Verdict.PASS] > 0.99
 
 
 def test_bf16_taken_off_leaves_what_is_fp8s_own():
     slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
     same = [[0.001 * k for k in range(-2, 3)]] * 4
-    own, half = own_change(decide_same_session(slower, 0.03), decide_same_session(slower, 0.03))
-    assert abs(own) < half
-    own, half = own_change(decide_same_session(slower, 0.03), decide_same_session(same, 0.03))
-    assert own == pytest.approx(-0.05)
-    assert half < 0.03
+    own = own_change(decide_same_session(slower, 0.03), decide_same_session(slower, 0.03))
+    assert abs(own.theta) < own.half_width()
+    own = own_change(decide_same_session(slower, 0.03), decide_same_session(same, 0.03))
+    assert own.theta == pytest.approx(-0.05)
+    assert own.half_width() < 0.03
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, -0.1])

@@ -241,7 +241,7 @@ SCALES = {"own.moe": 0.208}
 
 def recorded():
     """(id, gaps, gaps of BF16 against BF16, scale) of the sound cases that are stored."""
-    for path in sorted(BASELINES.rglob("*.json")):
+    for path in sorted(BASELINES.rglob("[!_]*.json")):
         stored = load_baseline(path)
         if stored.values("loss_gap"):
             scale = SCALES.get(path.stem.partition("-")[0], 1.0)

@@ -80,18 +80,23 @@ def test_speedup_asks_the_baseline_and_nothing_else(ask):
             "faster",
             "above floor 1.10x",
         ),
-        ({"floor": None}, "fp8_pair.assert_speedup()", "speedup", "above baseline 1.200x less 2%"),
+        (
+            {"floor": None},
+            "fp8_pair.assert_speedup()",
+            "speedup",
+            "above baseline 1.200x less 2.73% (its 1 session(s) cannot hold 2%)",
+        ),
         (
             {"floor": 1.1},
             "fp8_pair.assert_faster(floor=1.1) and assert_speedup()",
             "speedup",
-            "above baseline 1.200x less 2% and floor 1.10x",
+            "above baseline 1.200x less 2.73% (its 1 session(s) cannot hold 2%) and floor 1.10x",
         ),
         (
             {"against_baseline": True},
             "fp8_pair.assert_faster() and assert_speedup()",
             "speedup",
-            "above baseline 1.200x less 2% and floor 1.05x",
+            "above baseline 1.200x less 2.73% (its 1 session(s) cannot hold 2%) and floor 1.05x",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
     page = lines(capsys, "--markdown")
     assert "NVIDIA H200, driver 580.1, 700 W." in page
     assert "| `1b-te-current` | 28 | - | - | - | - | - | - | 2 |" in page
-    assert any(line.startswith("| `1b-te-block` | 28 | - | - | 100.00 ms | 90.48 ms | 1.105x [1.0") for line in page)
+    assert any(line.startswith("| `1b-te-block` | 28 | - | - | 100.00 ms | 90.48 ms | 1.105x [1.1") for line in page)
     assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
 
 

@@ -16,6 +16,7 @@ from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady
+from pytest_fp8.rules.variance import MEASURED
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
 
@@ -142,7 +143,7 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, lambda metric: [], "file.json", 30, processes=3)
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=3)
     decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
     stored = {name: values for name, _, _, _, values in rows}
     pool.close()

@@ -1,11 +1,13 @@
 """What the stored baselines say about a claim. Pure.
 
-The rule. A measurement is an interval; a claim is a range, widened by :data:`TOLERANCE` of its ends. What ``at least``
-promises is everything from the range's low end up, what ``at most`` promises everything up to its high end, and
-``about`` is the range itself. The claim *held* where the whole interval lies inside that, and held *partly* where it
-reaches across an end, which an interval too wide to tell does, too. Where all of the interval lies outside, the claim
-*did not hold* if the same configuration was measured, and was *not reproduced here* if something differs. A range
-promised as 1.7x to 2.2x is kept by 1.7x, and by 3x.
+The rule. A measurement is an interval that includes what sessions on other machines differ by. A claim is a range. A
+ratio's and a rate's is widened by :data:`TOLERANCE` of its ends; a gap in nats and a count, which may be near zero, are
+taken as they are said. A single figure promised with ``at least`` is kept by everything above it, one with ``at most``
+by everything below it; a range is kept by what lies within it: 1.7x to 2.2x by 1.7x, and not by 3x.
+
+The claim *held* where the whole interval lies inside that, and held *partly* where it reaches across an end, which an
+interval too wide to tell does, too. Where all of the interval lies outside, the claim *did not hold* if the same
+configuration was measured, and was *not reproduced here* if something differs.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.claims.claim import ABOUT, AT_LEAST, AT_MOST, Claim, Near, shown
+from benchmarks.claims.claim import AT_LEAST, AT_MOST, METRICS, Claim, Near, shown
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.rules.speed import Speed, speed_of
+from pytest_fp8.rules.change import Change, elsewhere
 
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
+ABSOLUTE = ("nats", "layers")
+"""Units of figures near zero: a share of them would say nothing."""
 BETWEEN_HOSTS = 0.05
 """How far step times of the same arm lay apart on hosts of one kind of GPU. It widens what is no ratio of two arms that
 took turns on one GPU: tokens per second, and step times of two different cases."""
@@ -97,8 +101,10 @@ def differences(claim: Claim, near: Near, gpu: str) -> dict[str, str]:
 
 def verdict(claim: Claim, reading: Reading, same: bool) -> str:
     """The rule, on one interval. ``same``: whether the configuration measured is the one that the claim is about."""
-    low = claim.low - TOLERANCE * abs(claim.low) if claim.compare in (AT_LEAST, ABOUT) else -math.inf
-    high = claim.high + TOLERANCE * abs(claim.high) if claim.compare in (AT_MOST, ABOUT) else math.inf
+    widened = TOLERANCE if METRICS[claim.metric] not in ABSOLUTE else 0.0
+    a_range = claim.low < claim.high
+    low = claim.low - widened * abs(claim.low) if a_range or claim.compare != AT_MOST else -math.inf
+    high = claim.high + widened * abs(claim.high) if a_range or claim.compare != AT_LEAST else math.inf
     if low <= reading.low and reading.high <= high:
         return HELD
     if low <= reading.high and reading.low <= high:
@@ -112,7 +118,7 @@ def read(metric: str, near: Near, stored: Mapping[str, Baseline]) -> Reading | N
     if near.other is not None:
         return _of_two(metric, own, stored[near.other.id])
     if metric == "speedup":
-        return _ratio(speed_of(own.values(metric))) if own.values(metric) else None
+        return _ratio(elsewhere(own.values(metric))) if own.values(metric) else None
     if metric in ("fp8_tokens_per_s", "bf16_tokens_per_s"):
         tokens = near.case.tokens
         times = own.values(metric.removesuffix("_tokens_per_s") + "_ms")
@@ -132,14 +138,14 @@ def _of_two(metric: str, own: Baseline, other: Baseline) -> Reading | None:
         return _between_hosts([fmean(mine) / fmean(theirs)]) if mine and theirs else None
     if not own.values("speedup") or not other.values("speedup"):
         return None
-    first, second = speed_of(own.values("speedup")), speed_of(other.values("speedup"))
+    first, second = elsewhere(own.values("speedup")), elsewhere(other.values("speedup"))
     if metric == "speedup_over_other":
-        error = math.hypot(first.error, second.error)
-        return _ratio(Speed(first.theta - second.theta, error, min(first.processes, second.processes)))
+        error, freedom = math.hypot(first.error, second.error), min(first.freedom, second.freedom)
+        return _ratio(Change(first.theta - second.theta, error, freedom))
     return _adapter_share(first, second)
 
 
-def _adapter_share(adapted: Speed, full: Speed) -> Reading | None:
+def _adapter_share(adapted: Change, full: Change) -> Reading | None:
     """The adapters' share of the BF16 step, computed as the claim's source computes it.
 
     FP8 gains G on everything but the adapters and nothing on those: 1 / S = (1 - share) / G + share. G is the speedup
@@ -154,7 +160,7 @@ def _adapter_share(adapted: Speed, full: Speed) -> Reading | None:
 
     low = share(adapted.interval[1], full.interval[0])
     high = share(adapted.interval[0], full.interval[1])
-    return Reading(share(math.exp(adapted.theta), math.exp(full.theta)), min(low, high), max(low, high))
+    return Reading(share(adapted.ratio, full.ratio), min(low, high), max(low, high))
 
 
 def _missing(near: Near, stored: Mapping[str, Baseline]) -> str:
@@ -169,8 +175,8 @@ def _missing(near: Near, stored: Mapping[str, Baseline]) -> str:
     return ""
 
 
-def _ratio(speed: Speed) -> Reading:
-    return Reading(math.exp(speed.theta), *speed.interval)
+def _ratio(speed: Change) -> Reading:
+    return Reading(speed.ratio, *speed.interval)
 
 
 def _between_hosts(values: list[float]) -> Reading:

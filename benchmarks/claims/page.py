@@ -21,10 +21,11 @@ from benchmarks.claims.judgement import (
 COLUMNS = ("claim", "what it says", "figure", "case", "measured", "")
 STYLE = {HELD: "green", DID_NOT_HOLD: "red", NOT_REPRODUCED: "magenta", PARTLY: "yellow", NOT_MEASURED: "dim"}
 RULE = f"""\
-Each measurement is an interval: 99 % over processes for a speedup, 95 % on each side over seeds for a loss gap; step
-times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which hosts differ by. A claimed figure is
-widened by {TOLERANCE:.0%} at each end. `at least`, or a range, promises its low end or more; `at most` its high end or
-less; `about` is what somebody saw.
+Each measurement is an interval: 99 % for a speedup, what sessions on other machines differ by included; 95 % on each
+side over seeds for a loss gap; step times of two cases and tokens per second are widened by {BETWEEN_HOSTS:.0%}, which
+hosts differ by. A claimed ratio or rate is widened by {TOLERANCE:.0%} at each end, a gap in nats and a number of layers
+are not. `at least` one figure is kept by all above it, `at most` one by all below it; `about` one is what somebody saw.
+A range is kept by what lies within it.
 
 A claim *held* where the whole interval lies inside, and held *partly* where it reaches across an end, or is too wide to
 tell. Where all of it lies outside, the claim *did not hold* if the same configuration was measured here, and was *not

@@ -1,13 +1,14 @@
 """The noise model, fitted to what was measured, and the traces that are drawn from it.
 
-A block's log time is: the arm's own + the machine's (common to both arms) + the process's (common part, and a part
-that moves the ratio) + the block's + what the condition adds. The block's part is resampled: from recordings whole
+A block's log time is: the arm's own + the session's (a part common to both arms, and a part that moves the ratio) + the
+process's (likewise) + the block's + what the condition adds. The block's part is resampled: from recordings whole
 stretches of neighbouring ABBA blocks are taken out of one process, all four times of each, so that autocorrelation,
 slow drift, tails and what the arms have in common stay as they were. Where only the log ratios of six blocks per
 process are known (stored baselines), standardised residuals of all such cases are pooled and drawn one by one, scaled
 to the case's own spread; each block then has the spread of the log ratio, half the squared sum of four.
 
-The process's part is normal: a handful of processes show its spread and not its shape.
+The session's and the process's parts are normal, with the spread that the plugin's own estimate of variance components
+finds in the same data: a handful of processes show a spread and not a shape.
 """
 
 from __future__ import annotations
@@ -19,17 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.gate.recordings import Floats, Measured
+from pytest_fp8.rules.variance import Components
 
-SIGMA_RUN_LEAST = 0.003
-"""The fit of the spread between processes never goes below this: few processes are often closer than they should be."""
 SIGMA_COMMON = 0.002
 """Spread between processes of one machine that both arms share: the BF16 medians of two processes of a stored
 baseline lie 0.1 to 0.3 % apart."""
 HOST_COMMON, HOST_MOST = 0.02, 0.05
 """Spread and largest shift of both arms between machines of one kind: one arm took 139.3, 140.1 and 146.5 ms."""
-HOST_RATIO = 0.002
-"""Spread of the ratio itself between machines: an assumption. Readings of one case on two machines differed by 0.4 to
-0.8 %, which the spread between processes explains by itself."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,6 @@ class Noise:
     """Recorded: (processes, blocks, 4), log times less each process's and arm's median. Pooled: (values,), of unit
     spread."""
     recorded: bool
-    build_seconds: float | None
     sources: tuple[str, ...]
 
     @property
@@ -91,7 +87,6 @@ def assumed_launch_bound() -> Noise:
         sigma_run=0.02,
         residuals=(tails - tails.mean()) / tails.std(),
         recorded=False,
-        build_seconds=None,
         sources=("assumed",),
     )
 
@@ -121,13 +116,10 @@ class Trace:
         return (np.log(self.bf16) - np.log(self.fp8)).mean(axis=-1)
 
 
-def fit(measured: dict[str, list[Measured]]) -> dict[str, Noise]:
-    """Case -> its noise. The spread between processes is pooled over the cases of one model, and so are the residuals
-    of cases that were not recorded block by block."""
+def fit(measured: dict[str, list[Measured]], components: Components) -> dict[str, Noise]:
+    """Case -> its noise. Residuals of cases that were not recorded block by block are pooled."""
     pooled = _pooled_residuals(measured)
-    run = {model: _sigma_run([m for c, ms in measured.items() if _model(c) == model for m in ms]) for model in
-           {_model(case) for case in measured}}  # fmt: skip
-    return {case: _fit_case(case, several, run[_model(case)], pooled) for case, several in measured.items()}
+    return {case: _fit_case(case, several, components.process, pooled) for case, several in measured.items()}
 
 
 def _fit_case(case: str, several: Sequence[Measured], sigma_run: float, pooled: Floats) -> Noise:
@@ -147,7 +139,6 @@ def _fit_case(case: str, several: Sequence[Measured], sigma_run: float, pooled: 
         sigma_run=sigma_run,
         residuals=residuals,
         recorded=bool(recorded),
-        build_seconds=first.build_seconds,
         sources=tuple(m.source for m in several),
     )
 
@@ -159,18 +150,20 @@ def draw(
     condition: Condition = QUIET,
     change: float = 0.0,
     is_baseline: bool = False,
+    session: Floats | None = None,
 ) -> Trace:
-    """``shape`` = (trials, processes, blocks). ``change``: of the speedup, as a fraction; -0.03 is FP8 3 % slower."""
+    """``shape`` = (trials, processes, blocks). ``change``: of the speedup, as a fraction; -0.03 is FP8 3 % slower.
+    ``session``: what the session adds to the log ratio, for each trial; 0 by default."""
     trials, processes, blocks = shape
     quads = _blocks(rng, noise, shape)
     own = rng.normal(0, noise.sigma_run, (trials, processes, 1))
     common = rng.normal(0, SIGMA_COMMON, (trials, processes, 1))
-    machine, ratio = np.zeros((trials, 1, 1)), np.zeros((trials, 1, 1))
+    machine = np.zeros((trials, 1, 1))
+    ratio = np.zeros(trials)[:, None, None] if session is None else session[:, None, None]
     if not is_baseline:
         machine = machine + np.log1p(rng.uniform(*condition.common, (trials, 1, 1)))
         if condition.host:
             machine = machine + np.clip(rng.normal(0, HOST_COMMON, (trials, 1, 1)), -HOST_MOST, HOST_MOST)
-            ratio = rng.normal(0, HOST_RATIO, (trials, 1, 1))
     if condition.drift:
         rise = rng.uniform(0, condition.drift, (trials, processes, 1, 1))
         quads = quads + rise * (np.arange(4 * blocks).reshape(blocks, 4) / (4 * blocks))
@@ -221,20 +214,6 @@ def _sigma_block(several: Sequence[Measured]) -> float:
     return math.sqrt(squares / freedom)
 
 
-def _sigma_run(several: Sequence[Measured]) -> float:
-    """Standard deviation of the processes' medians within one measurement, less what the blocks explain; pooled."""
-    squares = freedom = 0.0
-    explained = []
-    for one in several:
-        medians = np.asarray(one.medians)
-        squares += float(np.sum((medians - medians.mean()) ** 2))
-        freedom += len(medians) - 1
-        explained += [math.pi / 2 * float(np.var(x, ddof=1)) / len(x) for x in one.log_ratios]
-    if not freedom:
-        return SIGMA_RUN_LEAST
-    return max(SIGMA_RUN_LEAST, math.sqrt(max(0.0, squares / freedom - float(np.mean(explained)))))
-
-
 def _pooled_residuals(measured: dict[str, list[Measured]]) -> Floats:
     """Residuals of all cases that have no blocks of their own, each divided by its case's spread."""
     parts = []
@@ -247,10 +226,6 @@ def _pooled_residuals(measured: dict[str, list[Measured]]) -> Floats:
         return np.zeros(1)
     values = np.concatenate(parts)
     return (values - values.mean()) / values.std()
-
-
-def _model(case: str) -> str:
-    return case.split("-", maxsplit=1)[0]
 
 
 def autocorrelation(noise: Noise) -> float:

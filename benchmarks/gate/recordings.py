@@ -35,7 +35,6 @@ class Measured:
     quads: list[Floats]
     """One array per process, (blocks, 4): log milliseconds of an ABBA block in the order taken. Empty where only the
     log ratios were kept."""
-    build_seconds: float | None = None
 
     @property
     def medians(self) -> list[float]:
@@ -56,17 +55,43 @@ def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str
     return found
 
 
+LOOKED_AT = 1.5
+"""How often the GPU's state was noted per ABBA block in recordings of an earlier way of measuring, at least: each note
+lets the GPU stand idle. Since then once a block."""
+
+
+def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, dict[str, list[list[float]]]]:
+    """Case -> session (the commit it was measured at) -> its processes' log ratios: from recordings and stored
+    baselines. Sessions of a case that was recorded by an earlier way of measuring are left out, and so is BF16 against
+    BF16."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    earlier = set()
+    # By the stem, so that <case>.json comes before <case>.2.json.
+    for path in sorted(recordings.glob("*.json"), key=lambda path: path.stem):
+        data = json.loads(path.read_text())
+        one, session = from_recording(data, path.name), (data["case"], data["provenance"]["commit"][:12])
+        # The notes of a case stand beside each of its processes: see record.from_report.
+        blocks = sum(len(process["bf16"]) // 2 for process in data["processes"])
+        if len(data["processes"][0]["clocks_mhz"]) > LOOKED_AT * blocks:
+            earlier.add(session)
+        elif not data["case"].endswith("-bf16"):
+            found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
+    for path in sorted(baselines.glob("[!_]*.json")):
+        for session in load_baseline(path).measured_in("speedup"):
+            if (path.stem, session.commit) not in earlier:
+                found.setdefault(path.stem, {}).setdefault(session.commit, list(session.metrics["speedup"]))
+    return found
+
+
 def from_recording(data: dict, source: str) -> Measured:
     """A recording, format in ``record.py``. Blocks under a throttle or beside a stranger are left out, as the gate
     leaves them out. Raises ``ValueError`` where nothing is left."""
-    quads, builds = [], []
+    quads = []
     for process in data["processes"]:
         if process["throttles"] or process["strangers"]:
             continue
         bf16, fp8 = (np.log(np.asarray(process[arm], dtype=float)) for arm in ("bf16", "fp8"))
         quads.append(np.column_stack([bf16[0::2], fp8[0::2], fp8[1::2], bf16[1::2]]))
-        if process["build_seconds"] is not None:
-            builds.append(process["build_seconds"])
     if not quads:
         raise ValueError(f"{source}: no undisturbed process in it")
     together = np.concatenate(quads)
@@ -79,7 +104,6 @@ def from_recording(data: dict, source: str) -> Measured:
         dropped_steps=data["dropped_steps"],
         log_ratios=[(q[:, 0] + q[:, 3] - q[:, 1] - q[:, 2]) / 2 for q in quads],
         quads=quads,
-        build_seconds=float(np.median(builds)) if builds else None,
     )
 
 

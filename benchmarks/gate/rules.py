@@ -1,4 +1,4 @@
-"""The rules that are compared: ours, and those that people use today. Each says for every trial whether it fails.
+"""The rules that are compared: ours, ours as it was before, and those that people use today.
 
 Today's rules see what their users give them: the FP8 step times of one run of one process, held against those of one
 earlier run. Ours sees both arms, several processes, and asks for more while it is undecided.
@@ -7,18 +7,20 @@ earlier run. Ours sees both arms, several processes, and asks for more while it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.gate import old_rule
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
 from pytest_fp8.questions.speed.check import disturbed
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.rules.speed import LOOKS, decide_speedup, holds
+from pytest_fp8.rules.speed import LOOKS, decide_speedup
+from pytest_fp8.rules.variance import Components, Session
 from pytest_fp8.verdicts import Verdict
 
 WARM_UP_BLOCKS = 3
@@ -26,17 +28,16 @@ WARM_UP_BLOCKS = 3
 Booleans = NDArray[np.bool_]
 
 
+Decide = Callable[[Session, Sequence[Session]], Verdict]
+"""The run so far and the history, oldest session first -> the verdict."""
+
+
 @dataclass(frozen=True)
-class Outcome:
-    """Per trial: did it fail, how much GPU time went into steps (seconds), how many builds of both arms it took.
+class Gated:
+    """What a rule of the plugin said in the end, and how many pairs of processes it took."""
 
-    ``other`` counts our verdicts that are neither PASS nor FAIL, by word, and baselines that were refused.
-    """
-
-    failed: Booleans
-    gpu_seconds: Floats
-    builds: Floats
-    other: dict[str, int]
+    verdict: Verdict
+    builds: int
 
 
 @dataclass(frozen=True)
@@ -49,45 +50,34 @@ class Rule:
     """``fp8`` milliseconds, or the ``ratio`` of BF16's to FP8's."""
 
 
-def ours(baseline: Trace, run: Trace, noise: Noise, tolerance: float, cases: int) -> Outcome:
-    """The plugin's rule: :func:`decide_speedup` after the INVALID rules of the speed question, look after look.
+def gated(history: Sequence[Session], run: Trace, trial: int, stored_ms: Sequence[float], decide: Decide) -> Gated:
+    """A rule of the plugin after the INVALID rules of the speed question, look after look. No floor: the question is
+    what changed since the history. ``stored_ms``: BF16's step times in it."""
+    ratios = run.log_ratios[trial].tolist()
+    for processes, blocks in LOOKS:
+        bf16 = float(np.median(run.bf16[trial, :processes]))
+        if disturbed(_NOTHING_SEEN, bf16, stored_ms) is not None:
+            return Gated(Verdict.INVALID, processes)
+        verdict = decide([x[:blocks] for x in ratios[:processes]], history)
+        if verdict is not Verdict.INCONCLUSIVE:
+            break
+    return Gated(verdict, processes)
 
-    A baseline that its own spread makes too coarse is refused, as ``--fp8-update-baselines`` refuses it, and its case
-    then is not gated. No floor: the question is what changed since the baseline.
-    """
-    stored = baseline.log_ratios
-    stored_ms = np.median(baseline.bf16, axis=(2, 3))
-    ratios, count = run.log_ratios, len(run.fp8)
-    failed, builds = np.zeros(count, dtype=bool), np.zeros(count)
-    other: dict[str, int] = {}
-    # The reference's median over what each look has seen, all trials at once.
-    medians = [np.median(run.bf16[:, :processes].reshape(count, -1), axis=1) for processes, _ in LOOKS]
-    for trial in range(count):
-        kept = stored[trial].tolist()
-        if holds(kept) > tolerance:
-            other["refused"] = other.get("refused", 0) + 1
-            continue
-        verdict = Verdict.INCONCLUSIVE
-        mine = ratios[trial].tolist()
-        for look, (processes, blocks) in enumerate(LOOKS):
-            builds[trial] = processes
-            if disturbed(_NOTHING_SEEN, float(medians[look][trial]), stored_ms[trial].tolist()) is not None:
-                verdict = Verdict.INVALID
-                break
-            verdict = decide_speedup(
-                [x[:blocks] for x in mine[:processes]],
-                baseline=kept,
-                tolerance=tolerance,
-                floor=None,
-                cases=cases,
-            ).verdict
-            if verdict is not Verdict.INCONCLUSIVE:
-                break
-        failed[trial] = verdict is Verdict.FAIL
-        if verdict not in (Verdict.PASS, Verdict.FAIL):
-            other[verdict.value] = other.get(verdict.value, 0) + 1
-    per_process = process_seconds(noise, LOOKS[0][1])
-    return Outcome(failed, builds * per_process, builds, other)
+
+def ours(components: Components, tolerance: float, cases: int) -> Decide:
+    """The plugin's rule."""
+
+    def decide(run: Session, history: Sequence[Session]) -> Verdict:
+        return decide_speedup(
+            run, history=history, components=components, tolerance=tolerance, floor=None, cases=cases
+        ).verdict
+
+    return decide
+
+
+def before(tolerance: float, cases: int) -> Decide:
+    """The plugin's rule of version 0.1: a baseline was one session."""
+    return lambda run, history: old_rule.decide(run, history[-1], tolerance, cases)
 
 
 _NOTHING_SEEN = TimingEvidence(bf16=[], fp8=[])
@@ -102,13 +92,9 @@ def process_seconds(noise: Noise, blocks: int) -> float:
     return (bf16 + fp8) / 1000
 
 
-def today(rule: Rule, baseline: Trace, run: Trace, noise: Noise) -> Outcome:
+def today(rule: Rule, baseline: Trace, run: Trace) -> Booleans:
     """One of today's rules on the first process of each: twelve blocks of FP8, or as many pairs of blocks."""
-    before, now = (_seen(rule, trace) for trace in (baseline, run))
-    failed = rule.fails(before, now)
-    steps = now.shape[1] * noise.steps_per_block
-    each = steps * (noise.fp8_ms + (noise.bf16_ms if rule.looks_at == "ratio" else 0.0)) / 1000
-    return Outcome(failed, np.full(len(failed), each), np.ones(len(failed)), {})
+    return rule.fails(_seen(rule, baseline), _seen(rule, run))
 
 
 def _seen(rule: Rule, trace: Trace) -> Floats:

@@ -1,112 +1,237 @@
-"""Runs the rules on traces: which cases, conditions and changes, how many trials of each, and what came out."""
+"""Runs the rules on simulated sessions of 30 cases: what each is of, how many, and what came out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
 from zlib import crc32
 
 import numpy as np
 
-from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, draw
-from benchmarks.gate.rules import TODAY, Outcome, ours, today
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, GATED_CASES, LOOKS
+from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, Trace, draw
+from benchmarks.gate.recordings import Floats
+from benchmarks.gate.rules import TODAY, Gated, before, gated, ours, process_seconds, today
+from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.rules.variance import Components, estimate
+from pytest_fp8.verdicts import Verdict
 
-OURS = "pytest-fp8"
+OURS, BEFORE, BESIDE = "pytest-fp8", "pytest-fp8 0.1", "pytest-fp8, same session"
+ALONE = "pytest-fp8 compare, one case"
 CHANGES = (-0.01, -0.02, -0.03, -0.05, -0.08)
 SESSION = 30
 """Gated cases of a session."""
-BATCH = 2500
+BATCH = 20
+"""Sessions drawn at once."""
+SHARED = 0.5
+"""Share of the sessions' variance that their cases have in common, where a table does not say. The recordings give all
+of it, from three pairs of sessions; false alarms of a session are most where it is none."""
+BUILD_SECONDS = 25.0
+"""Wall clock to build, compile and warm up a pair of arms: seen at 1B and 8B on an H200; no recording has it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated."""
+    """What is simulated, in sessions of 30 cases."""
 
     seed: int = 3
-    healthy: int = 20_000
-    """Trials at no change, per case and condition: a rate of 1 % per session is 1 in 3000 of them."""
-    changed: int = 4_000
-    """Trials per case and change."""
+    healthy: int = 800
+    """At no change, on a quiet machine, at each share."""
+    disturbed: int = 100
+    """At no change, under each other condition."""
+    changed: int = 80
+    """At each change."""
     tolerance: float = 0.02
     processes: int = 4
-    """Processes of a baseline."""
+    """Processes of a stored session."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell of the tables."""
+
+    condition: Condition
+    change: float
+    stored: int
+    """Sessions in a history."""
+    shared: float
+    sessions: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.condition.name}/{self.change}/{self.stored}/{self.shared}"
 
 
 @dataclass
 class Tally:
-    """What one rule did in one case, under one condition, at one change of the speedup."""
+    """What one rule did in one cell."""
 
     rule: str
-    case: str
     condition: str
     change: float
-    trials: int = 0
-    failed: int = 0
-    gated: int = 0
-    """Trials less those whose baseline was refused."""
+    stored: int
+    shared: float
+    sessions: int = 0
+    failed: list[int] = field(default_factory=list)
+    """Of each session, how many of its cases failed."""
+    cases: int = 0
+    words: dict[str, int] = field(default_factory=dict)
+    """Verdict -> cases."""
     gpu_seconds: float = 0.0
-    builds: float = 0.0
-    most_gpu_seconds: float = 0.0
-    other: dict[str, int] = field(default_factory=dict)
+    builds: int = 0
 
-    def add(self, outcome: Outcome) -> None:
-        self.trials += len(outcome.failed)
-        self.failed += int(outcome.failed.sum())
-        self.gated += len(outcome.failed) - outcome.other.get("refused", 0)
-        self.gpu_seconds += float(outcome.gpu_seconds.sum())
-        self.builds += float(outcome.builds.sum())
-        self.most_gpu_seconds = max(self.most_gpu_seconds, float(outcome.gpu_seconds.max()))
-        for word, count in outcome.other.items():
-            self.other[word] = self.other.get(word, 0) + count
+    def add(self, verdicts: Sequence[Sequence[str]]) -> None:
+        """``verdicts``: of each session, of each of its cases."""
+        for session in verdicts:
+            self.sessions += 1
+            self.failed.append(session.count("FAIL"))
+            self.cases += len(session)
+            for word in session:
+                self.words[word] = self.words.get(word, 0) + 1
 
-    def to_json(self) -> dict[str, object]:
-        low, high = wilson(self.failed, self.gated)
-        return {**asdict(self), "rate": self.rate, "interval": [low, high]}
+    def rate(self, word: str) -> float:
+        return self.words.get(word, 0) / self.cases if self.cases else 0.0
 
     @property
-    def rate(self) -> float:
-        """Share of gated trials that failed."""
-        return self.each(self.failed)
+    def alarmed(self) -> int:
+        """Sessions in which a case failed."""
+        return sum(count > 0 for count in self.failed)
 
-    def each(self, total: float) -> float:
-        """A total per gated trial; 0 where every baseline was refused."""
-        return total / self.gated if self.gated else 0.0
+    def caught(self) -> tuple[float, float]:
+        """95 % interval of the share of cases that fail. Cases of one session are alike: they count for as many as
+        the spread between sessions lets one believe."""
+        share, each = self.rate("FAIL"), self.cases / self.sessions
+        alone = share * (1 - share) / each
+        design = float(np.var(np.asarray(self.failed) / each, ddof=1)) / alone if alone and self.sessions > 1 else 1.0
+        count = self.cases / max(1.0, design)
+        return wilson(share * count, count)
+
+    def to_json(self) -> dict[str, object]:
+        intervals = {"alarm_interval": wilson(self.alarmed, self.sessions), "caught_interval": self.caught()}
+        return {**asdict(self), "alarmed": self.alarmed, **intervals}
 
 
-def run(noises: Iterable[Noise], plan: Plan, workers: int = 2) -> list[Tally]:
-    """Every rule on every case: all conditions at no change, all changes on a quiet machine."""
-    jobs = []
-    for noise in noises:
-        jobs += [(noise, condition, 0.0, plan, plan.healthy) for condition in CONDITIONS]
-        jobs += [(noise, QUIET, change, plan, plan.changed) for change in CHANGES]
-    jobs.sort(key=lambda job: -job[4])
+def jobs(plan: Plan) -> list[Job]:
+    quiet = [Job(QUIET, 0.0, 4, shared, plan.healthy) for shared in (0.0, SHARED, 1.0)]
+    others = [Job(condition, 0.0, 4, SHARED, plan.disturbed) for condition in CONDITIONS[1:]]
+    young = [Job(QUIET, 0.0, stored, SHARED, plan.disturbed) for stored in (1, 2, 8)]
+    changed = [Job(QUIET, change, 4, SHARED, plan.changed) for change in CHANGES]
+    changed += [Job(QUIET, change, stored, SHARED, plan.changed) for stored in (1, 2, 8) for change in (-0.02, -0.03)]
+    return [*quiet, *others, *young, *changed]
+
+
+def run(noises: Iterable[Noise], components: Components, plan: Plan, workers: int = 2) -> list[Tally]:
+    """Every rule in every cell, in batches of sessions; the comparison in one session at last."""
+    cases = list(islice(cycle([noise for noise in noises if noise.gpu_bound]), SESSION))
+    batches = [
+        (cases, components, plan, job, start, min(BATCH, job.sessions - start))
+        for job in jobs(plan)
+        for start in range(0, job.sessions, BATCH)
+    ]
     if workers == 1:
-        done = [simulate(*job) for job in jobs]
+        done = [simulate(*batch) for batch in batches]
     else:
         with ProcessPoolExecutor(workers) as pool:
-            done = list(pool.map(simulate, *zip(*jobs, strict=True)))
-    return [tally for tallies in done for tally in tallies]
+            done = list(pool.map(simulate, *zip(*batches, strict=True)))
+    found: dict[tuple[object, ...], Tally] = {}
+    for tally in (tally for tallies in done for tally in tallies):
+        key = tally.rule, tally.condition, tally.change, tally.stored, tally.shared
+        found[key] = together([found[key], tally]) if key in found else tally
+    beside = [
+        same_session(cases, plan, change, sessions, rule)
+        for rule in (BESIDE, ALONE)
+        for change, sessions in ((0.0, plan.healthy), (-0.01, plan.changed))
+    ]
+    return [*found.values(), *beside]
 
 
-def simulate(noise: Noise, condition: Condition, change: float, plan: Plan, trials: int) -> list[Tally]:
-    """All rules on the same traces. Each job's stream of random numbers follows from the seed and its own name."""
-    name = f"{noise.case}/{condition.name}/{change}"
-    rng = np.random.default_rng([plan.seed, crc32(name.encode())])
-    tallies = {rule: Tally(rule, noise.case, condition.name, change) for rule in [OURS, *(r.name for r in TODAY)]}
-    for start in range(0, trials, BATCH):
-        count = min(BATCH, trials - start)
-        before = draw(rng, noise, (count, plan.processes, BASELINE_BLOCKS), condition, is_baseline=True)
-        now = draw(rng, noise, (count, LOOKS[-1][0], LOOKS[-1][1]), condition, change)
-        tallies[OURS].add(ours(before, now, noise, plan.tolerance, GATED_CASES))
-        for rule in TODAY:
-            tallies[rule.name].add(today(rule, before, now, noise))
+def simulate(
+    cases: Sequence[Noise], components: Components, plan: Plan, job: Job, start: int, sessions: int
+) -> list[Tally]:
+    """All rules on the same traces. Each batch's stream of random numbers follows from the seed and its own name.
+
+    The components that our rule uses are estimated from each session's own histories, as a user's are.
+    """
+    rng = np.random.default_rng([plan.seed, crc32(job.name.encode()), start])
+    common = rng.normal(0, components.session * math.sqrt(job.shared), (sessions, job.stored + 1))
+    drawn = [_draw(rng, noise, components, plan, job, common) for noise in cases]
+    tallies = {
+        rule: Tally(rule, job.condition.name, job.change, job.stored, job.shared)
+        for rule in (OURS, BEFORE, *(r.name for r in TODAY))
+    }
+    for index in range(sessions):
+        histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
+        own = estimate([dict(enumerate(history)) for history in histories])
+        for rule, decide in ((OURS, ours(own, plan.tolerance, SESSION)), (BEFORE, before(plan.tolerance, SESSION))):
+            found = [
+                gated(history, now, index, np.median(stored[-1].bf16[index], axis=(1, 2)).tolist(), decide)
+                for history, (stored, now) in zip(histories, drawn, strict=True)
+            ]
+            tallies[rule].add([[one.verdict.value for one in found]])
+            _count(tallies[rule], cases, found)
+    for rule in TODAY:
+        failed = [today(rule, stored[-1], now) for stored, now in drawn]
+        tallies[rule.name].add([["FAIL" if x[i] else "PASS" for x in failed] for i in range(sessions)])
     return list(tallies.values())
 
 
-def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def _draw(
+    rng: np.random.Generator, noise: Noise, components: Components, plan: Plan, job: Job, common: Floats
+) -> tuple[list[Trace], Trace]:
+    """The stored sessions of one case, and the run; ``common``: (sessions, stored + 1), what all cases share."""
+    effects = common + rng.normal(0, components.session * math.sqrt(1 - job.shared), common.shape)
+    trials = len(common)
+    stored = [
+        draw(rng, noise, (trials, plan.processes, BASELINE_BLOCKS), job.condition, 0.0, True, effects[:, k])
+        for k in range(job.stored)
+    ]
+    return stored, draw(rng, noise, (trials, *LOOKS[-1]), job.condition, job.change, False, effects[:, -1])
+
+
+def _count(tally: Tally, cases: Sequence[Noise], found: Sequence[Gated]) -> None:
+    tally.builds += sum(one.builds for one in found)
+    pairs = zip(cases, found, strict=True)
+    tally.gpu_seconds += sum(one.builds * process_seconds(noise, LOOKS[0][1]) for noise, one in pairs)
+
+
+def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: int, rule: str = BESIDE) -> Tally:
+    """Base's FP8 arm against head's, at a tolerance of 1 %: no history, and no session's part. Two FP8 arms are taken
+    to scatter as an FP8 and a BF16 arm do. ``rule``: whether all cases share the false alarms, or each is alone."""
+    rng = np.random.default_rng([plan.seed, crc32(f"same session/{change}".encode())])
+    tally = Tally(rule, QUIET.name, change, 0, 0.0)
+    words: list[list[str]] = [[] for _ in range(sessions)]
+    for noise in cases:
+        level = math.log(noise.bf16_ms / noise.fp8_ms)
+        ratios = draw(rng, noise, (sessions, PAIRS[-1], BLOCKS), QUIET, change).log_ratios - level
+        step = process_seconds(noise, BLOCKS) * 2 * noise.fp8_ms / (noise.bf16_ms + noise.fp8_ms)
+        for index, pairs in enumerate(ratios.tolist()):
+            for count in PAIRS:
+                verdict = decide_same_session(pairs[:count], 0.01, cases=SESSION if rule == BESIDE else 1).verdict
+                if verdict is not Verdict.INCONCLUSIVE:
+                    break
+            words[index].append(verdict.value)
+            tally.builds += count
+            tally.gpu_seconds += count * step
+    tally.add(words)
+    return tally
+
+
+def together(tallies: Sequence[Tally]) -> Tally:
+    """Several tallies as one."""
+    first = tallies[0]
+    total = Tally(first.rule, first.condition, first.change, first.stored, first.shared)
+    for one in tallies:
+        for name in ("sessions", "failed", "cases", "gpu_seconds", "builds"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+        for word, count in one.words.items():
+            total.words[word] = total.words.get(word, 0) + count
+    return total
+
+
+def wilson(hits: float, trials: float, z: float = 1.96) -> tuple[float, float]:
     """95 % interval of a rate (Wilson 1927); (0, 1) without trials."""
     if not trials:
         return 0.0, 1.0
@@ -114,21 +239,3 @@ def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     middle = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, (middle - half) / (1 + z * z / trials)), min(1.0, (middle + half) / (1 + z * z / trials))
-
-
-def per_session(rate: float, cases: int = SESSION) -> float:
-    """Chance that at least one of so many independent cases fails."""
-    return 1 - (1 - rate) ** cases
-
-
-def together(tallies: Iterable[Tally]) -> Tally:
-    """Several tallies as one: the average case."""
-    chosen = list(tallies)
-    total = Tally(chosen[0].rule, "all", chosen[0].condition, chosen[0].change)
-    for one in chosen:
-        for name in ("trials", "failed", "gated", "gpu_seconds", "builds"):
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-        total.most_gpu_seconds = max(total.most_gpu_seconds, one.most_gpu_seconds)
-        for word, count in one.other.items():
-            total.other[word] = total.other.get(word, 0) + count
-    return total

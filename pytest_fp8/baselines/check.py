@@ -155,9 +155,9 @@ def unused(stored: Collection[str], collected: Collection[str], asked: Collectio
 
 def too_coarse(values: Sequence[Sequence[float]], tolerance: float) -> str:
     """Why a speedup of these log ratios (per block and process) cannot gate at ``tolerance``, or an empty string."""
-    from pytest_fp8.rules.speed import holds
+    from pytest_fp8.rules.speed import processes_hold
 
-    could_hold = holds(values)
+    could_hold = processes_hold(values)
     if could_hold <= tolerance:
         return ""
     return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {could_hold:.1%}"

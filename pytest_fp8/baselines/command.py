@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.baselines.variance import add_variance
 from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.report.results import add_results
 
@@ -61,6 +62,7 @@ def add_baselines(commands: Any) -> None:
     add.add_argument("--reason", required=True, help="why the baselines change; stored with them")
     add.set_defaults(run=promote)
     add_results(actions, common)
+    add_variance(actions, common)
 
 
 def list_baselines(options: argparse.Namespace) -> int:
@@ -148,6 +150,7 @@ def check(options: argparse.Namespace) -> int:
 
     from pytest_fp8.baselines.check import inspect
     from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.variance import outdated_components
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
@@ -155,6 +158,7 @@ def check(options: argparse.Namespace) -> int:
     cases = _cases(options)
     today = datetime.datetime.now(datetime.UTC).date()
     found = inspect(files, cases, today=today, max_age=options.max_age, installed=library_versions(), gpu=options.gpu)
+    found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:
         _print_json([finding.to_json() for finding in found])

@@ -6,19 +6,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pytest_fp8.rules.speed import speed_of
+from pytest_fp8.rules.change import elsewhere
 from pytest_fp8.rules.statistics import normal_quantile
 
-SESSION = 0.0038
-"""Standard deviation of a session's log ratio beyond that of its processes: over the 17 repeated sessions of cases that
-H200s measured more than once."""
 ALPHA = 0.01
 """Chance that a history without a change is given a change point."""
-
-
-def level_error(processes: Sequence[Sequence[float]]) -> float:
-    """Standard error of one session's log ratio as a value of its history: its processes' and the session's own."""
-    return math.hypot(SESSION, speed_of(processes).error)
 
 
 def change_points(history: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
@@ -28,8 +20,9 @@ def change_points(history: Sequence[Sequence[Sequence[float]]]) -> list[tuple[in
     Binary segmentation with known noise: the split whose two sides differ most, in standard errors, is a change point
     where it is beyond the quantile of ``ALPHA``, shared by all splits. Then each side is searched.
     """
-    levels = [speed_of(session).theta for session in history]
-    weights = [level_error(session) ** -2 for session in history]
+    measured = [elsewhere(session) for session in history]
+    levels = [one.theta for one in measured]
+    weights = [one.error**-2 for one in measured]
     needed = normal_quantile(1 - ALPHA / 2 / max(1, len(history) - 1))
 
     def mean(start: int, end: int) -> tuple[float, float]:

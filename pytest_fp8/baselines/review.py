@@ -13,13 +13,8 @@ from typing import Any
 
 from pytest_fp8.baselines.history import tampering
 from pytest_fp8.baselines.metrics import EXACT, METRICS, loss_tolerance
-from pytest_fp8.baselines.noise import level_error
 from pytest_fp8.baselines.record import Baseline, StoredSession
-from pytest_fp8.rules.speed import speed_of
-from pytest_fp8.rules.statistics import normal_quantile
-
-CONFIDENCE = 0.99
-"""Two-sided: how often a speedup that did not change is called noise."""
+from pytest_fp8.rules.change import change_of, figure
 
 
 @dataclass(frozen=True)
@@ -132,23 +127,21 @@ def compare_metric(
 def level(name: str, values: Sequence[Any]) -> float:
     """One number for a metric: the ratio of a log ratio, the distance from zero of a two-sided one, else the mean."""
     if METRICS[name].per_process:
-        return math.exp(speed_of(values).theta)
+        return math.exp(figure(values))
     if METRICS[name].direction == "two-sided":
         return math.sqrt(fmean(float(x) ** 2 for x in values))
     return fmean(values)
 
 
 def _compare_speed(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
-    before = fmean(speed_of(values).theta for values in old)
-    error = math.sqrt(sum(level_error(values) ** 2 for values in old)) / len(old)
-    difference = speed_of(new).theta - before
-    half = normal_quantile((1 + CONFIDENCE) / 2) * math.hypot(error, level_error(new))
+    moved = change_of(new, old)
+    difference, half = moved.theta, moved.half_width()
     word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
     return Change(
         name,
         METRICS[name].unit,
         True,
-        math.exp(before),
+        math.exp(figure(new) - difference),
         level(name, new),
         math.expm1(difference),
         math.exp(difference) * math.sinh(half),

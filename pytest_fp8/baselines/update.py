@@ -13,7 +13,7 @@ from pytest_fp8.baselines.record import Baseline, session_of
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.rules.speed import RUNS_TO_FAIL
+from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Entry, Ledger

@@ -31,13 +31,14 @@ class BaseGate:
         self._base, self._project, self._pool, self._held = base, project, pool, held
         self._sides: tuple[ArmEnvironment, ArmEnvironment] | None = None
 
-    def compare(self, case: Case, model: Model) -> Comparison:
-        """Raises :class:`ArmError`, and :class:`SettingsError` where base cannot be had or cannot read the model."""
+    def compare(self, case: Case, model: Model, cases: int) -> Comparison:
+        """``cases`` of the session share its false alarms. Raises :class:`ArmError`, and :class:`SettingsError` where
+        base cannot be had or cannot read the model."""
         if self._sides is None:
             self._sides = environments(self._base, Side(), self._project, self._held)
         if model.shipped is not None:
             _require_one_bytecode(*self._sides)
-        return compare_in(self._pool(), case, self._sides, min(TOLERANCE, case.tolerance), model=model)
+        return compare_in(self._pool(), case, self._sides, min(TOLERANCE, case.tolerance), model=model, cases=cases)
 
 
 def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:

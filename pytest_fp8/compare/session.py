@@ -138,6 +138,7 @@ def compare_in(
     looks: int = len(PAIRS),
     with_bf16: bool = False,
     model: Model | None = None,
+    cases: int = 1,
 ) -> Comparison:
     """:func:`compare` with the arms of a pool, which ends every other arm that it has. Raises ``ArmError``."""
     from pytest_fp8.questions.again import look_again
@@ -145,7 +146,7 @@ def compare_in(
     from pytest_fp8.rules.speed import ratios_by_process
 
     def decide(evidence: SidesEvidence) -> SideSpeed:
-        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks)
+        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks, cases)
 
     arms = _sides(case, pool, sides, model or Model())
     evidence, fp8 = look_again(_looks(arms, looks), decide)
@@ -159,7 +160,7 @@ def compare_in(
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
         disturbed += beside.disturbed
-    decision = judge(fp8, bf16, tolerance, looks, disturbed, _unsound(case, arms), evidence.attention, sides)
+    decision = judge(fp8, bf16, tolerance, disturbed, _unsound(case, arms), evidence.attention, sides)
     return Comparison(case.id, decision, fp8, bf16, times, dict(pool.seconds))
 
 
@@ -185,7 +186,6 @@ def judge(
     fp8: SideSpeed,
     bf16: SideSpeed | None,
     tolerance: float,
-    looks: int,
     disturbed: Sequence[str],
     unsound: str,
     attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]],
@@ -216,7 +216,7 @@ def judge(
             cause = f"the sides ran different attention kernels; {cause}"
         return decision(
             Verdict.FAIL,
-            "head is slower than base in FP8" + _whose(fp8, bf16, looks),
+            "head is slower than base in FP8" + _whose(fp8, bf16),
             cause,
             "change one of them at a time and compare again",
         )
@@ -230,7 +230,7 @@ def judge(
     how = "faster than base's" if low > 0 else "as fast as base's"
     if high < 0:
         how = "slower than base's, within the tolerance"
-    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16, looks))
+    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
@@ -243,14 +243,14 @@ def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
     ]
 
 
-def _whose(fp8: SideSpeed, bf16: SideSpeed | None, looks: int) -> str:
+def _whose(fp8: SideSpeed, bf16: SideSpeed | None) -> str:
     """Whether a change that is more than noise is FP8's own, or BF16's too."""
     if bf16 is None or abs(fp8.theta) <= fp8.half_width:
         return ""
-    own, half = own_change(fp8, bf16, looks)
-    if abs(own) <= half:
+    own = own_change(fp8, bf16)
+    if abs(own.theta) <= own.half_width():
         return f"; BF16 changed as much ({bf16.change:+.2%}): common to both precisions, not FP8's own"
-    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own):+.2%} is FP8's own"
+    return f"; BF16 changed by {bf16.change:+.2%}: {math.expm1(own.theta):+.2%} is FP8's own"
 
 
 def _sides(

@@ -14,7 +14,7 @@ from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, differing, level
 from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
-from pytest_fp8.rules.speed import speed_of
+from pytest_fp8.rules.change import speed_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -31,7 +31,7 @@ def describe(baseline: Baseline) -> dict[str, Any]:
     facts |= {name: level(name, baseline.values(name)) for name in baseline.metrics}
     if "speedup" in baseline.metrics:
         speed = speed_of(baseline.values("speedup"))
-        facts |= {"speedup": math.exp(speed.theta), "speedup_interval": speed.interval, "processes": speed.processes}
+        facts |= {"speedup": speed.ratio, "speedup_interval": speed.interval, "processes": len(speed.each)}
     newest = baseline.newest
     origin = {"date": newest.date, "commit": newest.commit, "reason": newest.reason, "libraries": newest.libraries}
     return {**facts, **origin, "sessions": len(baseline.sessions)}

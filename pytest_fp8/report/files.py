@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, origin_of, why_not_stored
+from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger
@@ -21,7 +22,8 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     Raises :class:`BaselineError`.
     """
     first = next(iter(ledger.entries.values()))
-    report = {**ledger.to_json(), "provenance": origin_of(first, origin)}
+    provenance = origin_of(first, origin)
+    report = {**ledger.to_json(), "session_shift": shift_to_json(ledger), "provenance": provenance}
     path = folder / "report.json"
     write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
     return path

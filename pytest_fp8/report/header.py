@@ -20,7 +20,7 @@ def header(settings: Settings, look: bool) -> list[str]:
     seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
     key = gpu.key if gpu is not None else key
     folder = settings.baseline_dir / key
-    stored = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
+    stored = len(list(folder.glob("[!_]*.json"))) if folder.is_dir() else 0
     baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
     update = " (updating)" if settings.update else ""
     versions = library_versions(LIBRARIES)

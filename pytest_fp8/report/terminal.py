@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
+from pytest_fp8.report.shift import shift_lines
 from pytest_fp8.rules.undecided import NO_BASELINE
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(table)
     if time_spent(ledger):
         reporter.write_line(f"time in arms: {time_spent(ledger)}")
-    for note in notes:
+    for note in notes + shift_lines(ledger):
         reporter.write_line(note, yellow=True)
     for revision in session.revisions:
         for line in revision_lines(revision):

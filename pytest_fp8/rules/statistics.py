@@ -12,9 +12,6 @@ from statistics import NormalDist, fmean, median
 
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for normal data: 1 / NormalDist().inv_cdf(0.75)."""
-SIGMA_RUN_FLOOR = 0.003
-"""Spread of the log ratio between fresh processes beyond what its blocks' noise explains: never taken smaller, since
-the handful of processes of one baseline cannot show that it is."""
 _FEW_VALUES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 """Small-sample corrections of the median absolute deviation, by the number of values."""
 
@@ -80,7 +77,12 @@ def student_cdf(t: float, df: int) -> float:
     return 0.5 * (1 + inside)
 
 
-@lru_cache
+def chi_square_quantile(p: float, df: int) -> float:
+    """The value that chi-square stays below with probability ``p`` (Wilson & Hilferty 1931: within 2 % from 3 on)."""
+    return df * max(0.0, 1 - 2 / (9 * df) + normal_quantile(p) * math.sqrt(2 / (9 * df))) ** 3
+
+
+@lru_cache(maxsize=4096)
 def student_quantile(p: float, df: int) -> float:
     """The value that Student's t stays below with probability ``p``; by bisection of :func:`student_cdf`."""
     if not 0 < p < 1:

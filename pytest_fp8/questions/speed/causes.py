@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pytest_fp8.questions.speed.account import IDLE, Account, ArmAccount
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.sound import NOTICED
+from pytest_fp8.rules.speed import Speedup
 
 SCATTERED = 0.08
 """Share of the median between the tenth and the ninetieth of a hundred blocks. On H200s 0.01 to 0.06, and 0.14 to 0.52
 for Transformer Engine's arms on a busy host."""
 
 
-def why_undecided(evidence: TimingEvidence) -> dict[str, str]:
-    """Cause and next step where the interval contains the bound: a small difference, or times that scatter."""
+def why_undecided(evidence: TimingEvidence, result: Speedup) -> dict[str, str]:
+    """Cause and next step where the interval contains the bound: times that scatter, sessions that differ, or a small
+    difference."""
     arms = {"FP8": (evidence.fp8, evidence.fp8_gpu), "BF16": (evidence.bf16, evidence.bf16_gpu)}
     blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, (taken, _) in arms.items()}
     # Between the tenth and the ninetieth of a hundred blocks: a single pause is not blamed.
@@ -29,6 +33,15 @@ def why_undecided(evidence: TimingEvidence) -> dict[str, str]:
             "cause": f"the host: {ranges}, where the GPU works {gpu['busy']:.1f} ms in {arm}'s",
             "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
         }
+    if result.reason == "baseline" and result.change_error and result.own_error:
+        sessions = math.sqrt(result.change_error**2 - result.own_error**2)
+        if sessions > result.own_error:
+            return {
+                "cause": f"sessions on other machines differ by {sessions:.2%} from the baseline's, this session's "
+                f"processes by {result.own_error:.2%}: more of them would not decide",
+                "next_step": "pytest-fp8 compare measures base and head in one session, where that cancels; or store "
+                "further sessions with --fp8-update-baselines",
+            }
     return {
         "cause": "a difference as small as the noise",
         "next_step": "run again on a quiet GPU; if it stays, the true value lies at the bound",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from pytest_fp8.questions.speed.account import Account, account_of, launch_bound
 from pytest_fp8.questions.speed.causes import launch_bound, why_slow, why_slower, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
 from pytest_fp8.questions.speed.sound import not_fp8s_own
-from pytest_fp8.rules.speed import GATED_CASES, Process, Speedup, center, decide_speedup, ratios_by_process
+from pytest_fp8.rules.change import level
+from pytest_fp8.rules.speed import GATED_CASES, Speedup, decide_speedup, ratios_by_process
 from pytest_fp8.rules.undecided import NO_BASELINE
+from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "speedup"
@@ -33,41 +36,42 @@ def check_speedup(
     *,
     floor: float | None,
     tolerance: float,
-    baseline: Sequence[Process] = (),
+    history: Sequence[Session] = (),
+    components: Components = MEASURED,
     baseline_reference_ms: Sequence[float] = (),
     baseline_file: str = "",
     cases: int = GATED_CASES,
-    busy_baseline: Sequence[Process] = (),
+    busy_history: Sequence[Session] = (),
     other_work: Finding | None = None,
 ) -> Decision:
     """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
 
-    ``baseline``: log ratios per process, of each block or their median; ``baseline_reference_ms``: BF16's step times
-    stored with it. ``cases``: how many cases of this session are gated on speed; they share its false alarms.
-    ``busy_baseline``: log ratios of busy time, where the baseline has them. ``other_work``: what else says that the
-    arms do not do the same work.
+    ``history``: the baseline's sessions, each the log ratios of its processes' blocks; ``components``: the variances of
+    this GPU; ``baseline_reference_ms``: BF16's step times stored with the baseline. ``cases``: how many cases of this
+    session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
+    baseline has them. ``other_work``: what else says that the arms do not do the same work.
 
-    Where an arm waits for its host, busy time is asked in place of step time: the host hardly changes it. A baseline
-    without busy times is asked for step time all the same.
+    Where an arm waits for its host, busy time is asked: the host hardly changes it. A baseline without busy times is
+    asked for step time all the same.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
-    result = decide_speedup(processes, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
-    numbers = numbers_of(evidence, result, baseline)
+    decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
+    result = decide(processes, history=history)
+    numbers = numbers_of(evidence, result, history)
     account = account_of(evidence.bf16_gpu, evidence.fp8_gpu, numbers["bf16_ms"], numbers["fp8_ms"])
     waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
-    on_busy = bool(busy and (busy_baseline if baseline else waiting))
+    on_busy = bool(busy and (busy_history if history else waiting))
     if on_busy:
-        baseline = busy_baseline if baseline else ()
-        result = decide_speedup(busy, baseline=baseline, tolerance=tolerance, floor=floor, cases=cases)
+        history = busy_history if history else ()
+        result = decide(busy, history=history)
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.ratio,
         NO_BASELINE: result.verdict is Verdict.NOT_EXERCISED,
-        "change": None if result.change is None else math.expm1(result.change),
+        **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers() if account is not None else None,
     }
-    line = account.line() if account is not None else ""
     found = (
         disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
         or other_work
@@ -77,13 +81,13 @@ def check_speedup(
         seen = _seen(result, numbers, account if on_busy else None)
         seen += f"; {len(processes)} process(es) of {len(processes[0])} blocks"
         if result.change is not None:
-            seen += f"; {_change(result)} against the baseline"
-        against = _against(floor, tolerance, baseline)
+            seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
+        against = _against(floor, tolerance, result, history)
         found = _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
-    if line:
+    if account is not None:
         where = "headline" if verdict is Verdict.PASS else "seen"
-        lines = {**lines, where: f"{lines[where]}; {line}"}
+        lines = {**lines, where: f"{lines[where]}; {account.line()}"}
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
@@ -134,10 +138,10 @@ def _explain(
         headline = "FP8 is not faster than the best BF16"
         return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence)}
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result)}
 
 
-def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Process]) -> dict[str, Any]:
+def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
     """The decision's numbers: ratios, milliseconds a step (medians over all blocks), MHz."""
     low, high = result.interval
     return {
@@ -147,10 +151,20 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, baseline: Sequence[Pro
         "bf16_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.bf16]))),
         "fp8_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.fp8]))),
         "processes": len(evidence.fp8),
-        "baseline": math.exp(center(baseline)) if baseline else None,
+        "baseline": math.exp(level(history)) if history else None,
         "clocks_mhz": list(evidence.clocks),
         "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
         "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),
+    }
+
+
+def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
+    return {
+        "change": None if result.change is None else math.expm1(result.change),
+        "change_error": result.change_error,
+        "own_error": result.own_error,
+        "sessions": len(history),
+        "tolerance": result.tolerance,
     }
 
 
@@ -213,18 +227,21 @@ def _attention(operators: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _change(result: Speedup) -> str:
-    """``-3.1% [-4.0%, -2.2%]``: the change against the baseline, with a 99 % interval that includes the baseline's own
-    noise."""
+    """``-3.1% [-4.4%, -1.8%]``: the change against the baseline, with a 99 % interval that includes the difference
+    between sessions and the baseline's own noise."""
     assert result.change is not None
     assert result.change_half_width is not None
     low, high = result.change - result.change_half_width, result.change + result.change_half_width
     return f"{math.expm1(result.change):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
 
 
-def _against(floor: float | None, tolerance: float, baseline: Sequence[Process]) -> str:
+def _against(floor: float | None, tolerance: float, result: Speedup, history: Sequence[Session]) -> str:
     parts = []
-    if baseline:
-        parts.append(f"baseline {math.exp(center(baseline)):.3f}x less {100 * tolerance:g}%")
+    if history:
+        held = f"baseline {math.exp(level(history)):.3f}x less {100 * result.tolerance:.3g}%"
+        if result.tolerance > tolerance:
+            held += f" (its {len(history)} session(s) cannot hold {100 * tolerance:g}%)"
+        parts.append(held)
     if floor is not None:
         parts.append(f"floor {floor:.2f}x")
     return "above " + " and ".join(parts) if parts else "nothing to compare with"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from pytest_fp8.questions.speed.evidence import (
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import ratios_by_process
+from pytest_fp8.rules.variance import Components, Session
 from pytest_fp8.verdicts import Decision
 
 Row = tuple[str, str, str, float, list[Any]]
@@ -33,6 +34,9 @@ class SpeedQuestion:
     arms: PairArms
     stored: Callable[[str], list[Any]]
     """The values of a metric in the baseline; empty where there is none."""
+    history: Callable[[str], Sequence[Session]]
+    """The baseline's sessions of a metric, oldest first; empty where there is none."""
+    components: Components
     baseline_file: str
     gated_cases: int
     processes: int | None = None
@@ -66,16 +70,17 @@ class SpeedQuestion:
         return [self.first_timing()] if self.processes is not None else timing_looks(self.arms, self.timer)
 
     def _judge(self, evidence: TimingEvidence, floor: float | None, against_baseline: bool) -> Decision:
-        stored = self.stored("speedup") if against_baseline else []
+        history = self.history("speedup") if against_baseline else ()
         return check_speedup(
             evidence,
             floor=floor,
             tolerance=self.arms.case.tolerance,
-            baseline=stored,
-            baseline_reference_ms=self.stored("bf16_ms") if stored else (),
+            history=history,
+            components=self.components,
+            baseline_reference_ms=self.stored("bf16_ms") if history else (),
             baseline_file=self.baseline_file,
             cases=self.gated_cases,
-            busy_baseline=self.stored("busy_speedup") if against_baseline else (),
+            busy_history=self.history("busy_speedup") if against_baseline else (),
         )
 
     def _rows(self, evidence: TimingEvidence) -> list[Row]:

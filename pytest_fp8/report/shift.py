@@ -1,0 +1,38 @@
+"""How far all gated cases of a session moved together: from the ledger, for the closing summary and the report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pytest_fp8.plain import to_plain
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.rules.session_shift import Moved, Shift, session_shift, words
+
+
+def shift_of(ledger: Ledger) -> Shift | None:
+    """Over the cases whose speed was held against a baseline and not disturbed; ``None`` for too few."""
+    return session_shift({case: moved for case, (moved, _) in _gated(ledger).items()})
+
+
+def shift_lines(ledger: Ledger) -> list[str]:
+    """What a person should read of it; empty for a session as sessions are."""
+    shift = shift_of(ledger)
+    failed = {case: moved.change for case, (moved, verdict) in _gated(ledger).items() if verdict == "FAIL"}
+    return words(shift, failed) if shift is not None else []
+
+
+def shift_to_json(ledger: Ledger) -> dict[str, Any] | None:
+    shift = shift_of(ledger)
+    return None if shift is None else {**to_plain(shift), "moved": shift.moved, "unusual": shift.unusual}
+
+
+def _gated(ledger: Ledger) -> dict[str, tuple[Moved, str]]:
+    found = {}
+    for name, entry in ledger.entries.items():
+        decision = entry.decisions.get("speedup", {})
+        numbers = decision.get("numbers", {})
+        if numbers.get("change") is not None and decision["verdict"] != "INVALID":
+            moved = Moved(math.log1p(numbers["change"]), numbers["change_error"], numbers["own_error"])
+            found[name] = moved, decision["verdict"]
+    return found

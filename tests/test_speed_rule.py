@@ -1,0 +1,206 @@
+"""The speed rule against a history: what it says, and by simulation how often it is wrong."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pytest_fp8.rules.change import ALPHA, BETA, change_of, level, spread
+from pytest_fp8.rules.speed import (
+    BASELINE_BLOCKS,
+    GATED_CASES,
+    LOOKS,
+    POWER,
+    decide_speedup,
+    holds,
+    log_ratios,
+    processes_hold,
+)
+from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.verdicts import Verdict
+
+BASE = math.log(1.13)
+WITHIN = 0.007
+"""Spread between the blocks of one process, as in most cases measured on H200s; between processes and sessions it is
+what :data:`MEASURED` says."""
+TOLERANCE = 0.02
+KNOWN = replace(MEASURED, sessions=100)
+"""As known as after four sessions of thirty cases."""
+QUIET = replace(MEASURED, session=0.001, sessions=100)
+
+
+def session(rng, processes, blocks, change=0.0, session=MEASURED.session, within=WITHIN):
+    centre = BASE + math.log1p(change) + rng.normal(0, session)
+    each = centre + rng.normal(0, MEASURED.process, (processes, 1))
+    return (each + rng.normal(0, within, (processes, blocks))).tolist()
+
+
+def history_of(rng, sessions, **how):
+    return [session(rng, 4, BASELINE_BLOCKS, **how) for _ in range(sessions)]
+
+
+def gate(rng, change, stored=4, cases=GATED_CASES, tolerance=TOLERANCE, components=KNOWN, **how):
+    """One gate of one case, with all its looks; the history is drawn anew, as a real one is."""
+    history = history_of(rng, stored, **how)
+    taken = session(rng, *LOOKS[-1], change, **how)
+    for runs, blocks in LOOKS:
+        seen = [x[:blocks] for x in taken[:runs]]
+        verdict = decide_speedup(
+            seen, history=history, components=components, tolerance=tolerance, floor=None, cases=cases
+        ).verdict
+        if verdict is not Verdict.INCONCLUSIVE:
+            break
+    return verdict
+
+
+def rate(change, *verdicts, repeats=500, **how):
+    rng = np.random.default_rng(12)
+    return np.mean([gate(rng, change, **how) in verdicts for _ in range(repeats)])
+
+
+@pytest.mark.parametrize("stored", [1, 4])
+def test_a_session_of_thirty_healthy_cases_fails_less_often_than_alpha(stored):
+    # A rate of 0.01 / 30 per case: 2000 cases would show less than one failure.
+    assert rate(0.0, Verdict.FAIL, Verdict.IMPROVED, repeats=2000, stored=stored) <= 2 * ALPHA / GATED_CASES + 0.001
+
+
+def test_a_healthy_case_is_rarely_left_undecided():
+    assert rate(0.0, Verdict.PASS) > 0.98
+    assert rate(0.0, Verdict.PASS, stored=1) > 0.95
+
+
+def test_sessions_that_differ_more_than_assumed_cost_power_before_false_alarms():
+    assert rate(0.0, Verdict.FAIL, session=1.5 * MEASURED.session, repeats=1000) <= 0.005
+
+
+@pytest.mark.parametrize("stored", [1, 4])
+def test_a_loss_of_what_is_gated_on_rarely_passes(stored):
+    history = history_of(np.random.default_rng(0), stored)
+    loss = max(TOLERANCE, holds(history, KNOWN))
+    assert rate(-loss, Verdict.PASS, stored=stored) <= BETA + 0.02
+
+
+@pytest.mark.parametrize(("change", "power"), [(-0.03, 0.97), (-0.08, 0.99)])
+def test_a_real_regression_fails_with_four_sessions_stored(change, power):
+    assert rate(change, Verdict.FAIL, repeats=300) >= power
+
+
+def test_what_a_history_is_said_to_hold_it_holds():
+    for stored in (1, 4):
+        loss = holds(history_of(np.random.default_rng(0), stored, within=0.004), KNOWN)
+        caught = rate(-loss, Verdict.FAIL, stored=stored, tolerance=loss, within=0.004)
+        assert caught == pytest.approx(POWER, abs=0.08)
+
+
+def test_more_sessions_hold_a_finer_tolerance_and_a_young_history_says_how_coarse_it_is():
+    histories = [history_of(np.random.default_rng(1), n) for n in (1, 2, 4, 8)]
+    held = [holds(histories[-1][: len(history)], KNOWN) for history in histories]
+    assert held == sorted(held, reverse=True)
+    assert held[0] > 1.2 * held[2]
+    decision = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.01, floor=None)
+    assert decision.tolerance == pytest.approx(holds(histories[0], KNOWN))
+    coarse = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.08, floor=None)
+    assert coarse.tolerance == 0.08
+
+
+def test_no_number_of_processes_makes_one_session_hold_two_per_cent():
+    many = [[[BASE - 0.001, BASE + 0.001] * 4] * 50]
+    assert holds(many, KNOWN) > TOLERANCE
+
+
+def test_without_the_share_of_each_case_the_session_would_not_hold():
+    alone, shared = (rate(-0.012, Verdict.FAIL, cases=cases) for cases in (1, 30))
+    assert shared < 0.75 * alone
+
+
+def test_a_real_gain_is_called_improved():
+    assert rate(+0.04, Verdict.IMPROVED, repeats=200) >= 0.95
+
+
+def test_a_loss_that_a_wide_tolerance_excludes_passes_however_well_it_is_proven():
+    lost = [[math.log(0.97)] * 6] * 4
+    stored = [[[0.0] * 8] * 4] * 4
+    wide = decide_speedup(lost, history=stored, components=QUIET, tolerance=0.08, floor=None)
+    narrow = decide_speedup(lost, history=stored, components=QUIET, tolerance=0.02, floor=None)
+    assert (wide.verdict, narrow.verdict) == (Verdict.PASS, Verdict.FAIL)
+    assert narrow.change == pytest.approx(math.log(0.97))
+
+
+def test_one_process_never_fails_a_case():
+    for looks in (1, 4):
+        one = decide_speedup([[-0.5] * 6], history=[[[0.0] * 6] * 4] * 4, looks=looks)
+        assert one.verdict is Verdict.INCONCLUSIVE
+
+
+def test_one_process_that_disagrees_keeps_a_case_from_failing():
+    wild = [[-0.15] * 6, [-0.15] * 6, [0.01] * 6, [-0.15] * 6]
+    assert decide_speedup(wild, history=[[[0.0] * 8] * 4] * 4, floor=None).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_history_stands_for_the_mean_of_its_sessions_whatever_they_weigh():
+    assert level([[[0.1, 0.2, 0.9], [0.3] * 3], [[0.05] * 3]]) == pytest.approx((0.25 + 0.05) / 2)
+
+
+def test_sessions_that_spread_more_than_the_pooled_ones_widen_a_case_s_own_error():
+    calm = [[[x] * 8] * 2 for x in (0.0, 0.001, -0.001, 0.0)]
+    wild = [[[10 * x[0][0]] * 8, [10 * x[0][0]] * 8] for x in calm]
+    run = [[0.0] * 6] * 4
+    assert change_of(run, wild, KNOWN).error > 1.3 * change_of(run, calm, KNOWN).error
+    assert change_of(run, calm, KNOWN).error == pytest.approx(change_of(run, calm[:1] * 4, KNOWN).error)
+
+
+def test_noise_that_only_the_history_shows_still_counts():
+    calm, noisy = [[[0.0] * 8] * 4], [[[-0.02, 0.02] * 4] * 4]
+    run = [[0.0, 0.001] * 3] * 2
+    assert spread(run, noisy, MEASURED).run > 5 * spread(run, calm, MEASURED).run
+
+
+def test_noise_that_only_the_run_shows_counts_in_full_for_the_run():
+    calm, noisy = [[[-0.001, 0.001] * 6] * 8], [[-0.02, 0.02] * 3] * 2
+    found = spread(noisy, calm, MEASURED)
+    assert found.run == pytest.approx(spread(noisy, [], MEASURED).run)
+    assert found.stored < found.run / 2
+
+
+def test_the_blocks_of_a_history_say_more_than_its_few_processes():
+    # Four processes that agree by luck do not make a launch-bound case fit to gate.
+    lucky = [[BASE - 0.03, BASE + 0.03] * 4] * 4
+    assert processes_hold(lucky) > 1.5 * TOLERANCE
+    assert processes_hold([[BASE - 0.003, BASE + 0.003] * 4] * 4) < TOLERANCE < holds([lucky], KNOWN)
+
+
+def test_the_median_forgives_one_wild_block():
+    blocks = [BASE, BASE, BASE - 1.0, BASE, BASE, BASE]
+    stored = [[[BASE] * 8] * 4] * 4
+    assert decide_speedup([blocks], history=stored, tolerance=0.03, floor=None).verdict is Verdict.PASS
+
+
+def test_floor_and_history_are_both_held():
+    slow = [[math.log(0.9)] * 6] * 4
+    assert decide_speedup(slow, floor=1.0).reason == "floor"
+    assert decide_speedup(slow, floor=1.0).verdict is Verdict.FAIL
+    assert decide_speedup(slow, history=[slow], floor=None).verdict is Verdict.PASS
+    assert decide_speedup(slow, history=[[[0.0] * 6] * 4], floor=None).reason == "baseline"
+    assert decide_speedup(slow, floor=None).verdict is Verdict.NOT_EXERCISED
+
+
+def test_close_to_the_floor_is_inconclusive():
+    assert decide_speedup([[0.0] * 6], floor=1.0).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_slowdown_common_to_both_arms_cancels():
+    bf16, fp8 = np.full(12, 100.0), np.full(12, 80.0)
+    assert log_ratios(bf16 * 1.1, fp8 * 1.1) == pytest.approx(log_ratios(bf16, fp8))
+
+
+def test_a_linear_drift_cancels_within_a_block():
+    # ABBA at times 0, 1, 2, 3: the arms' mean times are equal.
+    drift = np.exp(0.01 * np.arange(4))
+    [x] = log_ratios([100 * drift[0], 100 * drift[3]], [80 * drift[1], 80 * drift[2]])
+    assert x == pytest.approx(math.log(100 / 80))
+
+
+def test_blocks_that_do_not_pair_are_an_error():
+    with pytest.raises(ValueError, match="pairs"):
+        log_ratios([1.0], [1.0])
