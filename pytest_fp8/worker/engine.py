@@ -28,9 +28,10 @@ from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviou
 from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.ledger_weights import weights_of
+from pytest_fp8.worker.own_state import OwnState, own_state_kept
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
-from pytest_fp8.worker.seed_weights import copy_model, copy_values, numbers_of, restore_numbers
+from pytest_fp8.worker.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.training_setup import TrainingSetup
 from pytest_fp8.workload import Workload
@@ -94,7 +95,8 @@ class Engine:
             self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
         )
         self._renews_optimizer = own is not None and prepared.optimizer is None
-        self._numbers = numbers_of(self.model)
+        # After the conversion, so that what convert() set is the arm's own.
+        self._own_state = OwnState(self.model)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
@@ -171,7 +173,7 @@ class Engine:
         if values is None:
             fresh = self.fresh_model(seed)
             copy_model(self.model, fresh, self.fused_params, jitter)
-            restore_numbers(self._numbers)
+            self._own_state.restore()
         else:
             copy_values(self.model, values, self.fused_params, jitter)
         self.optimizer.state.clear()
@@ -185,15 +187,24 @@ class Engine:
         self.backend.reset_scaling(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
             batch = self.training_batch(seed=0, step=2_000_000 + index)
-            if self.own_step is not None:
-                with muted(self.optimizer):
-                    self.own_step(self.model, batch, self.optimizer, self.precision)
-                continue
-            with self.precision():
-                loss = self.loss_of(self.model, batch)
-            loss.backward() if self.backward is None else self.backward(loss)
-            # Before the next forward pass, as in training: at 8B gradients are 15 GiB beside the activations.
-            self.optimizer.zero_grad(set_to_none=True)
+            with self.standing_still():
+                self._calibrate(batch)
+
+    def _calibrate(self, batch: Any) -> None:
+        if self.own_step is not None:
+            self.own_step(self.model, batch, self.optimizer, self.precision)
+            return
+        with self.precision():
+            loss = self.loss_of(self.model, batch)
+        # At the end gradients are dropped, before the next forward pass as in training: at 8B they are 15 GiB beside
+        # the activations.
+        loss.backward() if self.backward is None else self.backward(loss)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
+        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer):
+            yield
 
     # -- training -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.moved_weights import moved_weights
-from pytest_fp8.worker.step import muted
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.zoo import data
 
@@ -55,7 +54,7 @@ def _gradients(engine: Engine, seed: int) -> dict[str, Any]:
     seed_generators(seed)
     sketches: dict[str, torch.Tensor] = {}
     before = _random_state(engine.device)
-    with muted(engine.optimizer), sketched(engine, sketches) as reached:
+    with engine.standing_still(), sketched(engine, sketches) as reached:
         loss = engine.step(batch)
     silent = sorted(
         plain_name(name)

@@ -18,7 +18,7 @@ from pytest_fp8.worker.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.ledger_modules import digest_of, dtype_name, shape_of, tensors_in
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
-from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.updates import around_step, updates
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -66,22 +66,11 @@ class StepLedger:
     @contextmanager
     def _following_optimizer(self) -> Iterator[None]:
         """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
-        inner = innermost(self._engine.optimizer)
-        held = inner.step
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self.stepped += 1
-            self._look_at_gradients()
-            return held(*args, **kwargs)
-
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        inner.step = step  # type: ignore[method-assign]
-        try:
+        with around_step(self._engine.optimizer, self._before_step):
             yield
-        finally:
-            inner.step = held  # type: ignore[method-assign]
 
-    def _look_at_gradients(self) -> None:
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stepped += 1
         engine = self._engine
         live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]
         self.gradients = sorted({plain_name(part) for part, _ in split(live, engine.fused_params)})
@@ -107,6 +96,7 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
+    made = updates(engine)
     seen, loss = _watched_step(engine)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
@@ -128,6 +118,7 @@ def _taken(engine: Engine) -> ArmLedger:
         before=engine.weights[0],
         after=engine.weights[1],
         optimizer=optimizer,
+        updates=made,
         switches=seen.switches,
         switches_after=seen.switches_after,
         fp8_layers=fp8_layers(engine),

@@ -81,10 +81,6 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """
     optimizer = innermost(optimizer)
     held = vars(optimizer).get("step")
-    rates = [dict(group, params=None) for group in optimizer.param_groups]
-    schedule = schedule_of(optimizer)
-    before = schedule.state_dict() if schedule is not None else None
-
     real = optimizer.step
 
     def standing_still(*args: Any, **kwargs: Any) -> Any:
@@ -98,17 +94,29 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     optimizer._opt_called = True  # type: ignore[attr-defined]
     optimizer.step = standing_still  # type: ignore[method-assign]
     try:
-        yield
+        with schedule_kept(optimizer):
+            yield
     finally:
         if held is None:
             del optimizer.step
         else:
             optimizer.step = held  # type: ignore[method-assign]
+        optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
+    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
+    rates = [dict(group, params=None) for group in optimizer.param_groups]
+    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
+    try:
+        yield
+    finally:
         if schedule is not None:
             schedule.load_state_dict(before)
         for group, old in zip(optimizer.param_groups, rates, strict=True):
             group.update({key: value for key, value in old.items() if key != "params"})
-        optimizer.zero_grad(set_to_none=True)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pytest_fp8.questions.ledger.step_rows import (
     passes_alike,
     random_alike,
 )
+from pytest_fp8.questions.ledger.update_rows import updates_alike
 from pytest_fp8.questions.ledger.work_rows import (
     calls_alike,
     operators_alike,
@@ -49,6 +50,7 @@ ROWS: tuple[Row, ...] = (
     recomputed_alike,
     passes_alike,
     optimizer_alike,
+    updates_alike,
     calls_alike,
     products_alike,
     operators_alike,
