@@ -203,6 +203,9 @@ class OperatorWatch(TorchDispatchMode):
         if self.modules.classes.get(owner, "").startswith("torch.nn."):
             # The rate of a dropout, the epsilon of a norm. torch's own modules count no steps; users' modules may.
             numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
+        elif "loss" in operator:
+            # How it is reduced, and which labels it leaves out.
+            numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, (int, float)))
         self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {numbers}".rstrip()] += 1
 
     def _read(self, tensor: torch.Tensor, flags: int) -> None:

@@ -19,6 +19,7 @@ from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import output_on
 from pytest_fp8.worker.model_output import inputs_noted
 from pytest_fp8.worker.optimizer_state import StrayParameter
+from pytest_fp8.worker.own_state import changed_flags, flags_of
 from pytest_fp8.worker.step import WorkloadError, name_of
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import (
@@ -60,7 +61,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         narrowed=_narrowed(engine, state),
         drawn=_drawn(engine),
     )
-    state_digests = checkpoints.state_digests(state)
+    state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
     with _reported("save", function):
         function(engine.model, engine.optimizer, path)
     engine.synchronize()
@@ -79,6 +80,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "own": {
             **to_plain(saved),
             "changed_by_saving": sorted(name for name in before if now.get(name) != before[name]),
+            "flags": changed_flags(flags, engine.model),
         },
     }
 
@@ -90,7 +92,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
     with not_persistent_kept(engine.model):
         engine.restart(OTHER_SEED)
-    before = digests(checkpoints.weights_of(engine)[0])
+    before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
     with generators_kept():
         # A state that no training run reaches by itself.
         seed_generators(OTHER_SEED)
@@ -112,7 +114,8 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "optimizer_digests": checkpoints.state_digests(state),
     }
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
-    report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same))
+    changed = changed_flags(flags, engine.model)
+    report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed))
     with buffers_kept(engine.model):
         engine.renew_scales()
     engine.park()

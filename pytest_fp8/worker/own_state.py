@@ -6,12 +6,21 @@ compared after equally many steps, although one of them may have run more passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from pytest_fp8.source_text import is_of_a_library
+from pytest_fp8.worker.fused_params import plain_name
+
+MODE, TRAINED = "mode", "trained"
+WORDS = {
+    (MODE, True): "put into train mode",
+    (MODE, False): "put into eval mode",
+    (TRAINED, True): "made trainable",
+    (TRAINED, False): "frozen",
+}
 
 
 class OwnState:
@@ -40,6 +49,22 @@ class OwnState:
         for parameter, trained in self._trained:
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
+
+
+def flags_of(model: torch.nn.Module) -> dict[tuple[str, str], bool]:
+    """(which flag, plain name) -> its value: modes of modules, and which parameters are trained."""
+    modes = {(MODE, plain_name(name)): module.training for name, module in model.named_modules()}
+    trained = {(TRAINED, plain_name(name)): parameter.requires_grad for name, parameter in model.named_parameters()}
+    return modes | trained
+
+
+def changed_flags(before: Mapping[tuple[str, str], bool], model: torch.nn.Module) -> dict[str, list[str]]:
+    """What was done to them since, in words -> names."""
+    changed: dict[str, list[str]] = {}
+    for (flag, name), value in flags_of(model).items():
+        if before.get((flag, name), value) != value:
+            changed.setdefault(WORDS[flag, value], []).append(name or "the model")
+    return changed
 
 
 @contextmanager

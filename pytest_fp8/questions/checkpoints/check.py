@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
+from pytest_fp8.questions.checkpoints.flags import left_behind
 from pytest_fp8.questions.checkpoints.own import check_own, remarks
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.findings import Finding, fail, some
@@ -57,6 +58,8 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         for rule in _OWN_RULES if transfer.saved.own is not None else _RULES:
             found = rule(transfer)
             if found is not None:
+                if rule in (_logits, check_resumed):
+                    found = left_behind(transfers) or found
                 verdict, lines = found
                 lines["headline"] = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
                 return Decision(QUESTION, verdict, numbers=numbers, **lines)
@@ -159,8 +162,13 @@ def _logits(t: Transfer) -> Finding | None:
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
         seen=f"{t.logit_distance:.3f}",
-        cause="stale scaling state, or buffers that were not carried",
-        next_step="reset scaling state after loading",
+        cause="stale scaling state, or buffers that were not carried"
+        if t.keeps_scales
+        else "the arms make something else of the same weights: a factor, a flag or a buffer that no checkpoint "
+        "carries (neither arm keeps scaling state)",
+        next_step="reset scaling state after loading"
+        if t.keeps_scales
+        else "give both arms' models the same weights, and compare their outputs layer by layer",
     )
 
 

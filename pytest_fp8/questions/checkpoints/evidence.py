@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Entry = Any
@@ -41,6 +41,8 @@ class OwnSaved:
     """Optimizer tensor of another dtype than its parameter -> digest after a cast to that of the parameter."""
     drawn: Sequence[str]
     """Generators that a forward pass in training draws from."""
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the call did to the model's flags, in words -> the modules or parameters: ``put into eval mode``."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class OwnLoaded:
     kept: Kept
     untouched: Sequence[str]
     """Weights that are what they were before the call: those of another seed."""
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """As :attr:`OwnSaved.flags`."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,8 @@ class Transfer:
     """The steps that the source went on to train after saving."""
     resumed: Resumed = NOT_RESUMED
     """The same steps, trained by the target after loading."""
+
+    @property
+    def keeps_scales(self) -> bool:
+        """Whether one of the arms keeps scaling state, which loading must renew."""
+        return bool(self.saved.scaling_state or self.loaded.rebuilt_scaling_state)

@@ -54,7 +54,10 @@ def check_resumed(t: Transfer) -> Finding | None:
         "training does not go on where the source was",
         expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
         seen=f"{_losses(resumed)} ({gap:+.3g})",
-        cause="the optimizer or the scaling state restarted from nothing",
+        cause="the optimizer or the scaling state restarted from nothing"
+        if t.keeps_scales
+        else "the optimizer restarted from nothing, or what the step reads is not carried: counters, flags, what is "
+        "trained",
         next_step="check that optimizer state and step count were loaded",
     )
 

@@ -100,6 +100,15 @@ def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
     return Decision(decision.question, verdict, numbers=decision.numbers, **lines)
 
 
+def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
+    """A numerics ``decision`` that fails: where the arms did not do the same work, that difference is said first."""
+    found = find_in_ledger(ledgers, "loss")
+    if found is None:
+        return decision
+    lines = {**found[1], "seen": f"{found[1]['seen']}; it follows that {decision.headline}: {decision.seen}"}
+    return Decision(decision.question, decision.verdict, numbers=decision.numbers, **lines)
+
+
 def never_called(ledgers: TwoLedgers) -> list[str]:
     """Converted layers that neither arm calls in training."""
     called = {c.module for arm in (ledgers.reference, ledgers.fp8) for c in arm.calls}

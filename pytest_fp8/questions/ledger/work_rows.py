@@ -130,7 +130,7 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
         if not lost and not added:
             continue
         if _by_words(lost, 2) == _by_words(added, 2):
-            cause = "a module's settings differ: the rate of a dropout, the epsilon of a norm"
+            cause = "settings differ: the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted"
             yield other_work(where, _told(lost), _told(added), cause)
         elif _by_words(lost, 1) == _by_words(added, 1):
             yield other_precision(where, _told(lost), _told(added))
