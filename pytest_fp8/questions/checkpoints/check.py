@@ -58,10 +58,10 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         for rule in _OWN_RULES if transfer.saved.own is not None else _RULES:
             found = rule(transfer)
             if found is not None:
-                if rule in (_logits, check_resumed):
-                    found = left_behind(transfers) or found
                 verdict, lines = found
-                lines["headline"] = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                left = left_behind(transfers) if rule in (_logits, check_resumed) else None
+                where = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                lines = {**left[1], "seen": f"{left[1]['seen']}; {where}"} if left else {**lines, "headline": where}
                 return Decision(QUESTION, verdict, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0

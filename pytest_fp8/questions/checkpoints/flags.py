@@ -8,7 +8,6 @@ from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.findings import Finding, fail, some
 
 Flags = Mapping[str, Sequence[str]]
-TAKE_BACK = {"save": "save() calls model.eval()", "load": "load() calls model.eval() or model.train()"}
 
 
 def left_behind(transfers: Sequence[Transfer]) -> Finding | None:
@@ -31,7 +30,7 @@ def _left(which: str, arm: str, flags: Flags) -> Finding:
         f"{which}() leaves the {arm} model in another state",
         expected=f"modes of modules and trained parameters after {which}() as before it, as in the other arm",
         seen=seen,
-        cause=f"{TAKE_BACK[which]} or requires_grad_() and does not take it back: the model then computes with other "
-        "dropout, or trains other weights",
+        cause=f"{which}() calls model.eval(), model.train() or requires_grad_() and does not take it back: the model "
+        "then computes with other dropout, or trains other weights",
         next_step=f"set back at the end of {which}() what it changed, or do it on a copy of the model",
     )
