@@ -102,7 +102,11 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         found = kept(engine.model, engine.optimizer, engine.backend)
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
     weights, _, scaling = checkpoints.weights_of(engine)
-    state = _state_after_load(engine) if optimizer else {}
+    state, strays = {}, False
+    try:
+        state = checkpoints.optimizer_state_of(engine) if optimizer else {}
+    except StrayParameter:
+        strays = True
     report: dict[str, Any] = {
         "missing": [],
         "unexpected": [],
@@ -115,7 +119,9 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     }
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
     changed = changed_flags(flags, engine.model)
-    report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed))
+    report["own"] = to_plain(
+        OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
+    )
     with buffers_kept(engine.model):
         engine.renew_scales()
     engine.park()
@@ -154,20 +160,6 @@ def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
             "state, a wrapper's prefix), other shapes, or a file that was not written",
             f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
             "weights, and leave scaling state out",
-        ) from error
-
-
-def _state_after_load(engine: Engine) -> dict[str, Any]:
-    try:
-        return checkpoints.optimizer_state_of(engine)
-    except StrayParameter as error:
-        _, function = _functions(engine)
-        raise WorkloadError(
-            f"after the workload's load, {name_of(function)}, the optimizer steps parameters that the model does not "
-            "have",
-            "it put new parameters into the model: load_state_dict(assign=True), a module replaced, or a model built "
-            "anew; the optimizer still holds the old ones, so training would move nothing",
-            "load in place: model.load_state_dict(state), or copy_ into each parameter",
         ) from error
 
 

@@ -54,6 +54,8 @@ class OwnLoaded:
     """Weights that are what they were before the call: those of another seed."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """As :attr:`OwnSaved.flags`."""
+    strays: bool = False
+    """Whether the optimizer steps parameters that the model no longer has."""
 
 
 @dataclass(frozen=True)
