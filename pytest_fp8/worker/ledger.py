@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
 from pytest_fp8.worker.activations import kept_on_host
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
@@ -96,7 +96,7 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
-    made = updates(engine)
+    made = _updates(engine)
     seen, loss = _watched_step(engine)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
@@ -126,6 +126,16 @@ def _taken(engine: Engine) -> ArmLedger:
         uncertain=operators.uncertain,
         watched=seen.watched,
     )
+
+
+def _updates(engine: Engine) -> Updates:
+    """None where the optimizer's state does not fit beside the other arm."""
+    try:
+        return updates(engine)
+    except torch.OutOfMemoryError:
+        pass
+    engine.park()
+    return NO_UPDATES
 
 
 def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:

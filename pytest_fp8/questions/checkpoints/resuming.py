@@ -69,7 +69,8 @@ def other_data(seen: str) -> Finding:
         "expected": "the batches that the source trained on after saving",
         "seen": seen,
         "cause": "batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
-        "DataLoader, a generator that is not seeded), so that a resumed run draws another order",
+        "DataLoader, a generator that is not seeded), so that a resumed run draws another order; or loss() or the step "
+        "makes other inputs of the same batch in one arm",
         "next_step": "let the data depend on the step alone, or save and load the position of the data with the "
         "checkpoint",
     }
