@@ -20,7 +20,7 @@ from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
-from pytest_fp8.questions.ledger.compare import unless_unlike
+from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
@@ -124,7 +124,9 @@ class Fp8Pair:
     def numerics(self) -> Decision:
         """Does FP8 compute what it should: operand formats, each layer's products, gradients against BF16's."""
         layers = self.layers_evidence()
-        return self._note(check_numerics(self.case, self.numerics_evidence(), layers))
+        decision = check_numerics(self.case, self.numerics_evidence(), layers)
+        failed = decision.verdict is Verdict.FAIL
+        return self._note(blame_in_ledger(decision, self.ledgers()) if failed else decision)
 
     def loss(self) -> Decision:
         """Is the loss still right: curves of several seeds against BF16's."""

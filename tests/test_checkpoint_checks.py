@@ -211,3 +211,31 @@ def test_what_fails_nothing_is_said_in_the_pass(lost, says):
 
 def test_generators_that_the_model_does_not_draw_from_are_not_mentioned():
     assert "generator" not in check_checkpoints([own(kept={"generators": {}})]).headline
+
+
+def left_by(arm, which, flags):
+    """Both directions through the user's own functions; what ``save()`` or ``load()`` left in one arm's model."""
+    found = []
+    for direction in ("fp8 -> bf16", "bf16 -> fp8"):
+        source, _, target = direction.partition(" -> ")
+        t = replace(own(), direction=direction, logit_distance=0.4)
+        said = replace(t.saved.own, flags=flags if (arm, which) == (source, "save") else {})
+        arrived = replace(t.loaded.own, flags=flags if (arm, which) == (target, "load") else {})
+        found.append(replace(t, saved=replace(t.saved, own=said), loaded=replace(t.loaded, own=arrived)))
+    return found
+
+
+@pytest.mark.parametrize("which", ["save", "load"])
+def test_a_mode_that_one_arm_is_left_in_is_the_cause(which):
+    decision = check_checkpoints(left_by("fp8", which, {"put into eval mode": ["the model", "0"]}))
+    words = (f"{which}() leaves the fp8 model in another state", "put into eval mode: the model, 0", "model.eval()")
+    verdict_of(decision, Verdict.FAIL, *words)
+
+
+def test_a_mode_that_both_arms_are_left_in_is_no_cause():
+    both = [
+        replace(t, loaded=replace(t.loaded, own=replace(t.loaded.own, flags={"put into eval mode": ["0"]})))
+        for t in left_by("fp8", "", {})
+    ]
+    decision = check_checkpoints(both)
+    verdict_of(decision, Verdict.FAIL, "computes something else", "neither arm keeps scaling state")

@@ -16,6 +16,7 @@ from pytest_fp8.questions.loss.evidence import Curve, ProductCount
 from pytest_fp8.worker.curves import norm_of
 from pytest_fp8.worker.engine import Engine
 from pytest_fp8.worker.presence import counted_step
+from pytest_fp8.worker.training_course import sample
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +100,13 @@ def test_gradient_norms_have_more_bits_than_bfloat16():
     assert norm_of([one]) != norm_of([other])
     assert norm_of([one, one]) == pytest.approx(2 * 64**0.5 / 2**0.5)
     assert norm_of([]) == 0
+
+
+def test_a_weight_that_is_stored_in_fp8_is_sampled_by_its_values():
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False)).to(torch.bfloat16)
+    quantize_(model, Float8WeightOnlyConfig())
+    first = sample(model[0].weight)
+    assert first.dtype == torch.uint8
+    assert torch.equal(first, sample(model[0].weight))

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import WEIGHT, arm_ledger, verdict_of
+from helpers.evidence import UPDATES, WEIGHT, arm_ledger, sketch, verdict_of
 from pytest_fp8.questions.layers.products import Product
-from pytest_fp8.questions.ledger.compare import compare, find_in_ledger, unless_unlike
+from pytest_fp8.questions.ledger.compare import blame_in_ledger, compare, find_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import (
+    NO_UPDATES,
     Draw,
     Entered,
     ModuleCalls,
@@ -49,6 +50,13 @@ def weights(**changes):
 
 def optimizer(**changes):
     return replace(HEALTHY.optimizer, **changes)
+
+
+def updates(*moved, **changes):
+    """Those of arms whose ``q.weight`` moved otherwise."""
+    digests, sketches = dict(UPDATES.digests), dict(UPDATES.sketches)
+    digests["q.weight"], sketches["q.weight"] = "2", sketch(*moved)
+    return replace(UPDATES, digests=digests, sketches=sketches, **changes)
 
 
 def head(kind="bfloat16", rows=48):
@@ -102,17 +110,39 @@ DIFFERENCES = [
     ({"optimizer": optimizer(groups=[{"lr": "0.002"}])}, "INVALID", "lr of lm_head.weight", "0.002"),
     ({"optimizer": optimizer(kind="SGD")}, "INVALID", "its class", "SGD"),
     ({"optimizer": optimizer(schedule={"class": "StepLR"})}, "INVALID", "the schedule's class", "StepLR"),
+    ({"updates": updates(1.2, -2.0, 2.0)}, "INVALID", "the optimizer's own rule differs", "q.weight"),
+    ({"entered": entered(replace(GIVEN, digest="else"))}, "INVALID", "made of the same batch", "else"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "verdict", "headline", "seen"), DIFFERENCES)
 def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, seen):
-    found = find_in_ledger(ledgers(**changes), "layers")
+    found = find_in_ledger(ledgers(**changes), "layers" if "entered" not in changes else "loss")
     assert found is not None
     assert found[0] == Verdict(verdict)
     assert headline in found[1]["headline"]
     assert seen in found[1]["headline"] + found[1]["seen"]
     assert all(found[1][line] for line in ("expected", "cause", "next_step"))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        updates(1.001, -2.0, 2.0),  # single values that were rounded otherwise
+        updates(9.0, 9.0, 9.0, size=1.0),  # gradients of another size
+        updates(9.0, 9.0, 9.0, steps=2),
+        NO_UPDATES,
+    ],
+)
+def test_updates_that_cannot_tell_another_rule_are_no_difference(made):
+    assert compare(ledgers(updates=made)) == []
+
+
+def test_where_numerics_fail_on_other_work_that_is_said_first():
+    failed = Decision("numerics", Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's")
+    blamed = blame_in_ledger(failed, ledgers(operators={"": {"nll_loss_forward float32 2,-100": 1}}))
+    verdict_of(blamed, Verdict.FAIL, "do not do the same work", "2 of 3 gradients differ", "0.76 times")
+    assert blame_in_ledger(failed, ledgers()) is failed
 
 
 def test_swapped_weights_are_called_so():

@@ -237,13 +237,19 @@ def assigning(model, optimizer, folder):
     [
         (raising, from_model, r"the workload's save, raising\(\), raised KeyError: 'blocks.0.up.weight'"),
         (with_model, raising, r"the workload's load, raising\(\), raised KeyError"),
-        (with_model, assigning, r"assigning\(\), the optimizer steps parameters that the model does not have"),
     ],
 )
 def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, says):
     with pytest.raises(WorkloadError, match=says) as error:
         carried(loss=loss, save=save, load=load)
     assert error.value.fp8_next
+
+
+def test_new_parameters_that_no_optimizer_holds_are_a_verdict():
+    decision = carried(loss=loss, save=with_model, load=assigning)
+    assert decision.verdict is Verdict.FAIL
+    assert "the optimizer steps parameters that the model does not have" in decision.message
+    assert "assign=True" in decision.message
 
 
 def test_one_function_alone_is_refused():

@@ -67,7 +67,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
 
     Loads nothing where a weight is missing or unexpected, so that no half-loaded model trains on.
     """
-    weights, aliases, _ = weights_of(engine)
+    weights, aliases, scaling = weights_of(engine)
     path = Path(folder)
     stored = checkpoint_stores.read(path, store, engine.device)
     found = {
@@ -84,6 +84,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "wrong_shape": shapes,
         "untied": untied(*engine.weights) | doubled,
         "loaded": not (missing or unexpected or shapes or doubled),
+        "rebuilt_scaling_state": scaling,
         "stale": [],
         "digests": {},
         "optimizer_digests": {},

@@ -28,12 +28,12 @@ from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviou
 from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.ledger_weights import weights_of
+from pytest_fp8.worker.own_state import OwnState, own_state_kept
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
-from pytest_fp8.worker.seed_weights import copy_model, copy_values, numbers_of, restore_numbers
+from pytest_fp8.worker.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.step import Step, muted, require_whole, run_step, schedule_of
 from pytest_fp8.worker.training_setup import TrainingSetup
-from pytest_fp8.worker.training_state import buffers_kept
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
@@ -95,7 +95,8 @@ class Engine:
             self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
         )
         self._renews_optimizer = own is not None and prepared.optimizer is None
-        self._numbers = numbers_of(self.model)
+        # After the conversion, so that what convert() set is the arm's own.
+        self._own_state = OwnState(self.model)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
@@ -172,7 +173,7 @@ class Engine:
         if values is None:
             fresh = self.fresh_model(seed)
             copy_model(self.model, fresh, self.fused_params, jitter)
-            restore_numbers(self._numbers)
+            self._own_state.restore()
         else:
             copy_values(self.model, values, self.fused_params, jitter)
         self.optimizer.state.clear()
@@ -185,9 +186,14 @@ class Engine:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
         self.backend.reset_scaling(self.model)
         for index in range(self.backend.calibration_passes(self.case.recipe)):
-            # The reference has no such passes: they must not move running statistics or a codebook.
-            with buffers_kept(self.model), muted(self.optimizer):
+            with self.standing_still():
                 self.step(self.training_batch(seed=0, step=2_000_000 + index))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
+        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer):
+            yield
 
     # -- training -----------------------------------------------------------------------------------------------------
 

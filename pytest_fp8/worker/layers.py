@@ -18,7 +18,6 @@ from pytest_fp8.worker.ledger import ledger_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.observe import Part, observe_forward
 from pytest_fp8.worker.profile import profile_step
-from pytest_fp8.worker.step import muted
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -91,8 +90,8 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
     def step() -> None:
         engine.step(batch, phase=part.inside)
 
-    # The weights stay as they are for the measured step, in which a router must send the rows the same way.
-    with muted(engine.optimizer):
+    # All stays as it is for the measured step, in which a router must send the rows the same way.
+    with engine.standing_still():
         return observe_forward(engine.model, engine.originals, engine.backend, step, part)
 
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.questions.ledger.evidence import ArmLedger, TensorNote
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
 from pytest_fp8.worker.activations import kept_on_host
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.instrumented import SEED, instrumented_step
@@ -19,9 +19,8 @@ from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.operators import dtype_name
-from pytest_fp8.worker.phases import innermost
-from pytest_fp8.worker.restored import replaced
 from pytest_fp8.worker.second_forward import SecondForward
+from pytest_fp8.worker.updates import around_step, updates
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -82,19 +81,11 @@ class StepLedger:
     @contextmanager
     def _following_optimizer(self) -> Iterator[None]:
         """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
-        inner = innermost(self._engine.optimizer)
-        held = inner.step
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self.stepped += 1
-            self._look_at_gradients()
-            return held(*args, **kwargs)
-
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        with replaced(inner, "step", step):
+        with around_step(self._engine.optimizer, self._before_step):
             yield
 
-    def _look_at_gradients(self) -> None:
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stepped += 1
         engine = self._engine
         live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]
         self.gradients = sorted({plain_name(part) for part, _ in split(live, engine.fused_params)})
@@ -120,6 +111,7 @@ def ledger_of(engine: Engine) -> ArmLedger:
 
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
+    made = _updates(engine)
     seen, loss = _watched_step(engine)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
@@ -142,6 +134,7 @@ def _taken(engine: Engine) -> ArmLedger:
         before=engine.weights[0],
         after=engine.weights[1],
         optimizer=optimizer,
+        updates=made,
         switches=seen.switches,
         switches_after=seen.switches_after,
         fp8_layers=fp8_layers(engine),
@@ -151,6 +144,16 @@ def _taken(engine: Engine) -> ArmLedger:
         # What was drawn names the layer less surely.
         recomputed_otherwise=seen.inputs.other() or seen.draws.other(),
     )
+
+
+def _updates(engine: Engine) -> Updates:
+    """None where the optimizer's state does not fit beside the other arm."""
+    try:
+        return updates(engine)
+    except torch.OutOfMemoryError:
+        pass
+    engine.park()
+    return NO_UPDATES
 
 
 def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:

@@ -178,7 +178,8 @@ COMPUTED, ROUTED = 1, 2
 
 def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
     inside = [(end - start, name) for start, end, name in spans if start <= number < end]
-    return min(inside)[1] if inside else OUTSIDE
+    # Of equal spans the first: a call is noted when it ends, so that the innermost comes before what called it.
+    return min(inside, key=lambda span: span[0])[1] if inside else OUTSIDE
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:

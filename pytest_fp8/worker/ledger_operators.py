@@ -210,6 +210,9 @@ class OperatorWatch(TorchDispatchMode):
         numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
         if operator in ROOTS:
             numbers = self._added
+        elif "loss" in operator:
+            # How it is reduced, and which labels it leaves out.
+            numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, (int, float)))
         elif owner not in self.modules.of_torch and operator not in NORMS:
             # The rate of a dropout is a setting; a number in a module of the user's may count steps.
             self._added, numbers = numbers if operator.startswith("add") else "", ""

@@ -11,8 +11,8 @@ import torch
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import evaluate, held_out_inputs
 from pytest_fp8.worker.numerics import is_product
+from pytest_fp8.worker.own_state import own_state_kept
 from pytest_fp8.worker.restored import hooked
-from pytest_fp8.worker.seed_weights import numbers_of, restore_numbers
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -96,13 +96,11 @@ class LoadWatch:
         if self._inputs is None:
             return False
         layers = set(self._layers.values())
-        numbers = [number for number in numbers_of(self._engine.model) if number[0] not in layers]
         try:
-            evaluate(self._engine, self._inputs)
+            with own_state_kept(self._engine.model, layers.__contains__):
+                evaluate(self._engine, self._inputs)
         except Exception:
             return False
-        finally:
-            restore_numbers(numbers)
         return True
 
     def _compare(self, name: str) -> Callable[..., None]:

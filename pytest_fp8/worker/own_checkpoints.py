@@ -20,6 +20,7 @@ from pytest_fp8.worker.held_out import output_on
 from pytest_fp8.worker.load_watch import LoadWatch
 from pytest_fp8.worker.model_output import inputs_noted
 from pytest_fp8.worker.optimizer_state import StrayParameter
+from pytest_fp8.worker.own_state import changed_flags, flags_of
 from pytest_fp8.worker.step import WorkloadError, name_of
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import (
@@ -61,7 +62,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         narrowed=_narrowed(engine, state),
         drawn=_drawn(engine),
     )
-    state_digests = checkpoints.state_digests(state)
+    state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
     with _reported("save", function):
         function(engine.model, engine.optimizer, path)
     engine.synchronize()
@@ -79,6 +80,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "own": {
             **to_plain(saved),
             "changed_by_saving": sorted(name for name in before if now.get(name) != before[name]),
+            "flags": changed_flags(flags, engine.model),
         },
     }
 
@@ -92,7 +94,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         engine.restart(OTHER_SEED)
     watch = LoadWatch(engine)
     watch.before()
-    before = digests(checkpoints.weights_of(engine)[0])
+    before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
     with generators_kept():
         # A state that no training run reaches by itself.
         seed_generators(OTHER_SEED)
@@ -101,21 +103,29 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
             function(engine.model, engine.optimizer, Path(folder))
         found = kept(engine.model, engine.optimizer, engine.backend)
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
-    weights = checkpoints.weights_of(engine)[0]
-    state = _state_after_load(engine) if optimizer else {}
+    weights, _, scaling = checkpoints.weights_of(engine)
+    state, strays = {}, False
+    try:
+        state = checkpoints.optimizer_state_of(engine) if optimizer else {}
+    except StrayParameter:
+        strays = True
     report: dict[str, Any] = {
         "missing": [],
         "unexpected": [],
         "wrong_shape": [],
         "untied": {},
         "loaded": True,
+        "rebuilt_scaling_state": scaling,
         "stale": [],
         "digests": digests(weights),
         "optimizer_digests": checkpoints.state_digests(state),
     }
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
-    report["own"] = to_plain(OwnLoaded(replace(found, generators=restored), untouched=same))
     report["stale"] = watch.stale()
+    changed = changed_flags(flags, engine.model)
+    report["own"] = to_plain(
+        OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
+    )
     engine.renew_scales()
     engine.park()
     return report
@@ -153,20 +163,6 @@ def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
             "state, a wrapper's prefix), other shapes, or a file that was not written",
             f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
             "weights, and leave scaling state out",
-        ) from error
-
-
-def _state_after_load(engine: Engine) -> dict[str, Any]:
-    try:
-        return checkpoints.optimizer_state_of(engine)
-    except StrayParameter as error:
-        _, function = _functions(engine)
-        raise WorkloadError(
-            f"after the workload's load, {name_of(function)}, the optimizer steps parameters that the model does not "
-            "have",
-            "it put new parameters into the model: load_state_dict(assign=True), a module replaced, or a model built "
-            "anew; the optimizer still holds the old ones, so training would move nothing",
-            "load in place: model.load_state_dict(state), or copy_ into each parameter",
         ) from error
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.fused_params import split
 
 
@@ -24,32 +23,6 @@ def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParam
     for name, content in fresh.named_buffers():
         if name in buffers:
             buffers[name].copy_(content)
-
-
-Numbers = list[tuple[torch.nn.Module, str, "int | float"]]
-"""(module, attribute, value) of each number that the user's own modules keep as a Python attribute."""
-
-
-def numbers_of(model: torch.nn.Module) -> Numbers:
-    """The numbers as they are now: a counter of calls, a rate that a forward pass changes. A converted layer is a
-    library's, and keeps its own.
-
-    Taken after the conversion, so that a number that ``convert()`` set is the arm's own.
-    """
-    own = (module for module in model.modules() if not is_of_a_library(type(module).__module__))
-    return [
-        (module, key, value)
-        for module in own
-        for key, value in vars(module).items()
-        if key != "training" and type(value) in (int, float)
-    ]
-
-
-def restore_numbers(numbers: Numbers) -> None:
-    """Give the modules back what :func:`numbers_of` found."""
-    for module, key, value in numbers:
-        if vars(module).get(key) != value:
-            setattr(module, key, value)
 
 
 @torch.no_grad()

@@ -81,10 +81,6 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     is given a closure runs both inside its step: it does step, and weights and state are restored after it.
     """
     optimizer = innermost(optimizer)
-    rates = [dict(group, params=None) for group in optimizer.param_groups]
-    schedule = schedule_of(optimizer)
-    before = schedule.state_dict() if schedule is not None else None
-
     real = optimizer.step
 
     def standing_still(*args: Any, **kwargs: Any) -> Any:
@@ -97,14 +93,25 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer._opt_called = True  # type: ignore[attr-defined]
     try:
-        with replaced(optimizer, "step", standing_still):
+        with replaced(optimizer, "step", standing_still), schedule_kept(optimizer):
             yield
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
+    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
+    rates = [dict(group, params=None) for group in optimizer.param_groups]
+    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
+    try:
+        yield
     finally:
         if schedule is not None:
             schedule.load_state_dict(before)
         for group, old in zip(optimizer.param_groups, rates, strict=True):
             group.update({key: value for key, value in old.items() if key != "params"})
-        optimizer.zero_grad(set_to_none=True)
 
 
 @contextmanager

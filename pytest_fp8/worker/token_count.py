@@ -11,7 +11,6 @@ import torch
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.worker.observe import input_of
 from pytest_fp8.worker.restored import hooked
-from pytest_fp8.worker.step import muted
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -126,7 +125,7 @@ def _run_forward(engine: Engine, batch: Any) -> None:
     try:
         with torch.compiler.set_stance("force_eager"):
             if engine.own_step is not None:
-                with muted(engine.optimizer):
+                with engine.standing_still():
                     engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
             else:
                 with torch.no_grad(), engine.precision():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.loss.evidence import Course, Moved
@@ -111,8 +112,13 @@ class TrainingCourse:
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
     """At most about :data:`SAMPLE` elements, evenly spread."""
-    # torchao's wrapper of a weight for sharded training keeps the weight itself in ``_tensor``.
-    flat = getattr(tensor, "_tensor", tensor).detach().reshape(-1)
+    while is_traceable_wrapper_subclass(tensor):
+        # torchao's wrapper of a weight keeps the weight itself first; a weight that is stored in FP8, its FP8 values,
+        # and it knows no reshape.
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    flat = tensor.detach().reshape(-1)
+    if flat.is_floating_point() and flat.element_size() == 1:
+        flat = flat.view(torch.uint8)
     # An odd stride meets every column of a matrix whose width is a power of two.
     return flat[:: max(1, flat.numel() // SAMPLE) | 1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from base64 import b64encode
 from dataclasses import replace
 
 from pytest_fp8 import Case, Verdict
@@ -15,6 +17,7 @@ from pytest_fp8.questions.ledger.evidence import (
     OptimizerNote,
     OwnedProduct,
     TensorNote,
+    Updates,
     Weight,
 )
 from pytest_fp8.questions.loss.evidence import Curve
@@ -51,6 +54,15 @@ def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
 WEIGHT = Weight(shape=[64, 64], dtype="bfloat16", digest="1", trained=True)
 
 
+def sketch(*numbers):
+    """Numbers as a sketch crosses the pipe."""
+    return b64encode(struct.pack(f"{len(numbers)}f", *numbers)).decode()
+
+
+TRAINED = ("lm_head.weight", "q.weight", "up.weight")
+UPDATES = Updates(3, 0.25, dict.fromkeys(TRAINED, "1"), dict.fromkeys(TRAINED, sketch(1.0, -2.0, 2.0)))
+
+
 def arm_ledger(**changes):
     """The ledger of a healthy arm with two converted layers, a norm between them and a head."""
     names = {"q": (48, 64), "norm": (48, 64), "up": (48, 64), "lm_head": (48, 256)}
@@ -76,6 +88,7 @@ def arm_ledger(**changes):
         before=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
         after=dict.fromkeys(["q.weight", "up.weight", "lm_head.weight"], WEIGHT),
         optimizer=OptimizerNote("AdamW", [{"lr": "0.001"}], {"q.weight": 0, "up.weight": 0, "lm_head.weight": 0}),
+        updates=UPDATES,
         switches={"torch.backends.cuda.matmul.allow_tf32": "False", "autocast on cuda": "off"},
         switches_after={"torch.backends.cuda.matmul.allow_tf32": "False"},
         fp8_layers=["q", "up"],

@@ -280,6 +280,7 @@ class FakeProcess:
             "wrong_shape": [],
             "untied": {},
             "loaded": True,
+            "rebuilt_scaling_state": [],
             "stale": [],
             "digests": {"w": 1},
             "optimizer_digests": state,

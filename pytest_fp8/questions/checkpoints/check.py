@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
+from pytest_fp8.questions.checkpoints.flags import left_behind
 from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.findings import Finding, fail, some
@@ -63,7 +64,9 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             found = rule(transfer)
             if found is not None:
                 verdict, lines = found
-                lines["headline"] = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                left = left_behind(transfers) if rule in (_logits, check_resumed) else None
+                where = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                lines = {**left[1], "seen": f"{left[1]['seen']}; {where}"} if left else {**lines, "headline": where}
                 return Decision(QUESTION, verdict, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0
@@ -165,8 +168,13 @@ def _logits(t: Transfer) -> Finding | None:
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
         seen=f"{t.logit_distance:.3f}",
-        cause="stale scaling state, or buffers that were not carried",
-        next_step="reset scaling state after loading",
+        cause="stale scaling state, or buffers that were not carried"
+        if t.keeps_scales
+        else "the arms make something else of the same weights: a factor, a flag or a buffer that no checkpoint "
+        "carries (neither arm keeps scaling state)",
+        next_step="reset scaling state after loading"
+        if t.keeps_scales
+        else "give both arms' models the same weights, and compare their outputs layer by layer",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Entry = Any
@@ -41,6 +41,8 @@ class OwnSaved:
     """Optimizer tensor of another dtype than its parameter -> digest after a cast to that of the parameter."""
     drawn: Sequence[str]
     """Generators that a forward pass in training draws from."""
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the call did to the model's flags, in words -> the modules or parameters: ``put into eval mode``."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class OwnLoaded:
     kept: Kept
     untouched: Sequence[str]
     """Weights that are what they were before the call: those of another seed."""
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """As :attr:`OwnSaved.flags`."""
+    strays: bool = False
+    """Whether the optimizer steps parameters that the model no longer has."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,8 @@ class Loaded:
     optimizer_digests: Mapping[str, Any]
     own: OwnLoaded | None = None
     """As in :class:`Saved`."""
+    rebuilt_scaling_state: Sequence[str] = ()
+    """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
     stale: Sequence[str] = ()
     """FP8 layers that, evaluated after a load, multiply by the weights of before it."""
 
@@ -153,3 +161,8 @@ class Transfer:
     """The steps that the source went on to train after saving."""
     resumed: Resumed = NOT_RESUMED
     """The same steps, trained by the target after loading."""
+
+    @property
+    def keeps_scales(self) -> bool:
+        """Whether one of the arms keeps scaling state, which loading must renew."""
+        return bool(self.saved.scaling_state or self.loaded.rebuilt_scaling_state)

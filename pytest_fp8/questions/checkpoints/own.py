@@ -23,7 +23,7 @@ def check_own(t: Transfer) -> Finding | None:
     """The first thing that did not arrive; ``None`` where all did."""
     if t.saved.own is None or t.loaded.own is None:
         return None
-    found = _changed_by_saving(t.saved.own) or _weights(t, t.saved.own, t.loaded.own)
+    found = _changed_by_saving(t.saved.own) or _weights(t, t.saved.own, t.loaded.own) or _strays(t.loaded.own)
     if found is None and t.with_optimizer:
         found = optimizer_lost(t, t.saved.own.narrowed) or _kept(t, t.saved.own, t.loaded.own)
     return found
@@ -59,6 +59,19 @@ def _changed_by_saving(saved: OwnSaved) -> Finding | None:
         seen=f"{len(saved.changed_by_saving)} changed: {some(list(saved.changed_by_saving))}",
         cause="save() casts or moves the live model (model.half(), model.to(...)) and not a copy",
         next_step="cast the tensors of the state dict: {name: w.to(dtype) for name, w in model.state_dict().items()}",
+    )
+
+
+def _strays(loaded: OwnLoaded) -> Finding | None:
+    if not loaded.strays:
+        return None
+    return fail(
+        "after load() the optimizer steps parameters that the model does not have",
+        expected="the parameters of the model in the optimizer, as before load()",
+        seen="others",
+        cause="load() put new parameters into the model: load_state_dict(assign=True), a module replaced, or a model "
+        "built anew; the optimizer still holds the old ones, so training would move nothing",
+        next_step="load in place: model.load_state_dict(state), or copy_ into each parameter",
     )
 
 

@@ -59,7 +59,10 @@ def check_resumed(t: Transfer) -> Finding | None:
         "training does not go on where the source was",
         expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
         seen=f"{_losses(resumed)} ({gap:+.3g})",
-        cause="the optimizer or the scaling state restarted from nothing",
+        cause="the optimizer or the scaling state restarted from nothing"
+        if t.keeps_scales
+        else "the optimizer restarted from nothing, or what the step reads is not carried: counters, flags, what is "
+        "trained",
         next_step="check that optimizer state and step count were loaded",
     )
 
@@ -71,7 +74,8 @@ def other_data(seen: str) -> Finding:
         "expected": "the batches that the source trained on after saving",
         "seen": seen,
         "cause": "batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
-        "DataLoader, a generator that is not seeded), so that a resumed run draws another order",
+        "DataLoader, a generator that is not seeded), so that a resumed run draws another order; or loss() or the step "
+        "makes other inputs of the same batch in one arm",
         "next_step": "let the data depend on the step alone, or save and load the position of the data with the "
         "checkpoint",
     }

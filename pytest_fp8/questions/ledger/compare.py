@@ -26,6 +26,7 @@ from pytest_fp8.questions.ledger.step_rows import (
     passes_alike,
     random_alike,
 )
+from pytest_fp8.questions.ledger.update_rows import updates_alike
 from pytest_fp8.questions.ledger.work_rows import (
     calls_alike,
     operators_alike,
@@ -51,6 +52,7 @@ ROWS: tuple[Row, ...] = (
     recomputed_the_same,
     passes_alike,
     optimizer_alike,
+    updates_alike,
     calls_alike,
     products_alike,
     operators_alike,
@@ -96,6 +98,15 @@ def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
         return decision
     verdict, lines = found
     return Decision(decision.question, verdict, numbers=decision.numbers, **lines)
+
+
+def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
+    """A numerics ``decision`` that fails: where the arms did not do the same work, that difference is said first."""
+    found = find_in_ledger(ledgers, "loss")
+    if found is None:
+        return decision
+    lines = {**found[1], "seen": f"{found[1]['seen']}; it follows that {decision.headline}: {decision.seen}"}
+    return Decision(decision.question, decision.verdict, numbers=decision.numbers, **lines)
 
 
 def never_called(ledgers: TwoLedgers) -> list[str]:

@@ -104,6 +104,22 @@ class OptimizerNote:
 
 
 @dataclass(frozen=True)
+class Updates:
+    """What the optimizer made of the same gradients in both arms, in some steps from the same weights."""
+
+    steps: int
+    size: float
+    """Root mean square of the gradients."""
+    digests: Mapping[str, str]
+    """Parameter -> digest of its values after these steps; empty where they are no plain numbers."""
+    sketches: Mapping[str, str]
+    """Parameter -> sketch of how far it moved: float32 numbers in base64, as those of gradients."""
+
+
+NO_UPDATES = Updates(0, 0.0, {}, {})
+
+
+@dataclass(frozen=True)
 class ArmLedger:
     """One instrumented step of an arm, from the same weights, batch and random state as the other arm's."""
 
@@ -133,6 +149,7 @@ class ArmLedger:
     after: Mapping[str, Weight]
     """Parameters and buffers before and after the conversion."""
     optimizer: OptimizerNote
+    updates: Updates
     switches: Mapping[str, str]
     """Global switches of torch inside the forward pass."""
     switches_after: Mapping[str, str]

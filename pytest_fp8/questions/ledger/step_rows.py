@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pytest_fp8.questions.ledger.differences import (
     BRANCHES,
@@ -27,9 +28,13 @@ Sound emulated FP8 moves gradients by 5 to 11 % a layer (micro and tiny, three r
 leaves shares that differ by no more."""
 
 
+OTHER_DATA = "the arms trained on different data"
+
+
 def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
-    yield from _tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained, exact=True)
+    other_batch = list(_tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained, exact=True))
+    yield from other_batch
     if explained.unclear:
         return
     one, two = (list(arm.entered) for arm in (ledgers.reference, ledgers.fp8))
@@ -44,13 +49,27 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             return
         for call, other in zip(ours, theirs, strict=False):
             where = f"what enters {call.module or 'the model'}"
-            yield from _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward")
+            found = _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward")
+            yield from found if other_batch else map(_of_the_same_batch, found)
             if call.gradients != other.gradients:
                 yield other_work(
                     f"autograd in the call of {call.module or 'the model'}",
                     "on" if call.gradients else "off",
                     "on" if other.gradients else "off",
                 )
+
+
+def _of_the_same_batch(difference: Difference) -> Difference:
+    """Other content of the model's inputs, where batch() gave both arms the same."""
+    if difference.headline != OTHER_DATA:
+        return difference
+    return replace(
+        difference,
+        headline="the arms' models are given other inputs, made of the same batch",
+        cause="batch() gives both arms the same tensors, and loss() or the step makes other inputs of them in one arm: "
+        "padding on another side, a mask, a shuffle, data of its own",
+        next_step="prepare the inputs in batch(step), or in the same way in both arms",
+    )
 
 
 def _names(calls: Sequence[Entered]) -> str:
@@ -77,7 +96,7 @@ def _tensors(
     alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
     if exact and alike and Counter(digests[0]) != Counter(digests[1]):
         yield Difference(
-            headline="the arms trained on different data",
+            headline=OTHER_DATA,
             what=where,
             reference=f"{where}: content {_first(digests[0], digests[1])}",
             fp8=f"{where}: content {_first(digests[1], digests[0])}",

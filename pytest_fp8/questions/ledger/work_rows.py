@@ -158,7 +158,7 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
             if not (_with_numbers(lost) and _with_numbers(added)):
                 # What could not be read in one arm is no difference.
                 continue
-            cause = "a module's settings differ: the rate of a dropout, the epsilon of a norm"
+            cause = "settings differ: the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted"
             yield other_work(where, _told(lost), _told(added), cause)
         elif _by_words(lost, 1) == _by_words(added, 1):
             yield other_precision(where, _told(lost), _told(added))
