@@ -26,5 +26,5 @@ TAKES_FIGURES = (
 )
 """The files whose code takes the figures that baselines store."""
 
-TAKEN_BY = "1f6d6c0eec175f99"
+TAKEN_BY = "aea1f4dbae3a5faa"
 """Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""
