@@ -199,9 +199,8 @@ class Session:
             # Whoever names a revision means its baselines.
             in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
             first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
-            "promote a run's own (--fp8-report-dir .fp8-report, then pytest-fp8 baselines promote "
-            '.fp8-report/candidates --reason "first"), or gate without any '
-            "(pytest-fp8 compare --base-git main --case NAME)",
+            "promote what such a run wrote elsewhere (--fp8-baseline-dir FOLDER; pytest-fp8 baselines promote FOLDER "
+            '--reason "first"), or compare with a base and need none (--fp8-base-git=main)',
         )
         self.problems += found.problems
         self.notes += found.notes
