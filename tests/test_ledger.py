@@ -265,5 +265,5 @@ def test_a_number_that_one_arm_does_not_tell_is_no_difference():
 
 
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():
-    left = Decision("loss", Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"left_fp8": True})
+    left = Decision("loss", Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"named": True})
     assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left

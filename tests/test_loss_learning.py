@@ -79,7 +79,7 @@ def with_calls(calls, seed=1):
 def test_fp8_that_is_off_in_some_steps_fails_with_their_numbers(calls, says):
     decision = decided(with_calls(calls))
     verdict_of(decision, Verdict.FAIL, says, "seed 1", "of 20 steps")
-    assert decision.numbers["left_fp8"]
+    assert decision.numbers["named"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def products(*errors, layer="up"):
 def test_one_product_that_is_wrong_among_right_ones_fails():
     decision = decided(with_calls(products(*[0.001] * 6, 0.4, *[0.001] * 6)))
     verdict_of(decision, Verdict.FAIL, "wrong in some steps and right in most", "40.0% in step 6, seed 1", "1 of 13")
-    assert not decision.numbers["left_fp8"]
+    assert not decision.numbers["named"]
     verdict_of(decided(with_calls(products(*[0.001] * 6, math.nan))), Verdict.FAIL, "nan% in step 6")
 
 

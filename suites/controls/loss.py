@@ -115,8 +115,9 @@ class WeightsInFp8(Control):
     number, id = 68, "weights-in-fp8"
     title = "the weights themselves are kept in FP8"
     source = "FP8 copies in place of master weights"
-    question, cause = "loss", "FP8 training ends at a higher loss than BF16"
+    question, cause = "loss", "rounding of weights or gradients"
     case = micro()
+    verdicts = ("INVALID",)
 
     def stepped(self, engine: BreakableEngine) -> None:
         import torch

@@ -177,7 +177,7 @@ class OtherNorm(Control):
     number, id = 98, "other-norm"
     title = "another norm in the FP8 arm"
     source = OURS
-    question, cause = "numerics", "the forward pass differs already: blocks.0.norm"
+    question, cause = "numerics", "operators of blocks.0.norm"
     case = micro(model="own", loss_steps=3, loss_seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step, name="shifted")
 

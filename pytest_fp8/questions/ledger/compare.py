@@ -90,8 +90,8 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
 
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
     """``decision``, or in its place what the ledgers say where the arms differ in what its question compares. FP8 that
-    was left on the way is said first: what leaves it may be what differs."""
-    if decision.numbers.get("left_fp8"):
+    was left on the way and weights that stand still are said first: what does that may be what differs."""
+    if decision.numbers.get("named"):
         return decision
     found = find_in_ledger(ledgers, decision.question)
     if found is None or decision.verdict is found[0] is Verdict.INVALID:
