@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.loss.evidence import LayerCalls
 from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.product_accuracy import is_product
 
 LOOKED_AT = 3
 """Layers of a step whose product is looked at, drawn anew in each step."""
@@ -36,7 +37,7 @@ class CallWatch:
         }
         # Scales of past steps may not fit a product, which is no fault of it.
         past = engine.backend.calibration_passes(engine.case.recipe)
-        self._products = [name for name, module in self._layers.items() if not past and _is_product(module)]
+        self._products = [name for name, module in self._layers.items() if not past and is_product(module)]
         self._device, self._draw = engine.device, random.Random(seed)
         self._chosen: set[str] = set()
         self._began: dict[str, int] = {}
@@ -160,9 +161,3 @@ def _multiplied_in_fp8(node: Any, began: int) -> bool:
 _PLAIN = [torch.Tensor, torch.nn.Parameter, torch.Tensor]
 _ACCUMULATES = 2**63
 """Sequence numbers from here on are those of nodes that accumulate a parameter's gradient."""
-
-
-def _is_product(module: torch.nn.Module) -> bool:
-    """Whether the layer holds one weight, a matrix, and at most a bias."""
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}

@@ -10,8 +10,8 @@ import torch
 
 from pytest_fp8.worker.fused_params import plain_name
 from pytest_fp8.worker.held_out import evaluate, held_out_inputs
-from pytest_fp8.worker.numerics import is_product
 from pytest_fp8.worker.own_state import own_state_kept
+from pytest_fp8.worker.product_accuracy import is_product
 from pytest_fp8.worker.restored import hooked
 
 if TYPE_CHECKING:

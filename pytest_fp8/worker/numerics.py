@@ -17,7 +17,7 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.gradients import gradients, moved_gradients
 from pytest_fp8.worker.instrumented import SEED, Observer, fit_scales, instrumented_step
 from pytest_fp8.worker.outputs import OutputWatch
-from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, square_amax
+from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, is_product, square_amax
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept
@@ -274,12 +274,6 @@ class ProductWatch:
             drawn = torch.randint(size, (LINES,), generator=generator).unique() if size > LINES else torch.arange(size)
             self._indices[size] = drawn.to(self._engine.device)
         return self._indices[size]
-
-
-def is_product(module: torch.nn.Module) -> bool:
-    """Whether the layer holds one weight, a matrix, and at most a bias: it then multiplies its input by it."""
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}
 
 
 def _is_quantized(weight: torch.Tensor) -> bool:

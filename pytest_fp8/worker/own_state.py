@@ -13,6 +13,7 @@ import torch
 
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.fused_params import plain_name
+from pytest_fp8.worker.training_state import buffers_kept
 
 MODE, TRAINED = "mode", "trained"
 WORDS = {
@@ -71,18 +72,9 @@ def changed_flags(before: Mapping[tuple[str, str], bool], model: torch.nn.Module
 def own_state_kept(model: torch.nn.Module, is_fp8_layer: Callable[[torch.nn.Module], bool]) -> Iterator[None]:
     """Passes inside leave it as it was, buffers included. FP8 layers keep theirs: scales may be buffers."""
     state = OwnState(model)
-    fp8 = {id(part) for module in model.modules() if is_fp8_layer(module) for part in module.modules()}
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        if id(module) not in fp8
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    fp8 = {part for module in model.modules() if is_fp8_layer(module) for part in module.modules()}
     try:
-        yield
+        with buffers_kept(model, fp8):
+            yield
     finally:
         state.restore()
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)

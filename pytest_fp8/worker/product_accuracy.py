@@ -138,3 +138,9 @@ class Expected:
 def decibels(noise: float) -> float:
     """A noise-to-signal power as SQNR; at most 100, so that an exact product has a number, too."""
     return -10 * math.log10(max(noise, 1e-10)) if math.isfinite(noise) else float("nan")
+
+
+def is_product(module: torch.nn.Module) -> bool:
+    """Whether the layer holds one weight, a matrix, and at most a bias: it then multiplies its input by it."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}

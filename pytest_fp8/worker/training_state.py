@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -157,9 +157,10 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def buffers_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """The model's buffers are afterwards what they were: a forward pass in training moves running statistics."""
-    return _kept((module, name) for module in model.modules() for name in module._buffers)
+def buffers_kept(model: torch.nn.Module, besides: Container[torch.nn.Module] = ()) -> AbstractContextManager[None]:
+    """The model's buffers are afterwards what they were: a forward pass in training moves running statistics. Those of
+    the modules ``besides`` are left alone."""
+    return _kept((module, name) for module in model.modules() if module not in besides for name in module._buffers)
 
 
 def not_persistent_kept(model: torch.nn.Module) -> AbstractContextManager[None]:

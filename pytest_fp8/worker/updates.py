@@ -17,6 +17,7 @@ from pytest_fp8.worker.gradients import rotated, sketch
 from pytest_fp8.worker.instrumented import RANDOM, SEED
 from pytest_fp8.worker.ledger_modules import digest_of
 from pytest_fp8.worker.phases import closure_of, innermost
+from pytest_fp8.worker.restored import replaced
 from pytest_fp8.worker.step import schedule_kept
 from pytest_fp8.worker.training_setup import seed_generators
 
@@ -53,7 +54,7 @@ def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any
     """Call ``before`` with the arguments of each ``optimizer.step()``. Not a hook: an optimizer whose step calls that
     of its base class runs hooks twice."""
     inner = innermost(optimizer)
-    own, real = vars(inner).get("step"), inner.step
+    real = inner.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
         before(args, kwargs)
@@ -61,14 +62,8 @@ def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any
 
     # torch's schedules look for it and warn without it.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    inner.step = step  # type: ignore[method-assign]
-    try:
+    with replaced(inner, "step", step):
         yield
-    finally:
-        if own is None:
-            del inner.step
-        else:
-            inner.step = own  # type: ignore[method-assign]
 
 
 class _Given:

@@ -50,12 +50,10 @@ class RareTile(Control):
     question, cause = "loss", "something that happens now and then"
     case = micro()
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._calls = 0
         for layer in fp8_layers(engine):
             layer.forward = self._losing(layer.forward)
-        return meant
 
     def _losing(self, own: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         import torch
@@ -82,12 +80,10 @@ class BiasTwice(Control):
     case = BIASED
     workload = STUDENT
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         layer = fp8_layers(engine)[0]
         own = layer.forward
         layer.forward = lambda given: own(given) + layer.bias
-        return meant
 
 
 class BiasMean(Control):
@@ -100,11 +96,9 @@ class BiasMean(Control):
     case = BIASED
     workload = STUDENT
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
-        meant = convert()
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         for layer in fp8_layers(engine):
             layer.bias.register_hook(lambda gradient: gradient / 16)
-        return meant
 
 
 class WeightGradientInE4m3(Control):
@@ -117,13 +111,11 @@ class WeightGradientInE4m3(Control):
     case = BIASED
     workload = STUDENT
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         import torch
 
-        meant = convert()
         for layer in fp8_layers(engine):
             layer.weight.register_hook(lambda gradient: gradient.to(torch.float8_e4m3fn).to(gradient.dtype))
-        return meant
 
 
 class SeedsAgain(ChangedBeside):
@@ -181,14 +173,12 @@ class OtherNorm(Control):
     case = micro(model="own", loss_steps=3, loss_seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step, name="shifted")
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         from torch.nn.functional import rms_norm
 
-        meant = convert()
         for block in engine.model.blocks:  # type: ignore[union-attr]
             norm = block.norm
             norm.forward = lambda x, norm=norm: 3 * rms_norm(x, norm.normalized_shape, norm.weight) + norm.bias
-        return meant
 
 
 class TiedWeightsTrainApart(Control):
@@ -202,10 +192,8 @@ class TiedWeightsTrainApart(Control):
     case = micro(model="own")
     workload = TIED
 
-    def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         import torch
 
-        meant = convert()
         head: Any = engine.model.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        return meant
