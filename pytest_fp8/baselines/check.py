@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fp8.baselines.metrics import lacking
+from pytest_fp8.baselines.metrics import gated_speedup, lacking
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.store import gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
@@ -88,7 +88,7 @@ def _inspect_file(
     if missing:
         message = f"its case asks for {', '.join(missing)}, and none is stored"
         found.append(Finding("note", "incomplete", folder, name, message, again))
-    values = stored.values("speedup")
+    values = stored.values(gated_speedup(stored.metrics))
     coarse = too_coarse(values, case.tolerance) if values and case is not None else ""
     if coarse:
         more = f"{again} --fp8-processes {len(values) + 2}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
 from pytest_fp8.baselines.history import appended, why_not_appended
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline, session_of
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
@@ -115,7 +116,7 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
             return f"the {what} is invalid ({decision['headline']})"
         if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
-    speedup = entry.metrics.get("speedup")
+    speedup = entry.metrics.get(gated_speedup(entry.metrics))
     if speedup is None:
         return ""
     why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"])
@@ -130,11 +131,16 @@ def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _launch_bound(entry: Entry) -> list[str]:
-    """A note where the speedup that was stored depends on the host as much as on the GPU."""
+    """A note where the step time that was stored depends on the host as much as on the GPU."""
     numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
     waits = numbers.get("waits_for_host", "")
     if not waits:
         return []
+    if "busy_speedup" in entry.metrics:
+        return [
+            f"baseline of {entry.case} is gated on busy time, since step time is this host's as much as the GPU's: "
+            f"{waits}\n  next: a larger batch, if step time is to be gated"
+        ]
     return [
         f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"
         "  next: store one with a larger batch; on a slower host this one's gate may fail"

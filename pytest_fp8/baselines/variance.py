@@ -13,6 +13,7 @@ from typing import Any
 from pytest_fp8.baselines.atomic import updating, write_atomically
 from pytest_fp8.baselines.check import Finding
 from pytest_fp8.baselines.folder import Files, read_folder, readable
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import parse
@@ -32,7 +33,8 @@ def history_of(baseline: Baseline, metric: str) -> dict[str, Session]:
 
 def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
     """The content of the file: the components of these baselines of one GPU, and what they stand on."""
-    histories = [history for baseline in baselines if (history := history_of(baseline, "speedup"))]
+    every = (history_of(baseline, gated_speedup(baseline.metrics)) for baseline in baselines)
+    histories = [history for history in every if history]
     found = estimate(histories)
     return {
         **{name: round(value, 6) if isinstance(value, float) else value for name, value in vars(found).items()},

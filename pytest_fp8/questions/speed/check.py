@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.speed.account import Account, account_of, launch_bound_arms
+from pytest_fp8.questions.speed.account import Account, launch_bound_arms
 from pytest_fp8.questions.speed.causes import launch_bound, why_slow, why_slower, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
 from pytest_fp8.questions.speed.sound import not_fp8s_own
@@ -58,7 +58,7 @@ def check_speedup(
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
-    account = account_of(evidence.bf16_gpu, evidence.fp8_gpu, numbers["bf16_ms"], numbers["fp8_ms"])
+    account = evidence.account()
     waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
     on_busy = bool(busy and (busy_history if history else waiting))
     if on_busy:
@@ -138,7 +138,7 @@ def _explain(
         headline = "FP8 is not faster than the best BF16"
         return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result)}
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result, account)}
 
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median
 
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.speed.account import GpuStep, account_of, gpu_step, launch_bound_arms
+from pytest_fp8.questions.speed.account import Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
@@ -38,10 +37,20 @@ class TimingEvidence:
     """The arm's profiled step; empty where none was."""
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process; of arms that wait for the host."""
+    """Milliseconds a step in which the GPU works, of several steps of each process that was asked: of the first, and of
+    further ones in an update and where an arm waits for its host."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
+
+    def account(self) -> Account | None:
+        """Where both arms' steps go; ``None`` where one was not profiled."""
+        bf16, fp8 = (list(chain.from_iterable(times)) for times in (self.bf16, self.fp8))
+        return account_of(self.bf16_gpu, self.fp8_gpu, bf16, fp8)
+
+    def waits(self) -> bool:
+        """Whether an arm waits for its host: its speedup is then gated on busy time."""
+        return bool(launch_bound_arms(self.account()))
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
@@ -86,20 +95,18 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 
 
 def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
-    """Busy times of the processes that were timed last, where a step waits for its host or a baseline
-    has them. Those of the first are the
-    profile's; arms that take turns would have to be built again for more."""
-    taken = len(timer.busy)
-    if taken >= len(timer.other) or (taken and arms.takes_turns):
+    """Busy times of the processes that were timed last: of the first pair from its profile, of a further one where they
+    are wanted or an arm waits for its host. Arms that take turns would have to be built again for those."""
+    if len(timer.busy) >= len(timer.other):
         return
-    bf16_ms, fp8_ms = (median(chain.from_iterable(times)) for times in (timer.reference, timer.other))
-    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, bf16_ms, fp8_ms)):
+    if not timer.busy:
+        if bf16.busy_ms and fp8.busy_ms:
+            timer.busy.append((bf16.busy_ms, fp8.busy_ms))
         return
-    if taken:
+    blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
+    if not arms.takes_turns and (timer.wants_busy or launch_bound_arms(account_of(bf16, fp8, *blocks))):
         slow, fast = (arm.request("busy")["busy_ms"] for arm in (arms.reference, arms.other))
         timer.busy.append((slow, fast))
-    elif bf16.busy_ms and fp8.busy_ms:
-        timer.busy.append((bf16.busy_ms, fp8.busy_ms))
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

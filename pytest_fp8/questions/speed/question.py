@@ -44,7 +44,7 @@ class SpeedQuestion:
 
     def __post_init__(self) -> None:
         self.timer = BlockTimer(self.arms)
-        self.timer.wants_busy = bool(self.stored("busy_speedup"))
+        self.timer.wants_busy = self.processes is not None or bool(self.stored("busy_speedup"))
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
@@ -86,8 +86,8 @@ class SpeedQuestion:
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
         ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
         tolerance = self.arms.case.tolerance
-        # Busy time is asked of every process where a step waits for its host, and of none elsewhere.
-        whole = len(busy) == len(ratios)
+        # Sessions of a case that once waited for its host are gated on busy time from then on.
+        whole = len(busy) == len(ratios) and (evidence.waits() or bool(self.stored("busy_speedup")))
         on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if whole else []
         return [
             *on_busy,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.arms import Arm, TwoArms
-from pytest_fp8.rules.statistics import sample_sd
+from pytest_fp8.rules.statistics import median_variance, robust_sigma
 
 BLOCK_MS = 250.0
 """A block lasts at least this long: a pause of the host or a dip of the clocks is then a small part of it."""
@@ -48,7 +48,7 @@ class BlockTimer:
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         process that was asked."""
         self.wants_busy = False
-        """Whether busy times are asked of arms that do not wait for their host, too: a baseline has them."""
+        """Whether busy times are asked of every process, and not only where an arm waits for its host."""
         self.compilations: dict[str, int] = {}
         """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
@@ -184,8 +184,9 @@ def unsteady(times: Sequence[float]) -> bool:
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
     if len(drifts) < 3:
         return False
-    error = sample_sd(drifts) / math.sqrt(len(drifts))
-    return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)
+    # Pauses of a busy host lengthen single blocks, first ones and second ones; clocks move all turns alike.
+    error = robust_sigma(drifts) * math.sqrt(median_variance(len(drifts)))
+    return abs(median(drifts)) > max(UNSTEADY, 3 * error)
 
 
 def dropped_steps(tight: bool) -> int:
