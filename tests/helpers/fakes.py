@@ -208,16 +208,16 @@ class FakeProcess:
         more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}}
         return {"sketches": dict.fromkeys(SIZES, text), **more}
 
-    def busy(self) -> dict[str, Any]:
-        return self._several_steps()
+    def busy(self, steps: int) -> dict[str, Any]:
+        return self._several_steps(steps)
 
-    def _several_steps(self) -> dict[str, Any]:
+    def _several_steps(self, steps: int = 5) -> dict[str, Any]:
         if not self.world.kernels_alone or self.world.busy is None:
             return {"step_ms": [], "busy_ms": []}
         works = self.world.busy / (self.world.speedup if self.is_fp8 else 1.0)
         return {
-            "step_ms": [110.0] * 5,
-            "busy_ms": [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in "12345"],
+            "step_ms": [110.0] * steps,
+            "busy_ms": [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)],
         }
 
     def ledger(self) -> dict[str, Any]:

@@ -9,11 +9,8 @@ import numpy as np
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.sound import NOTICED
+from pytest_fp8.questions.speed.timing import SCATTERED, scatter
 from pytest_fp8.rules.speed import Speedup
-
-SCATTERED = 0.08
-"""Share of the median between the tenth and the ninetieth of a hundred blocks. On H200s 0.01 to 0.06, and 0.14 to 0.52
-for Transformer Engine's arms on a busy host."""
 
 
 def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
@@ -21,10 +18,7 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
     difference."""
     arms = {"FP8": evidence.fp8, "BF16": evidence.bf16}
     blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, taken in arms.items()}
-    # Between the tenth and the ninetieth of a hundred blocks: a single pause is not blamed.
-    spread = {
-        arm: float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times)) for arm, times in blocks.items()
-    }
+    spread = {arm: scatter(times.tolist()) for arm, times in blocks.items()}
     arm = max(spread, key=lambda name: spread[name])
     if account is not None and spread[arm] > SCATTERED and arm in launch_bound_arms(account):
         busy = (account.fp8 if arm == "FP8" else account.bf16).busy

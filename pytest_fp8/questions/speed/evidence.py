@@ -37,8 +37,8 @@ class TimingEvidence:
     """The arm's profiled step; empty where none was."""
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process that was asked: of the first, and of
-    further ones in an update and where an arm waits for its host."""
+    """Milliseconds a step in which the GPU works, of several steps of each process: in an update, and where an arm
+    waits for its host."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
@@ -95,18 +95,17 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 
 
 def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
-    """Busy times of the processes that were timed last: of the first pair from its profile, of a further one where they
-    are wanted or an arm waits for its host. Arms that take turns would have to be built again for those."""
-    if len(timer.busy) >= len(timer.other):
-        return
-    if not timer.busy:
-        if bf16.busy_ms and fp8.busy_ms:
-            timer.busy.append((bf16.busy_ms, fp8.busy_ms))
+    """Busy times of the processes that were timed last, where they are wanted or an arm waits for its host. Those of
+    the profile are all there are of arms that take turns: these would have to be built again."""
+    if len(timer.busy) >= len(timer.other) or not (bf16.busy_ms and fp8.busy_ms):
         return
     blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
-    if not arms.takes_turns and (timer.wants_busy or launch_bound_arms(account_of(bf16, fp8, *blocks))):
-        slow, fast = (arm.request("busy")["busy_ms"] for arm in (arms.reference, arms.other))
-        timer.busy.append((slow, fast))
+    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, *blocks)):
+        return
+    if not arms.takes_turns:
+        timer.take_busy()
+    elif not timer.busy:
+        timer.busy.append((bf16.busy_ms, fp8.busy_ms))
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:
