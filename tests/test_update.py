@@ -357,8 +357,9 @@ def test_a_speedup_that_the_host_limits_is_stored_with_a_note(suite, monkeypatch
     )
     install(monkeypatch, H200, busy=30.0, speedup=1.0)
     result = suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
-    result.assert_outcomes(failed=1, deselected=9)
-    result.stdout.fnmatch_lines(["*cause: *launch-bound: *so a slower or busier host slows this arm alone*"])
+    assert result.ret == 1, "not answered on a declared GPU, and nothing that FP8 is blamed for"
+    result.assert_outcomes(deselected=9)
+    result.stdout.fnmatch_lines(["*INVALID*an arm waits for its host, and the baseline has step times alone*"])
 
 
 def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatter(suite, monkeypatch):

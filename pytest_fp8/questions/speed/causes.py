@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 
+from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.sound import NOTICED
 from pytest_fp8.questions.speed.timing import SCATTERED, scatter
 from pytest_fp8.rules.speed import Speedup
+from pytest_fp8.verdicts import Verdict
 
 
 def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
@@ -42,17 +44,25 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
     }
 
 
-def why_slower(account: Account | None) -> dict[str, str]:
-    """Cause and next step where FP8 was faster when its baseline was stored."""
-    waits = launch_bound(account.fp8) if account is not None else ""
-    if waits:
-        return {
-            "cause": f"{waits}, so a slower or busier host slows this arm alone",
-            "next_step": "a larger batch, and a baseline of that; or a host as fast as the baseline's",
-        }
-    return {
-        "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-        "next_step": "compare library versions with the baseline's provenance; then the layers question",
+SLOWER = {
+    "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
+    "next_step": "compare library versions with the baseline's provenance; then the layers question",
+}
+"""Cause and next step where FP8 was faster when its baseline was stored."""
+
+
+def slower_by_the_host(account: Account | None, seen: str, against: str) -> Finding | None:
+    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, and
+    the baseline has no busy times, which alone could tell a slow host from slow FP8."""
+    if account is None or not launch_bound_arms(account):
+        return None
+    waits = launch_bound(account.fp8) or launch_bound(account.bf16)
+    return Verdict.INVALID, {
+        "headline": "an arm waits for its host, and the baseline has step times alone",
+        "expected": against,
+        "seen": seen,
+        "cause": f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
+        "next_step": 'store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
     }
 
 

@@ -66,14 +66,17 @@ def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
 
 def timing_for_baseline(arms: PairArms, timer: BlockTimer, processes: int) -> TimingEvidence:
     """At least ``processes`` fresh pairs, with as many blocks as a baseline takes. Raises ``ArmError``."""
-    return arms.once("timing update", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS))
+    return arms.once("timing update", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS, stored=True))
 
 
-def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
+def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, stored: bool = False) -> TimingEvidence:
+    """``stored``: a baseline will be made of it. An arm that is not compiled may wait for its host in its last process
+    alone, and a baseline needs the busy times of all of them."""
     for count in range(1, processes + 1):
         timer.measure(count, blocks)
         # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+        timer.wants_busy |= stored and not arms.fp8.facts["compiled"]
         _take_busy(arms, timer, gpu_step(bf16), gpu_step(fp8))
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],

@@ -44,7 +44,7 @@ class SpeedQuestion:
 
     def __post_init__(self) -> None:
         self.timer = BlockTimer(self.arms)
-        self.timer.wants_busy = self.processes is not None or bool(self.stored("busy_speedup"))
+        self.timer.wants_busy = bool(self.stored("busy_speedup"))
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
