@@ -26,5 +26,5 @@ TAKES_FIGURES = (
 )
 """The files whose code takes the figures that baselines store."""
 
-TAKEN_BY = "8500623feacd8109"
+TAKEN_BY = "4924c555a1ecbaf3"
 """Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""

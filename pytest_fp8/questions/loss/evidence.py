@@ -152,12 +152,9 @@ def _evidence(curves: Mapping[str, Mapping[int, Curve]], unfinished: bool = Fals
 
 def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
     wanted = {"seed": seed, "steps": arms.case.horizon}
-    if arms.side_by_side:
-        # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-        with arms.fp8.asked("curve", watch=True, **wanted) as answer:
-            reference = _reference_curves(arms, seed, twin)
-            return {"fp8": from_plain(Curve, answer()), **reference}
-    return {"fp8": _ask(arms.fp8, arms, seed, watch=True), **_reference_curves(arms, seed, twin)}
+    # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
+    fp8, reference = arms.beside("curve", lambda: _reference_curves(arms, seed, twin), watch=True, **wanted)
+    return {"fp8": from_plain(Curve, fp8), **reference}
 
 
 def _reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
