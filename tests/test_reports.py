@@ -11,7 +11,7 @@ from benchmarks.gate.record import from_report
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
 
-COUNT = 600
+COUNT = 200
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ from pytest_fp8.baselines.history import appended, why_not_appended
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline, session_of
 from pytest_fp8.baselines.review import Revision, revise
+from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.baselines.variance import read_components
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 
@@ -43,7 +45,7 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
     for name, entry in ledger.entries.items():
         if not entry.metrics and not entry.errors:
             continue
-        why = why_not_stored(ledger, name)
+        why = why_not_stored(ledger, name, folder)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
             continue
@@ -87,13 +89,14 @@ def candidate(ledger: Ledger, entry: Entry, folder: Path, origin: Mapping[str, A
     says why an update would refuse it."""
     old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
     new = measured(entry, origin)
-    why = why_not_stored(ledger, entry.case) or why_not_appended(old, new.newest)
+    why = why_not_stored(ledger, entry.case, folder) or why_not_appended(old, new.newest)
     new = measured(entry, origin, unfit=why)
     return appended(old, new, revise(old, new, why_none, tolerances_of(entry)).starts())
 
 
-def why_not_stored(ledger: Ledger, case: str) -> str:
-    """Why this session's measurements of a case are no baseline, or an empty string."""
+def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
+    """Why this session's measurements of a case are no baseline, or an empty string. ``folder``: of the baselines, with
+    the GPU's variances. Raises :class:`BaselineError` where these cannot be believed."""
     entry = ledger.entries[case]
     if entry.namesakes:
         return (
@@ -119,7 +122,8 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
     speedup = entry.metrics.get(gated_speedup(entry.metrics))
     if speedup is None:
         return ""
-    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"])
+    components = read_components(Folder(folder), entry.gpu)
+    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"], components)
     return f"{why} (more of them: --fp8-processes)" if why else ""
 
 
