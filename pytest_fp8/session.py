@@ -114,6 +114,7 @@ class Session:
                 time_first=self._may_ask_speed(case),
                 components=read_components(self.source(), gpu),
                 compare_with_base=self._base_of(case, shipped, model),
+                asked=self._named(case),
             )
             self._pairs[key] = pair
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
@@ -127,6 +128,13 @@ class Session:
 
     def _may_ask_speed(self, case: Case) -> bool:
         return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
+
+    def _named(self, case: Case) -> set[str]:
+        """The questions that this session's tests are known to ask of a case. Beside a test that may ask any, the speed
+        is among them: it must be measured before the others."""
+        asked = self._asked.get(case.id, {None})
+        named = {question for question in asked if question is not None}
+        return named | ({"speedup"} if named and None in asked and case.asks("speedup") else set())
 
     def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""

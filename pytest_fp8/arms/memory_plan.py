@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fp8.case import Case
+from pytest_fp8.case import OWN, Case
+from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
 
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
@@ -32,3 +33,13 @@ def step_bytes(case: Case) -> float:
     shape = SHAPES[case.model]
     batch, seq = case.batch or shape.batch, case.seq or shape.seq
     return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
+
+
+def exceed_together(case: Case, gpu: Gpu | None) -> bool:
+    """Whether what both arms hold between their steps exceeds the GPU: they must take turns, without a first attempt.
+
+    Where it says no, both are built and one may still run out of memory: then they take turns from there on.
+    """
+    if gpu is None or case.emulated or case.model == OWN:
+        return False
+    return 2 * resident_bytes(case) > gpu.memory

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
 from pytest_fp8.arms.spec import ArmSpec
@@ -48,6 +48,10 @@ class TwoArms:
         """Whether both can work at the same time without changing each other's answers: on a CPU."""
         return self.pool.side_by_side(self.other, self.reference)
 
+    def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
+        """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
+        return self.pool.residences.gather(tasks)
+
     def conditions(self) -> Conditions | None:
         """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""
         return conditions(self.pool.gpu, self.pool.pids) if self.pool.gpu is not None else None
@@ -56,11 +60,13 @@ class TwoArms:
 
     def once(self, what: str, ask: Callable[[], T]) -> T:
         """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
-        return _once(self._answers, what, ask)
+        answer: T = self.pool.residences.once(self._answers, what, ask)
+        return answer
 
     def shared(self, what: str, ask: Callable[[], T]) -> T:
         """The same for evidence of the reference alone, which all cases with this reference share."""
-        return _once(self.pool.cache, (self.reference.key, what), ask)
+        answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
+        return answer
 
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""
@@ -107,9 +113,3 @@ def make_arm(
     spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
     return pool.arm(key, spec)
-
-
-def _once(cache: dict[Any, Any], key: Any, ask: Callable[[], T]) -> T:
-    if key not in cache:
-        cache[key] = ask()
-    return cast(T, cache[key])

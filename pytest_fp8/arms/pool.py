@@ -8,26 +8,25 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, resident_bytes, step_bytes
+from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, exceed_together, resident_bytes, step_bytes
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.residence import Residences
+from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.case import OWN
+from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
+from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
-
-MOST_SPARES = 2
-"""Processes started ahead: one for BF16 and one for FP8, as a fresh pair needs. Each keeps its imported libraries in
-memory while it waits."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,18 @@ class Arm:
 
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
-        process = self.pool.live(self)
-        with self.pool.clock(operation):
-            return process.request(operation, timeout, **arguments)
+
+        def ask() -> Any:
+            process = self.pool.live(self)
+            with self.pool.clock(operation, self):
+                return process.request(operation, timeout, **arguments)
+
+        return self.pool.residences.ask(self, ask)
 
     @contextlib.contextmanager
     def asked(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Iterator[Callable[[], Any]]:
         """Ask the arm and let it work while the block runs. The function that this gives waits for the answer; it
-        raises :class:`ArmError`.
+        raises :class:`ArmError`. For arms that are alive side by side.
 
         If the block ends without that call, the arm is closed: the late answer must not be read as another one's.
         """
@@ -65,7 +68,7 @@ class Arm:
         def answer() -> Any:
             nonlocal received
             received = True
-            with self.pool.clock(operation):
+            with self.pool.clock(operation, self):
                 return process.receive(timeout)
 
         try:
@@ -87,16 +90,17 @@ class Arm:
 class ArmPool:
     """All live arms of a session."""
 
-    def __init__(self, gpu: Gpu | None) -> None:
-        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only."""
+    def __init__(self, gpu: Gpu | None, turns: Callable[[Case, Gpu | None], bool] | None = None) -> None:
+        """``gpu``: where arms on ``cuda`` run; ``None`` if the session has arms on the CPU only.
+        ``turns``: whether the two arms of a case must take turns; by default an estimate of their memory."""
         self.gpu = gpu
-        self.seconds: dict[str, float] = {}
-        """Time spent waiting for arms, by operation."""
+        self.stopwatch = Stopwatch()
+        self.residences = Residences(self)
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
+        self._must_take_turns = turns or exceed_together
         self._processes: dict[str, ArmProcess] = {}
-        self._spares: dict[str, ArmProcess] = {}
-        """Processes started ahead, by the backend whose library they have imported."""
+        self._spares = Spares()
         self._soon: list[Arm] = []
         """Arms that may be built next."""
         self._turns: set[str] = set()
@@ -107,9 +111,14 @@ class ArmPool:
         self._folders: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent waiting for arms, by operation."""
+        return self.stopwatch.by_operation
+
+    @property
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
-        return {process.pid for process in [*self._processes.values(), *self._spares.values()]}
+        return {process.pid for process in self._processes.values()} | self._spares.pids
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
@@ -131,7 +140,7 @@ class ArmPool:
     def side_by_side(self, *arms: Arm) -> bool:
         """Whether these arms can work at the same time: on a CPU, each in a process of its own. On a GPU, each would
         change the other's measured memory and speed."""
-        on_cpu = all(arm.spec.device == "cpu" for arm in arms)
+        on_cpu = all(arm.spec.device == "cpu" and not self.takes_turns(arm) for arm in arms)
         return on_cpu and len({self.live(arm).pid for arm in arms}) == len(arms)
 
     def takes_turns(self, arm: Arm) -> bool:
@@ -140,12 +149,11 @@ class ArmPool:
 
     def live(self, arm: Arm) -> ArmProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
-        if self._is_alive(arm):
-            return self._processes[arm.key]
-        if arm.key in self._turns:
-            self.close_all()
-        self._processes.pop(arm.key, None)
-        self._build([arm])
+        if not self.is_alive(arm):
+            if self.takes_turns(arm):
+                self.close_all()
+            self._processes.pop(arm.key, None)
+            self._build([arm])
         return self._processes[arm.key]
 
     def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
@@ -165,12 +173,13 @@ class ArmPool:
             # The cached evidence of a checkpoint names its files.
             self._folders.pop(gone).cleanup()
             self.cache.pop(gone, None)
-        if fp8.key in self._turns:
+        if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
+            self._turns |= {reference.key, fp8.key}
             return
-        missing = [arm for arm in pair if not self._is_alive(arm)]
+        missing = [arm for arm in pair if not self.is_alive(arm)]
         if not missing:
             return
-        others = [arm for arm in later if not self._is_alive(arm) and arm.key not in self._failed_ahead]
+        others = [arm for arm in later if not self.is_alive(arm) and arm.key not in self._failed_ahead]
         more = self._further_arms_that_fit(missing)
         try:
             if self._small(reference) or more >= 0:
@@ -199,23 +208,16 @@ class ArmPool:
 
     def close(self) -> None:
         self.close_all()
-        for spare in self._spares.values():
-            spare.close()
-        self._spares.clear()
+        self._spares.close()
         for folder in self._folders.values():
             folder.cleanup()
         self._folders.clear()
 
-    @contextlib.contextmanager
-    def clock(self, what: str) -> Iterator[None]:
-        """Add the time spent in the block to :attr:`seconds`."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - start
+    def clock(self, what: str, *arms: Arm) -> AbstractContextManager[None]:
+        """Add the time spent in the block to :attr:`stopwatch`."""
+        return self.stopwatch.clock(" + ".join(arm.spec.case.id for arm in arms), what)
 
-    def _is_alive(self, arm: Arm) -> bool:
+    def is_alive(self, arm: Arm) -> bool:
         return arm.key in self._processes and self._processes[arm.key].alive
 
     def _build(self, arms: list[Arm], ahead: Iterable[Arm] = ()) -> None:
@@ -224,17 +226,20 @@ class ArmPool:
         optional = {arm.key for arm in ahead}
         started: list[tuple[Arm, ArmProcess]] = []
         try:
-            with self.clock("build"):
+            with self.clock(BUILD, *arms):
                 for arm in [*arms, *ahead]:
                     process = self._start(arm)
                     started.append((arm, process))
                     known = self._facts.get(arm.key, {}).get("first_step", "")
                     process.start_build(replace(arm.spec, first_step=known))
-                self._start_spares()
+                # Another interpreter's or checkout's arm has no spare.
+                soon = [arm.spec for arm in self._soon if arm.environment is None]
+                self._spares.start(soon, ArmProcess)
                 for arm, process in started:
                     try:
                         self._facts[arm.key] = process.receive(BUILD_SECONDS)
                         self._processes[arm.key] = process
+                        self.stopwatch.built(arm.spec.case.id, self._facts[arm.key].get("seconds", {}))
                     except ArmError:
                         if arm.key not in optional:
                             raise
@@ -244,24 +249,12 @@ class ArmPool:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _start_spares(self) -> None:
-        """Start processes for the arms on a GPU that may be built next, so that their imports delay nothing later."""
-        for arm in self._soon:
-            backend = arm.spec.case.backend
-            usable = arm.spec.device == "cuda" and arm.environment is None
-            if usable and backend not in self._spares and len(self._spares) < MOST_SPARES:
-                self._spares[backend] = ArmProcess(backend)
-
     def _start(self, arm: Arm) -> ArmProcess:
         backend = arm.spec.case.backend
         if arm.environment is not None:
             return ArmProcess(backend, arm.environment)
-        spare = self._spares.pop(backend, None)
-        if spare is not None:
-            if spare.alive:
-                return spare
-            spare.close()
-        return ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
+        spare = self._spares.take(backend)
+        return spare or ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
 
     def _further_arms_that_fit(self, building: list[Arm]) -> int:
         """How many arms of the same model can warm up at the same time as these, beside those already resident.
@@ -277,6 +270,8 @@ class ArmPool:
     def tight(self, *arms: Arm) -> bool:
         """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident. Each must then
         give its cached memory back before the other works."""
+        if any(self.takes_turns(arm) for arm in arms):
+            return True
         if self.gpu is None:
             return False
         peaks = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]

@@ -155,13 +155,18 @@ def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
     if arms.side_by_side:
         # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
         with arms.fp8.asked("curve", watch=True, **wanted) as answer:
-            reference = _reference_curves(arms, seed, twin)
+            reference = reference_curves(arms, seed, twin)
             return {"fp8": from_plain(Curve, answer()), **reference}
-    return {"fp8": _ask(arms.fp8, arms, seed, watch=True), **_reference_curves(arms, seed, twin)}
+    return {"fp8": fp8_curve(arms, seed), **reference_curves(arms, seed, twin)}
 
 
-def _reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """What another case has asked of this reference is not asked again."""
+def fp8_curve(arms: PairArms, seed: int) -> Curve:
+    """Asked once. Raises ``ArmError``."""
+    return arms.once(f"curve {seed}", lambda: _ask(arms.fp8, arms, seed, watch=True))
+
+
+def reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
+    """What another case has asked of this reference is not asked again. Raises ``ArmError``."""
     curves = {"bf16": arms.shared(f"curve {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=False))}
     if twin:
         curves["twin"] = arms.shared(f"twin {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=True))
