@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.arms.memory_plan import TOO_LARGE
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
@@ -33,7 +34,7 @@ from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
 from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.question import SpeedQuestion
-from pytest_fp8.questions.unanswered import cannot
+from pytest_fp8.questions.unanswered import cannot, not_held
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
@@ -270,9 +271,11 @@ class Fp8Pair:
         try:
             decision = decide()
         except Fp8Error as error:
-            self._ledger.error(self._row, error.headline)
-            # The failure is reported at the user's line; the frames in between are this plugin's own.
-            raise error.with_traceback(None) from None
+            if getattr(error, "kind", "") != TOO_LARGE:
+                self._ledger.error(self._row, error.headline)
+                # The failure is reported at the user's line; the frames in between are this plugin's own.
+                raise error.with_traceback(None) from None
+            decision = self._note(not_held(question, error))
         self._ledger.asserted(self._row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from helpers.fakes import H100, H200, FakeProcess, install
-from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.memory_plan import exceed_together
-from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import ArmPool
+from helpers.fakes import H100, FakeProcess, install
+from pytest_fp8 import Case
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

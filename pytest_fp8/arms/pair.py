@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
+from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.gpu import Conditions, conditions
@@ -50,7 +51,8 @@ class TwoArms:
 
     def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
         """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
-        return self.pool.residences.gather(tasks)
+        error = self.pool.is_too_large(self.other)
+        return dict.fromkeys(tasks, error) if error is not None else self.pool.residences.gather(tasks)
 
     def conditions(self) -> Conditions | None:
         """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""
@@ -113,3 +115,8 @@ def make_arm(
     spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
     return pool.arm(key, spec)
+
+
+def cpu_threads() -> int:
+    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
+    return min(8, len(os.sched_getaffinity(0)))

@@ -6,7 +6,6 @@ The pool decides which arms fit the GPU together and which must take turns.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -14,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, exceed_together, resident_bytes, step_bytes
+from pytest_fp8.arms import memory_plan
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
-from pytest_fp8.case import OWN, Case
+from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
-from pytest_fp8.zoo.shapes import SHAPES
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -98,13 +96,15 @@ class ArmPool:
         self.residences = Residences(self)
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
-        self._must_take_turns = turns or exceed_together
+        self._must_take_turns = turns or memory_plan.exceed_together
         self._processes: dict[str, ArmProcess] = {}
         self._spares = Spares()
         self._soon: list[Arm] = []
         """Arms that may be built next."""
         self._turns: set[str] = set()
         """Keys of arms that do not fit the GPU beside their partner."""
+        self._too_large: dict[str, ArmError] = {}
+        """Keys of arms that the GPU does not hold, though they were alone on it, and what each build ended in."""
         self._failed_ahead: set[str] = set()
         """Keys of arms that failed when they were built ahead of their own test."""
         self._facts: dict[str, dict[str, Any]] = {}
@@ -149,12 +149,22 @@ class ArmPool:
 
     def live(self, arm: Arm) -> ArmProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
+        if arm.key in self._too_large:
+            raise self._too_large[arm.key]
         if not self.is_alive(arm):
             if self.takes_turns(arm):
-                self.close_all()
-            self._processes.pop(arm.key, None)
-            self._build([arm])
+                self._build_alone(arm)
+            else:
+                self._processes.pop(arm.key, None)
+                self._build([arm])
         return self._processes[arm.key]
+
+    def is_too_large(self, arm: Arm) -> ArmError | None:
+        """The error of an arm that the GPU does not hold, found out where the estimate says so; ``None`` for others."""
+        if self.gpu is not None and memory_plan.peak_bytes(arm.spec.case) > self.gpu.memory:
+            with contextlib.suppress(ArmError):
+                self.live(arm)
+        return self._too_large.get(arm.key)
 
     def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and as many of ``ahead`` as fit, all built at the same time; close every other arm.
@@ -165,7 +175,11 @@ class ArmPool:
         # Their processes start while this pair is built, so that no import runs while the pair is timed.
         self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
         # Large arms are never built ahead: there is no memory for them beside the pair.
-        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if self._small(reference) else []
+        later = (
+            [arm for arm in ahead if arm.key not in {reference.key, fp8.key}]
+            if memory_plan.small(reference.spec)
+            else []
+        )
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
@@ -180,9 +194,9 @@ class ArmPool:
         if not missing:
             return
         others = [arm for arm in later if not self.is_alive(arm) and arm.key not in self._failed_ahead]
-        more = self._further_arms_that_fit(missing)
+        more = memory_plan.further_arms(self.gpu, missing[0].spec, self._held_by(self._processes)) - len(missing)
         try:
-            if self._small(reference) or more >= 0:
+            if memory_plan.small(reference.spec) or more >= 0:
                 self._build(missing, others[: max(0, more)])
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.
@@ -220,6 +234,18 @@ class ArmPool:
     def is_alive(self, arm: Arm) -> bool:
         return arm.key in self._processes and self._processes[arm.key].alive
 
+    def _build_alone(self, arm: Arm) -> None:
+        self.close_all()
+        try:
+            self._build([arm])
+        except ArmError as error:
+            if self.gpu is None:
+                raise
+            found = memory_plan.too_large(error, arm.spec.case, self.gpu)
+            if found.kind == memory_plan.TOO_LARGE:
+                self._too_large[arm.key] = found
+            raise found from None
+
     def _build(self, arms: list[Arm], ahead: Iterable[Arm] = ()) -> None:
         """Build ``arms`` and those of ``ahead``, all at the same time. Raises :class:`ArmError` where one of ``arms``
         fails. One of ``ahead`` that fails is built again for its own test, which then reports the error."""
@@ -256,17 +282,6 @@ class ArmPool:
         spare = self._spares.take(backend)
         return spare or ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
 
-    def _further_arms_that_fit(self, building: list[Arm]) -> int:
-        """How many arms of the same model can warm up at the same time as these, beside those already resident.
-
-        Negative where not even these fit at once, or where there is no estimate: on a CPU and for user models.
-        """
-        first = building[0].spec
-        if self.gpu is None or first.device != "cuda" or first.case.model == OWN:
-            return -1
-        free = FILL * self.gpu.memory - self._held_by(self._processes)
-        return int(free // (resident_bytes(first.case) + step_bytes(first.case))) - len(building)
-
     def tight(self, *arms: Arm) -> bool:
         """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident. Each must then
         give its cached memory back before the other works."""
@@ -274,21 +289,11 @@ class ArmPool:
             return True
         if self.gpu is None:
             return False
-        peaks = [arm.facts.get("memory", {}).get("peak", 0) + CONTEXT_BYTES for arm in arms]
+        peaks = [arm.facts.get("memory", {}).get("peak", 0) + memory_plan.CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
-        return bool(sum(peaks) + self._held_by(others) > FILL * self.gpu.memory)
+        return bool(sum(peaks) + self._held_by(others) > memory_plan.FILL * self.gpu.memory)
 
     def _held_by(self, keys: Iterable[str]) -> int:
         """Bytes that these arms hold between their steps, as they reported when they were built."""
         held = (self._facts.get(key, {}).get("memory", {}).get("allocated", 0) for key in keys)
-        return sum(int(allocated) + CONTEXT_BYTES for allocated in held)
-
-    def _small(self, arm: Arm) -> bool:
-        """Whether several such arms can warm up at the same time on any GPU with FP8."""
-        model = arm.spec.case.model
-        return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
-
-
-def cpu_threads() -> int:
-    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
-    return min(8, len(os.sched_getaffinity(0)))
+        return sum(int(allocated) + memory_plan.CONTEXT_BYTES for allocated in held)
