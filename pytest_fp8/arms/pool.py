@@ -174,12 +174,9 @@ class ArmPool:
         pair = [reference, fp8]
         # Their processes start while this pair is built, so that no import runs while the pair is timed.
         self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
+        small = memory_plan.small(reference.spec)
         # Large arms are never built ahead: there is no memory for them beside the pair.
-        later = (
-            [arm for arm in ahead if arm.key not in {reference.key, fp8.key}]
-            if memory_plan.small(reference.spec)
-            else []
-        )
+        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if small else []
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
@@ -196,7 +193,7 @@ class ArmPool:
         others = [arm for arm in later if not self.is_alive(arm) and arm.key not in self._failed_ahead]
         more = memory_plan.further_arms(self.gpu, missing[0].spec, self._held_by(self._processes)) - len(missing)
         try:
-            if memory_plan.small(reference.spec) or more >= 0:
+            if small or more >= 0:
                 self._build(missing, others[: max(0, more)])
             else:
                 # Two large arms warming up at once need two steps' memory; one after the other needs one.

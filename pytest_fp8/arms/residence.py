@@ -53,13 +53,17 @@ class Residences:
         """Run all tasks; gives the errors of those that ended in one. In each residence the first task that can go on
         does. ``KeyboardInterrupt`` and whatever else ends the wait for an arm ends them all."""
         coroutines = {name: Coroutine(task) for name, task in tasks.items()}
+        resident = None
         try:
             while waiting := [each for each in coroutines.values() if not each.ended]:
                 going = next((each for each in waiting if self._can_go_on(each)), None)
                 if going is not None:
                     self._run(going)
                 else:
-                    self._build(self._arm_of(waiting[0]))
+                    wanted = [self._arm_of(each) for each in waiting]
+                    # One that died while it was resident is asked on before the other.
+                    resident = resident if resident in wanted else wanted[0]
+                    self._build(resident)
         finally:
             for each in coroutines.values():
                 each.close()

@@ -118,7 +118,9 @@ def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]]
     if decision is None:
         return "[dim]-[/dim]"
     verdict = decision["verdict"]
-    words = (text(decision["numbers"]) + (_MARK[verdict] if marked else "")).strip()
+    # An arm that the GPU cannot hold leaves a decision without numbers.
+    said = text(decision["numbers"]) if decision["numbers"] or verdict != "NOT_EXERCISED" else ""
+    words = (said + (_MARK[verdict] if marked else "")).strip()
     return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
 
 
