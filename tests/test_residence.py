@@ -326,7 +326,7 @@ def test_an_interrupt_while_a_question_computes_ends_it_at_its_next_request(pair
 
     def press():
         computing.wait()
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     presses = threading.Thread(target=press)
     presses.start()
