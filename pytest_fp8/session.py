@@ -52,6 +52,10 @@ class Session:
         are to be read from. Raises :class:`BaselineError`."""
         if self.settings.baselines_from:
             self.source().check()
+        if self.settings.cache_dir is not None:
+            from pytest_fp8.arms.env import compiled_code_in
+
+            self._held.enter_context(compiled_code_in(self.settings.cache_dir))
         if self.settings.update and not self.is_worker:
             from pytest_fp8.baselines.atomic import updating
 
@@ -165,6 +169,7 @@ class Session:
         """End all arms, and note where their time went."""
         if self._pool is not None:
             self.ledger.seconds = self._pool.seconds
+            self.ledger.durations = self._pool.stopwatch.to_json()
             self._pool.close()
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,11 @@ class Arm:
     """Another interpreter or checkout than this session's: one side of a comparison."""
 
     @property
+    def label(self) -> str:
+        """How it is named where its time is told: ``8b-bf16``, ``8b-te-current@base``."""
+        return self.spec.case.id + (f"@{self.environment.name}" if self.environment is not None else "")
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What the arm reported when it was last built: versions, sizes, seconds. Empty before its first build."""
         return self.pool.facts_of(self)
@@ -47,7 +51,7 @@ class Arm:
 
         def ask() -> Any:
             process = self.pool.live(self)
-            with self.pool.clock(operation, self):
+            with self.pool.stopwatch.clock(self.label, operation):
                 return process.request(operation, timeout, **arguments)
 
         return self.pool.residences.ask(self, ask)
@@ -66,7 +70,7 @@ class Arm:
         def answer() -> Any:
             nonlocal received
             received = True
-            with self.pool.clock(operation, self):
+            with self.pool.stopwatch.clock(self.label, operation):
                 return process.receive(timeout)
 
         try:
@@ -224,10 +228,6 @@ class ArmPool:
             folder.cleanup()
         self._folders.clear()
 
-    def clock(self, what: str, *arms: Arm) -> AbstractContextManager[None]:
-        """Add the time spent in the block to :attr:`stopwatch`."""
-        return self.stopwatch.clock(" + ".join(arm.spec.case.id for arm in arms), what)
-
     def is_alive(self, arm: Arm) -> bool:
         return arm.key in self._processes and self._processes[arm.key].alive
 
@@ -249,24 +249,24 @@ class ArmPool:
         optional = {arm.key for arm in ahead}
         started: list[tuple[Arm, ArmProcess]] = []
         try:
-            with self.clock(BUILD, *arms):
-                for arm in [*arms, *ahead]:
+            for arm in [*arms, *ahead]:
+                with self.stopwatch.clock(arm.label, BUILD):
                     process = self._start(arm)
                     started.append((arm, process))
                     known = self._facts.get(arm.key, {}).get("first_step", "")
                     process.start_build(replace(arm.spec, first_step=known))
-                # Another interpreter's or checkout's arm has no spare.
-                soon = [arm.spec for arm in self._soon if arm.environment is None]
-                self._spares.start(soon, ArmProcess)
-                for arm, process in started:
-                    try:
+            # Another interpreter's or checkout's arm has no spare.
+            self._spares.start([arm.spec for arm in self._soon if arm.environment is None], ArmProcess)
+            for arm, process in started:
+                try:
+                    with self.stopwatch.clock(arm.label, BUILD):
                         self._facts[arm.key] = process.receive(BUILD_SECONDS)
-                        self._processes[arm.key] = process
-                        self.stopwatch.built(arm.spec.case.id, self._facts[arm.key].get("seconds", {}))
-                    except ArmError:
-                        if arm.key not in optional:
-                            raise
-                        self._failed_ahead.add(arm.key)
+                    self._processes[arm.key] = process
+                    self.stopwatch.built(arm.label, self._facts[arm.key].get("seconds", {}))
+                except ArmError:
+                    if arm.key not in optional:
+                        raise
+                    self._failed_ahead.add(arm.key)
         finally:
             for arm, process in started:
                 if self._processes.get(arm.key) is not process:

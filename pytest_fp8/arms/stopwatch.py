@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 BUILD = "build"
 """What is waited for while arms are built; all else answers a question."""
@@ -46,3 +47,10 @@ class Stopwatch:
     def elapsed(self) -> float:
         """Seconds since the first arm was started; 0 where none was."""
         return time.monotonic() - self._began if self._began is not None else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """``elapsed`` seconds; ``waited`` by arm and operation; ``builds`` by arm, the phases of each."""
+        waited: dict[str, dict[str, float]] = {}
+        for (arm, what), seconds in self.waited.items():
+            waited.setdefault(arm, {})[what] = seconds
+        return {"elapsed": self.elapsed, "waited": waited, "builds": self.builds}
