@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.session_plan import SessionPlan
     from pytest_fp8.workload import Workload
 
 
@@ -77,6 +78,21 @@ class Session:
                 # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
                 names = {replace(case, weights=weights).id for weights in (None, "a folder")}
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
+
+    def plan(self) -> SessionPlan | None:
+        """What the collected tests will have built, and about how long they take; ``None`` where none runs on a GPU
+        here."""
+        from pytest_fp8.gpu import detect
+        from pytest_fp8.markers import why_not
+        from pytest_fp8.session_plan import plan_session
+
+        gpu = detect()[0]
+        run = [case for case in self.upcoming if case.needs_gpu and not why_not(case, self.settings)[0]]
+        if gpu is None or not run:
+            return None
+        asked = [(case, self._named(case) or set(case.questions)) for case in run]
+        processes = self.settings.processes if self.settings.update else 1
+        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair.

@@ -45,10 +45,9 @@ def step_bytes(case: Case) -> float:
     return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
 
 
-def small(spec: ArmSpec) -> bool:
-    """Whether several such arms can warm up at the same time on any GPU with FP8."""
-    model = spec.case.model
-    return spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
+def small(case: Case) -> bool:
+    """Whether several such arms can warm up at the same time on any GPU with FP8, or they run on a CPU."""
+    return case.emulated or (case.model != OWN and SHAPES[case.model].parameters < 2e9)
 
 
 def further_arms(gpu: Gpu | None, spec: ArmSpec, held: int) -> int:

@@ -178,7 +178,7 @@ class ArmPool:
         pair = [reference, fp8]
         # Their processes start while this pair is built, so that no import runs while the pair is timed.
         self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
-        small = memory_plan.small(reference.spec)
+        small = memory_plan.small(reference.spec.case)
         # Large arms are never built ahead: there is no memory for them beside the pair.
         later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if small else []
         keep = {arm.key for arm in pair + later}
