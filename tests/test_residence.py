@@ -13,6 +13,7 @@ from helpers.fakes import H100, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.session_plan import plan_session
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -121,6 +122,8 @@ def test_the_reference_between_two_cases_serves_both(pytester, monkeypatch, told
     assert run(pytester, recipes=RECIPES).ret == 0
     first, second, third = ARMS
     assert told.order == [REFERENCE, first, REFERENCE, second, REFERENCE, third, REFERENCE]
+    planned = plan_session([(case, frozenset(QUESTIONS)) for case in CASES], H100)
+    assert [arm for build in planned.builds for arm in build.arms] == told.order
 
 
 def test_timing_comes_first_in_each_residence(pytester, monkeypatch, told):
