@@ -277,6 +277,8 @@ class Arms:
     def shared(self, what, ask):
         return ask()
 
+    once = shared
+
 
 class Arm:
     def __init__(self, arms, name, gap, drift):

@@ -206,7 +206,8 @@ class ArmPool:
         except ArmError as error:
             if error.kind != "out of memory" or fp8.spec.device != "cuda":
                 raise
-            self.close_all()
+            # The one that was built stays, and answers first.
+            self.renew(*later)
             self._turns |= {reference.key, fp8.key}
 
     def renew(self, *arms: Arm) -> None:
