@@ -54,7 +54,11 @@ class Engine:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
-        self.first_step = first_step(spec)
+        self.seconds: dict[str, float] = {}
+        with self._timed("device"):
+            torch.zeros(1, device=self.device)
+        with self._timed("definition"):
+            self.first_step = first_step(spec)
         own: Workload | None = unship(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
@@ -62,7 +66,6 @@ class Engine:
         self.fault_points = fault_points_of(spec.control)
         self.fault_points.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
-        self.seconds: dict[str, float] = {}
         self._build()
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
         self._warm_up(explain_failure)
