@@ -249,6 +249,14 @@ def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, m
     assert threading.active_count() == 1
 
 
+def test_the_tests_of_a_question_share_its_error_and_build_no_arm_again(pytester, monkeypatch, told):
+    install(monkeypatch, H100)
+    fails(monkeypatch, "blocks", "died")
+    result = run(pytester, "-k", "speedup or faster")
+    result.assert_outcomes(failed=2)
+    assert told.order == [REFERENCE, ARMS[0], ARMS[0]], "the other answers are gathered all the same"
+
+
 def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
     world = install(monkeypatch, H100)
     world.fails[ARMS[0]] = "died"
@@ -389,6 +397,14 @@ TE = """
     def test_layers(fp8_pair):
         fp8_pair.assert_layers()
 
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_faster()
+
     @pytest.mark.fp8(cases=CASES, question="memory")
     def test_memory(fp8_pair):
         fp8_pair.assert_memory()
@@ -404,7 +420,7 @@ def test_an_arm_that_no_gpu_of_this_size_holds_is_not_exercised(pytester, monkey
     pytester.makepyfile(TE)
     result = pytester.runpytest("--fp8-gpu=h100", "--fp8-report-dir=out")
     result.stdout.fnmatch_lines(
-        ["*8b-te-delayed does not fit this GPU: about 12 GiB are missing*", "*4 not exercised*"]
+        ["*8b-te-delayed does not fit this GPU: about 12 GiB are missing*", "*8 not exercised*"]
     )
     assert result.ret == 1, "on a declared GPU an unanswered question is named"
     assert tried == ["8b-te-delayed", "8b-te-current"], "tried once, and the reference not at all"

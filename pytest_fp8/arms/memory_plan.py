@@ -92,5 +92,5 @@ def too_large(error: ArmError, case: Case, gpu: Gpu) -> ArmError:
         expected=f"about {needed / GIB:.0f} GiB for weights, optimizer state and one step (an estimate)",
         seen=f"{gpu.memory / GIB:.1f} GiB on {gpu.name}, no other arm on it; {error.seen}",
         cause=f"this backend's step takes {over:.2f} times BF16's memory" if over else "",
-        next_step="a GPU with more memory, a smaller batch or seq, or lora=",
+        next_step=f"a GPU with more memory, a smaller batch or seq, or lora=; or leave it out: -k 'not {case.id}'",
     )

@@ -73,15 +73,14 @@ class Gathering:
         """Whether the evidence of this question is there; it is gathered now where it was to be. A question that no
         mark names gathers its own when it asks.
 
-        Raises what ended one of the question's tasks, once: who asks again has the arms asked again.
+        Raises what ended one of the question's tasks: its other tests get the same error, and build no arm again.
         """
         if not (self.asked and self.arms.takes_turns):
             return False
         if not self.gathered:
             self._gather()
-        error = self._errors.pop(question, None)
-        if error is not None:
-            raise error
+        if question in self._errors:
+            raise self._errors[question]
         return question in self.asked
 
     def _gather(self) -> None:
