@@ -105,13 +105,17 @@ def import_ahead(name: str) -> float:
 
 
 def _import_libraries(name: str) -> None:
-    import torch  # noqa: F401
+    import torch
 
     from pytest_fp8.backends import backend
 
     chosen = backend(name)
     if not chosen.patches_others:
         import transformers.models.llama.modeling_llama  # noqa: F401
+
+        if torch.cuda.is_available():
+            # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
+            import torch._inductor.compile_fx
     # Unsloth raises NotImplementedError when it is imported without an accelerator.
     with contextlib.suppress(ImportError, NotImplementedError):
         chosen.import_library()
