@@ -46,13 +46,22 @@ class TwoArms:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether both can work at the same time without changing each other's answers: on a CPU."""
+        """Whether both can work at the same time on what is neither timed nor weighed."""
         return self.pool.side_by_side(self.other, self.reference)
 
     def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
         """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
         error = self.pool.is_too_large(self.other)
         return dict.fromkeys(tasks, error) if error is not None else self.pool.residences.gather(tasks)
+
+    def beside(self, operation: str, reference: Callable[[], T], **arguments: Any) -> tuple[Any, T]:
+        """The other arm's answer, and what ``reference`` asks of the reference arm: at the same time where they can.
+        For what is neither timed nor weighed."""
+        if not self.side_by_side:
+            return self.other.request(operation, **arguments), reference()
+        with self.other.asked(operation, **arguments) as answer:
+            found = reference()
+            return answer(), found
 
     def conditions(self) -> Conditions | None:
         """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""

@@ -142,10 +142,11 @@ class ArmPool:
         return self._facts.get(arm.key, {})
 
     def side_by_side(self, *arms: Arm) -> bool:
-        """Whether these arms can work at the same time: on a CPU, each in a process of its own. On a GPU, each would
-        change the other's measured memory and speed."""
-        on_cpu = all(arm.spec.device == "cpu" and not self.takes_turns(arm) for arm in arms)
-        return on_cpu and len({self.live(arm).pid for arm in arms}) == len(arms)
+        """Whether these arms can work at the same time where no time is taken and no memory: each in a process of its
+        own, and on a GPU with room for the steps of all of them."""
+        if self.tight(*arms):
+            return False
+        return len({self.live(arm).pid for arm in arms}) == len(arms)
 
     def takes_turns(self, arm: Arm) -> bool:
         """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""

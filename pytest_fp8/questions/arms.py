@@ -44,9 +44,9 @@ class TwoArms(Protocol):
     def tight(self) -> bool:
         """Whether each arm must give its cached memory back before the other runs."""
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether both can work at the same time without changing each other's answers: on a CPU."""
+    def beside(self, operation: str, reference: Callable[[], T], **arguments: Any) -> tuple[Any, T]:
+        """The other arm's answer, and what ``reference`` asks of the reference arm: at the same time where they can.
+        For what is neither timed nor weighed."""
 
     def renew(self) -> None:
         """Replace both processes by fresh ones."""

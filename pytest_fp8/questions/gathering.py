@@ -14,16 +14,16 @@ from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.checkpoints.carry import reference_source, transfers_of
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.ledger.evidence import ledgers_of, reference_ledger
-from pytest_fp8.questions.loss.evidence import fp8_curve, reference_curves
+from pytest_fp8.questions.loss.evidence import curves_of, reference_curves
 from pytest_fp8.questions.memory import memory_of
 from pytest_fp8.questions.numerics.draws import with_further_draws
-from pytest_fp8.questions.numerics.evidence import numerics_of
+from pytest_fp8.questions.numerics.evidence import numerics_of, reference_numerics
 
 Task = Callable[[], object]
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "layers": ("layers", "reference ledger", "ledger"),
-    "numerics": ("layers", "numerics"),
+    "numerics": ("layers", "reference numerics", "numerics"),
     "loss": ("curves", "loss", "reference ledger", "ledger"),
     "speedup": ("timing", "reference layers", "layers", "reference ledger", "ledger"),
     "memory": ("memory", "reference ledger", "ledger"),
@@ -43,11 +43,12 @@ def tasks_of(arms: PairArms, timing: Task, loss: Task, twin: bool) -> dict[str, 
         "timing": [timing],
         "reference layers": [lambda: reference_layers(arms)],
         "reference ledger": [lambda: reference_ledger(arms)],
+        "reference numerics": [lambda: reference_numerics(arms)],
         "reference source": [lambda: reference_source(arms)],
         # One task for each curve: a single one would wait for the other arm after each seed.
         "curves": [
             *(partial(reference_curves, arms, seed, twin) for seed in seeds),
-            *(partial(fp8_curve, arms, seed) for seed in seeds),
+            *(partial(curves_of, arms, seed, twin) for seed in seeds),
         ],
         "layers": [lambda: fp8_layers(arms)],
         "ledger": [lambda: ledgers_of(arms, arms.case.backend)],
