@@ -254,6 +254,8 @@ class Arms:
     def shared(self, what, ask):
         return ask()
 
+    once = shared
+
     def beside(self, operation, reference, **arguments):
         return self.fp8.request(operation, **arguments), reference()
 

@@ -125,11 +125,13 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()
     assert pool.takes_turns(pair.fp8)
+    assert world.built == ["8b-bf16"], "what was built stays"
     timer = BlockTimer(pair)
     timing = timing_of(pair, timer, 0)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
     assert len(timer.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
+    assert world.built[:3] == ["8b-bf16", "8b-torchao-tensorwise", "8b-bf16"]
     pool.close()
     assert not alive
 

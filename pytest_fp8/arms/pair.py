@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
+from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.gpu import Conditions, conditions
@@ -48,6 +49,11 @@ class TwoArms:
         """Whether both can work at the same time on what is neither timed nor weighed."""
         return self.pool.side_by_side(self.other, self.reference)
 
+    def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
+        """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
+        error = self.pool.is_too_large(self.other)
+        return dict.fromkeys(tasks, error) if error is not None else self.pool.residences.gather(tasks)
+
     def beside(self, operation: str, reference: Callable[[], T], **arguments: Any) -> tuple[Any, T]:
         """The other arm's answer, and what ``reference`` asks of the reference arm: at the same time where they can.
         For what is neither timed nor weighed."""
@@ -65,11 +71,13 @@ class TwoArms:
 
     def once(self, what: str, ask: Callable[[], T]) -> T:
         """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
-        return _once(self._answers, what, ask)
+        answer: T = self.pool.residences.once(self._answers, what, ask)
+        return answer
 
     def shared(self, what: str, ask: Callable[[], T]) -> T:
         """The same for evidence of the reference alone, which all cases with this reference share."""
-        return _once(self.pool.cache, (self.reference.key, what), ask)
+        answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
+        return answer
 
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""
@@ -118,7 +126,6 @@ def make_arm(
     return pool.arm(key, spec)
 
 
-def _once(cache: dict[Any, Any], key: Any, ask: Callable[[], T]) -> T:
-    if key not in cache:
-        cache[key] = ask()
-    return cast(T, cache[key])
+def cpu_threads() -> int:
+    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
+    return min(8, len(os.sched_getaffinity(0)))

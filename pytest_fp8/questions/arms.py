@@ -51,6 +51,9 @@ class TwoArms(Protocol):
     def renew(self) -> None:
         """Replace both processes by fresh ones."""
 
+    def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
+        """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
+
     def conditions(self) -> Conditions | None:
         """The GPU's state now; ``None`` on a CPU."""
 

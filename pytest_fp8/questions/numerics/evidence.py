@@ -100,11 +100,12 @@ def numerics_of(arms: PairArms) -> NumericsEvidence:
     """Asked once; the reference for all cases that share it. Raises ``ArmError``."""
 
     def ask() -> NumericsEvidence:
-        fp8, bf16 = arms.beside("numerics", lambda: _reference(arms), moved=False)
+        fp8, bf16 = arms.beside("numerics", lambda: reference_numerics(arms), moved=False)
         return NumericsEvidence(from_plain(ArmNumerics, fp8), bf16)
 
     return arms.once("numerics", ask)
 
 
-def _reference(arms: PairArms) -> ArmNumerics:
+def reference_numerics(arms: PairArms) -> ArmNumerics:
+    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
     return arms.shared("numerics", lambda: from_plain(ArmNumerics, arms.bf16.request("numerics", moved=True)))
