@@ -53,7 +53,7 @@ class SessionPlan:
         if self.turns:
             said += f"; the arms of {', '.join(self.turns)} take turns: {self.memory / GIB:.0f} GiB do not hold both"
         if self.too_large:
-            said += f"; tried, but probably too large: {', '.join(self.too_large)}"
+            said += f"; probably too large for it: {', '.join(self.too_large)}"
         return said
 
     def table(self) -> list[str]:
