@@ -50,7 +50,7 @@ def test_an_update_times_several_pairs():
 def test_what_is_too_large_is_tried_once():
     plan = plan_session([(Case("8b", "transformer_engine", "current"), ALL)], H100)
     assert order(plan) == ["8b-te-current"]
-    assert "probably too large: 8b-te-current" in plan.line()
+    assert "probably too large for it: 8b-te-current" in plan.line()
 
 
 def test_an_8b_case_takes_what_its_builds_and_answers_take():
