@@ -42,7 +42,9 @@ REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 """Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
-
+PARALLEL = ("ddp", "fsdp2", "zero3", "own")
+"""How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
+PARALLEL_BACKENDS = ("bf16", "torchao", "transformer_engine")
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
@@ -82,6 +84,10 @@ class Case:
     """Steps of one loss curve; ``None``: the model's default."""
     loss_seeds: int | None = None
     """Seeds that the loss question starts with; ``None``: the model's default."""
+    gpus: int = 1
+    """Ranks of each arm, a GPU each; on the CPU processes. ``batch`` is that of all ranks together."""
+    parallel: str = ""
+    """How several ranks train one model: ``ddp``, ``fsdp2``, ``zero3``, or ``own``."""
     questions: tuple[str, ...] = QUESTIONS
     """*gate*: the questions this case can answer."""
     tolerance: float = 0.02
@@ -127,12 +133,51 @@ class Case:
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
             refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
+        self._require_ranks()
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
         formats = self.checkpoint_formats
         if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
             refuse("checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+
+    def _require_ranks(self) -> None:
+        """Raise :class:`SettingsError` for ranks that cannot train this case together."""
+        if (self.gpus > 1) != bool(self.parallel) or self.gpus < 1:
+            refuse(
+                "gpus and parallel of a case",
+                expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
+                seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
+            )
+        if self.options.get("float8_all_gather") and self.parallel != "fsdp2":
+            refuse("float8_all_gather", expected="parallel='fsdp2', whose gathers of weights it casts", seen=self.id)
+        if not self.parallel:
+            return
+        if self.parallel not in PARALLEL:
+            refuse(f"unknown parallel {self.parallel!r}", expected=", ".join(PARALLEL), seen=self.parallel)
+        if self.backend not in PARALLEL_BACKENDS:
+            refuse(
+                f"{self.backend!r} runs on one GPU",
+                expected=f"one of {', '.join(PARALLEL_BACKENDS)} where a case has several",
+                seen=f"gpus={self.gpus}",
+            )
+        if self.parallel == "own" and self.model != OWN:
+            refuse("parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model)
+        if self.parallel == "zero3" and (self.emulated or self.compile):
+            refuse(
+                "parallel='zero3' is DeepSpeed's, which needs GPUs and an uncompiled model",
+                expected="compile=False and not emulated",
+                seen=f"compile={self.compile}, emulated={self.emulated}",
+                next_step="parallel='fsdp2' shards weights too, and runs compiled and on a CPU",
+            )
+        tokens = self.tokens
+        if tokens is not None and tokens[0] % self.gpus:
+            refuse(
+                "batch of a case on several GPUs",
+                expected=f"a number of sequences that {self.gpus} ranks can share evenly",
+                seen=str(tokens[0]),
+                next_step=f"batch={self.gpus * max(1, tokens[0] // self.gpus)}",
+            )
 
     def _require_adapters(self) -> None:
         if not self.lora:
@@ -169,6 +214,7 @@ class Case:
             (self.activation_checkpointing, "ac"),
             (self.weights is not None, "weights"),
             (self.lora > 0, ".".join([f"lora{self.lora}", *self.lora_targets])),
+            (self.gpus > 1, f"{self.parallel}.{self.gpus}"),
         ):
             if flag:
                 parts.append(word)
@@ -217,10 +263,10 @@ class Case:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
         # Fields that are younger than the first baselines count where they are used, so that old hashes stay.
-        for name in _LATER_FIELDS:
-            if not content[name]:
+        for name, unused in _LATER_FIELDS.items():
+            if content[name] == unused:
                 del content[name]
-        content["options"] = self.full_options
+        content["options"] = {k: v for k, v in self.full_options.items() if k in self.options or k not in _LATER_OPTIONS}
         content["weights"] = self.weights is not None
         content["horizon"], content["seeds"] = self.horizon, self.seeds
         content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
@@ -231,7 +277,8 @@ class Case:
         return {**asdict(self), "options": dict(self.options)}
 
 
-_LATER_FIELDS = ("lora", "lora_targets", "name")
+_LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
+_LATER_OPTIONS = ("float8_all_gather",)
 _GATE_FIELDS = (
     "questions",
     "tolerance",

@@ -39,7 +39,8 @@ _HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
 _ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_recent", "margin": 0}
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
-    RecipeFacts("torchao", "tensorwise"),
+    # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
+    RecipeFacts("torchao", "tensorwise", options={"float8_all_gather": False}),
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
     RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
@@ -96,6 +97,7 @@ _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),
     "amax_compute_algo": ("max", "most_recent"),
     "fp8_all_gather": (True, False),
+    "float8_all_gather": (True, False),
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pytest_fp8.arms.pool import Arm, ArmPool, cpu_threads
+from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.gpu import Conditions, conditions
@@ -104,9 +105,15 @@ def make_arm(
     is never shared with a healthy one.
     """
     on_cpu = case.emulated
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads(case.gpus) if on_cpu else None, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
     return pool.arm(key, spec)
+
+
+def cpu_threads(ranks: int) -> int:
+    """Threads of a process on the CPU: all cores this process may use, at most 8, shared by an arm's ranks. Tiny models
+    gain nothing from more."""
+    return max(1, min(8, len(os.sched_getaffinity(0))) // ranks)
 
 
 def _once(cache: dict[Any, Any], key: Any, ask: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ The pool decides which arms fit the GPU together and which must take turns.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, resident_bytes, step_bytes
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import OWN
 from pytest_fp8.errors import ArmError
@@ -94,7 +94,7 @@ class ArmPool:
         """Time spent waiting for arms, by operation."""
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
-        self._processes: dict[str, ArmProcess] = {}
+        self._processes: dict[str, AnyProcess] = {}
         self._spares: dict[str, ArmProcess] = {}
         """Processes started ahead, by the backend whose library they have imported."""
         self._soon: list[Arm] = []
@@ -109,7 +109,7 @@ class ArmPool:
     @property
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
-        return {process.pid for process in [*self._processes.values(), *self._spares.values()]}
+        return {pid for process in [*self._processes.values(), *self._spares.values()] for pid in process.pids}
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
@@ -138,7 +138,7 @@ class ArmPool:
         """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
         return arm.key in self._turns
 
-    def live(self, arm: Arm) -> ArmProcess:
+    def live(self, arm: Arm) -> AnyProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if self._is_alive(arm):
             return self._processes[arm.key]
@@ -222,7 +222,7 @@ class ArmPool:
         """Build ``arms`` and those of ``ahead``, all at the same time. Raises :class:`ArmError` where one of ``arms``
         fails. One of ``ahead`` that fails is built again for its own test, which then reports the error."""
         optional = {arm.key for arm in ahead}
-        started: list[tuple[Arm, ArmProcess]] = []
+        started: list[tuple[Arm, AnyProcess]] = []
         try:
             with self.clock("build"):
                 for arm in [*arms, *ahead]:
@@ -248,12 +248,15 @@ class ArmPool:
         """Start processes for the arms on a GPU that may be built next, so that their imports delay nothing later."""
         for arm in self._soon:
             backend = arm.spec.case.backend
-            usable = arm.spec.device == "cuda" and arm.environment is None
+            usable = arm.spec.device == "cuda" and arm.environment is None and arm.spec.case.gpus == 1
             if usable and backend not in self._spares and len(self._spares) < MOST_SPARES:
                 self._spares[backend] = ArmProcess(backend)
 
-    def _start(self, arm: Arm) -> ArmProcess:
+    def _start(self, arm: Arm) -> AnyProcess:
         backend = arm.spec.case.backend
+        fork = self.gpu is None and arm.spec.device == "cpu"
+        if arm.spec.case.gpus > 1:
+            return RankedProcess(arm.spec.case.gpus, backend, arm.environment, fork)
         if arm.environment is not None:
             return ArmProcess(backend, arm.environment)
         spare = self._spares.pop(backend, None)
@@ -261,15 +264,16 @@ class ArmPool:
             if spare.alive:
                 return spare
             spare.close()
-        return ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
+        return ArmProcess(backend, fork=fork)
 
     def _further_arms_that_fit(self, building: list[Arm]) -> int:
         """How many arms of the same model can warm up at the same time as these, beside those already resident.
 
-        Negative where not even these fit at once, or where there is no estimate: on a CPU and for user models.
+        Negative where not even these fit at once, or where there is no estimate: on a CPU, on several GPUs and for user
+        models.
         """
         first = building[0].spec
-        if self.gpu is None or first.device != "cuda" or first.case.model == OWN:
+        if self.gpu is None or first.device != "cuda" or first.case.model == OWN or first.case.gpus > 1:
             return -1
         free = FILL * self.gpu.memory - self._held_by(self._processes)
         return int(free // (resident_bytes(first.case) + step_bytes(first.case))) - len(building)
@@ -292,8 +296,3 @@ class ArmPool:
         """Whether several such arms can warm up at the same time on any GPU with FP8."""
         model = arm.spec.case.model
         return arm.spec.device == "cpu" or (model != OWN and SHAPES[model].parameters < 2e9)
-
-
-def cpu_threads() -> int:
-    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
-    return min(8, len(os.sched_getaffinity(0)))

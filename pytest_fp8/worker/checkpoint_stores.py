@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import torch
 
+from pytest_fp8.worker.shards import full
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 WRITERS = 8
@@ -114,7 +116,7 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     elements; modulo 2^64."""
     result = {}
     for name, tensor in tensors.items():
-        flat = tensor.detach().reshape(-1)
+        flat = full(tensor).detach().reshape(-1)
         size = flat.element_size()
         whole = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
         total = 0

@@ -1,6 +1,6 @@
 """One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
 
-The order of construction is the one that works: build, convert, activation checkpointing, compile, warm up.
+The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversi
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship
+from pytest_fp8.worker import ranks
 from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.curves import curve
 from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
@@ -45,7 +46,7 @@ class Engine:
         """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
         emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
-        self.device = torch.device(spec.device)
+        self.device = ranks.join(self.case, torch.device(spec.device))
         self.backend = backend(self.case.backend)
         _require_device(self.device)
         if spec.threads:
@@ -70,7 +71,7 @@ class Engine:
         gc.freeze()
         self.fault_points.warm(self)
 
-    # -- construction: build, convert, activation checkpointing, compile, warm up -------------------------------------
+    # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up -------------------------------------
 
     def _build(self) -> None:
         own = self.setup.own
@@ -88,6 +89,11 @@ class Engine:
             checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
         if self.compiled and not self.backend.compiles_itself:
             compile_blocks(self.model)
+        self.wrapped = self.fault_points.parallel(
+            self, lambda: ranks.parallelized(self.model, self.case, self.device, own)
+        )
+        """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
+        self.model = ranks.inner_model(self.wrapped, self.model)
         prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
         self.backward = prepared.backward
@@ -215,7 +221,7 @@ class Engine:
             self.fault_points.stepped(self)
             return own_loss
         loss = training.training_step(
-            self.model,
+            self.wrapped,
             batch,
             loss_of=self.loss_of,
             optimizer=self.optimizer,
@@ -237,7 +243,7 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, StepCounts]:
-        return run_step(step, self.model, batch, self.optimizer, self.precision, phase, on_gradients)
+        return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
 
     def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
         """See :func:`pytest_fp8.worker.curves.curve`."""
@@ -247,6 +253,7 @@ class Engine:
         """Give cached memory back to the device, so that the pair's other arm can use it."""
         # On the model, not the optimizer, which may not hold every parameter that gets a gradient.
         self.model.zero_grad(set_to_none=True)
+        ranks.reshard(self.model)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -69,6 +69,11 @@ class FaultPoints:
         (``None``: torch's own) and further arguments for it."""
         return recompute, {}
 
+    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """Called before the optimizer is made, in place of parallelizing the model, which is ``parallelize``. Returns
+        what a training step calls."""
+        return parallelize()
+
     def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Called after the conversion, in place of making the optimizer, which is ``make``."""
         return make()

@@ -20,6 +20,7 @@ from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.second_forward import SecondForward
+from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.updates import around_step, updates
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -96,7 +97,7 @@ class StepLedger:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
         with _disable_current_modes():
-            return float(torch.nn.utils.get_total_norm(gradients)) if gradients else math.nan
+            return float(full(torch.nn.utils.get_total_norm(gradients))) if gradients else math.nan
 
 
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()

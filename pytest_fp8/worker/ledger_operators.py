@@ -52,6 +52,8 @@ NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
 NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
 ROOTS = ("rsqrt", "sqrt")
 """What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
+SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
+"""FSDP2's own copies, which differ where weights are gathered in FP8."""
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
@@ -231,6 +233,8 @@ def _by_a_library() -> bool:
     innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
     frame = sys._getframe(3)
     while frame is not None and TORCH in frame.f_code.co_filename:
+        if SHARDING in frame.f_code.co_filename:
+            return True
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
 

@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
 from pytest_fp8.worker.given import Drawn, checked_batch, checked_loss, checked_optimizer, require_weights
+from pytest_fp8.worker.ranks import part_of
 from pytest_fp8.worker.step import WorkloadError
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
@@ -58,7 +59,7 @@ class TrainingSetup:
         if self.own is None:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the suite has its sizes"
-            return self._place(data.text_batch(*tokens, seed, step))
+            return self._place(part_of(self.case, data.text_batch(*tokens, seed, step)))
         seed_generators(1_000_003 * (seed + 1) + step)
         batch = checked_batch(self.own, self.own.batch(step))
         self.drawn = Drawn.of(seed, step, batch)
@@ -69,7 +70,8 @@ class TrainingSetup:
         tokens = self.case.tokens
         if self.own is not None or tokens is None:
             return self.training_batch(seed=0, step=step)
-        return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
+        whole = data.random_batch(*tokens, SHAPES[self.case.model].vocab, step)
+        return self._place(part_of(self.case, whole))
 
     def loss(self) -> training.LossFunction:
         """The forward pass up to the loss."""
