@@ -107,7 +107,7 @@ class Case:
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)
         defaults = recipe_facts(self.backend, self.recipe).options
-        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults[k]})
+        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
             refuse(f"unknown model {self.model!r}", expected=", ".join([*SHAPES, OWN]), seen=self.model)
         if self.emulated:
@@ -266,7 +266,7 @@ class Case:
         for name, unused in _LATER_FIELDS.items():
             if content[name] == unused:
                 del content[name]
-        content["options"] = {k: v for k, v in self.full_options.items() if k in self.options or k not in _LATER_OPTIONS}
+        content["options"] = self.full_options
         content["weights"] = self.weights is not None
         content["horizon"], content["seeds"] = self.horizon, self.seeds
         content["shape"] = SHAPES[self.model].describe() if self.model != OWN else workload
@@ -278,7 +278,6 @@ class Case:
 
 
 _LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
-_LATER_OPTIONS = ("float8_all_gather",)
 _GATE_FIELDS = (
     "questions",
     "tolerance",

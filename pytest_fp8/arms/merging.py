@@ -93,8 +93,8 @@ def _require_fp8(counts: Sequence[Mapping[str, tuple[int, int]]]) -> None:
             pair = [each.get(part, (0, 0)) for each in (counts[0], mine)]
             (fp8, other), (fp8_here, other_here) = pair
             if (fp8_here - fp8) * (other_here - other) < 0:
-                seen = [f"{one} in FP8, {two} in high precision" for one, two in pair]
-                raise RanksDisagree(rank, f"products of {part}", *seen, OFF, OFF_NEXT)
+                first, here = (f"{one} in FP8, {two} in high precision" for one, two in pair)
+                raise RanksDisagree(rank, f"products of {part}", first, here, OFF, OFF_NEXT)
 
 
 # -- one operation each -----------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def _layers(answers: Sequence[Answer]) -> Any:
         for name in answer["recipes"].keys() & answers[0]["recipes"].keys():
             pair = [{"recipes": {name: each["recipes"][name]}} for each in (answers[0], answer)]
             if pair[0] != pair[1]:
-                where, *seen = _difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
-                raise RanksDisagree(rank, where, *seen, BUILT, BUILT_NEXT)
+                where, first, here = _difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
+                raise RanksDisagree(rank, where, first, here, BUILT, BUILT_NEXT)
     _require_fp8([_by_phase(answer["products"]) for answer in answers])
     return {
         **answers[0],

@@ -129,10 +129,10 @@ class RankedProcess:
         deadline = time.monotonic() + timeout
         silent = dict(enumerate(self.ranks))
         while silent:
-            ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
+            ready = wait([process.fileno() for process in silent.values()], max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
-            for rank in [rank for rank, process in silent.items() if process in ready]:
+            for rank in [rank for rank, process in silent.items() if process.fileno() in ready]:
                 try:
                     answers[rank] = silent.pop(rank).receive(timeout)
                 except ArmError as error:
@@ -190,8 +190,6 @@ class RankedProcess:
             cause=difference.cause,
             next_step=difference.next_step,
         )
-
-
 
 
 AnyProcess = ArmProcess | RankedProcess

@@ -16,8 +16,8 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
 from pytest_fp8.worker.call_watch import CallWatch
 from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
-from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.presence import counted_step
+from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.training_course import TrainingCourse
 from pytest_fp8.zoo import data, training
 

@@ -1,6 +1,7 @@
 """One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
 
-The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm up.
+The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm
+up.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Engine:
         gc.freeze()
         self.fault_points.warm(self)
 
-    # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up -------------------------------------
+    # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up ------------------------
 
     def _build(self) -> None:
         own = self.setup.own

@@ -76,6 +76,7 @@ def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:
         with generators_kept(), torch.no_grad(), engine.precision(), torch.compiler.set_stance("force_eager"):
             engine.model(*args, **kwargs)
     finally:
+        reshard(engine.model)
         # By train(), too: a layer may note there that training goes on.
         engine.model.train()
         for module, training in modes:

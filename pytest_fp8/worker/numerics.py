@@ -259,7 +259,10 @@ class ProductWatch:
     def _weight(self, weight: torch.Tensor, lines: torch.Tensor, role: Role) -> Operand:
         """Some lines of the weight along the inner dimension: rows in fprop, columns in dgrad."""
         # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
-        dense = weight.detach().dequantize() if _is_quantized(weight) else weight.detach()
+        # FSDP2 hands one on that it gathered in FP8.
+        gathered = getattr(weight, "to_original_precision", None)
+        dense = gathered() if gathered is not None else weight
+        dense = dense.detach().dequantize() if _is_quantized(dense) else dense.detach()
         dense = dense if role == FPROP else dense.t()
         casts = self._casts.get(role)
         squares = None

@@ -47,12 +47,17 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def wait_for_all(case: Case) -> None:
-    """Return when every rank has come here. On the CPU, so that no GPU works for it."""
-    if case.gpus > 1:
-        import torch.distributed as dist
+def ranks() -> int:
+    """How many there are."""
+    import torch.distributed as dist
 
-        dist.all_reduce(torch.zeros(1))
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def wait_for_all() -> None:
+    """Return when every rank has come here. On the CPU, so that no GPU works for it."""
+    if ranks() > 1:
+        torch.distributed.all_reduce(torch.zeros(1))
 
 
 def part_of(case: Case, batch: Any) -> Any:
@@ -95,7 +100,7 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
             "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
         )
     given = own.parallelize(model, mesh)
-    return model if given is None else given  # type: ignore[no-any-return]
+    return model if given is None else given
 
 
 _WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
@@ -114,6 +119,7 @@ def reshard(model: torch.nn.Module) -> None:
     """After a forward pass without a backward one, FSDP2 holds the root's weights unsharded, and would go on with these
     old ones after new weights were loaded."""
     loaded = sys.modules.get("torch.distributed.fsdp")
-    for module in model.modules() if loaded is not None else ():
-        if isinstance(module, loaded.FSDPModule):
-            module.reshard()
+    if loaded is not None:
+        for module in model.modules():
+            if isinstance(module, loaded.FSDPModule):
+                module.reshard()

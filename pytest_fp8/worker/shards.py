@@ -18,6 +18,12 @@ def is_sharded(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_plain(tensor: Any) -> bool:
+    """A parameter with plain numbers, or one of which this rank's part is plain numbers."""
+    kind = type(tensor._local_tensor) if is_sharded(tensor) else type(tensor)
+    return kind in (torch.Tensor, torch.nn.Parameter)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, in its own memory: a write to it changes the tensor. Without torchao's wrapper for FSDP2."""
     if not is_sharded(tensor):
@@ -64,7 +70,5 @@ def assign(target: torch.Tensor, value: torch.Tensor) -> None:
 
         held: Any = target
         # Every rank has the whole tensor, so none is sent.
-        value = distribute_tensor(
-            value.to(target.device), held.device_mesh, held.placements, src_data_rank=None
-        )
+        value = distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
     local(target).copy_(local(value))

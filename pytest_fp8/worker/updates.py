@@ -18,7 +18,7 @@ from pytest_fp8.worker.instrumented import RANDOM, SEED
 from pytest_fp8.worker.ledger_modules import digest_of
 from pytest_fp8.worker.phases import closure_of, innermost
 from pytest_fp8.worker.restored import replaced
-from pytest_fp8.worker.shards import full, is_sharded, local
+from pytest_fp8.worker.shards import full, is_plain, is_sharded, local
 from pytest_fp8.worker.step import schedule_kept
 from pytest_fp8.worker.training_setup import seed_generators
 
@@ -77,7 +77,7 @@ class _Given:
         self._weights = {
             plain_name(name): parameter
             for name, parameter in engine.model.named_parameters()
-            if id(parameter) in stepped and name not in fused and _plain(parameter)
+            if id(parameter) in stepped and name not in fused and is_plain(parameter) and local(parameter).numel()
         }
         self._places = rotated(engine.device)
         self._start: dict[str, torch.Tensor] = {}
@@ -93,8 +93,9 @@ class _Given:
                 self._start[name] = self._sketch(name, weight)
             seed = zlib.crc32(f"{name} {self._steps}".encode())
             # A rank gets the numbers of its own part: the same in both arms, which are sharded alike.
-            made = _numbers(local(weight.grad), self._size, seed)
-            weight.grad = weight.grad if is_sharded(weight.grad) else made
+            gradient: Any = weight.grad
+            made = _numbers(local(gradient), self._size, seed)
+            weight.grad = gradient if is_sharded(gradient) else made
         self._steps += 1
         # For an optimizer that rounds stochastically.
         seed_generators(RANDOM + self._steps)
@@ -112,13 +113,6 @@ class _Given:
 
     def _sketch(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         return sketch(local(weight), zlib.crc32(name.encode()), self._places)
-
-
-def _plain(parameter: torch.nn.Parameter) -> bool:
-    """Whether its values are plain numbers, some of them on this rank."""
-    if is_sharded(parameter):
-        return type(parameter._local_tensor) is torch.Tensor and local(parameter).numel() > 0  # type: ignore[attr-defined]
-    return type(parameter) is torch.nn.Parameter
 
 
 def _size(gradients: list[Any]) -> float:
