@@ -65,10 +65,8 @@ def read(
     import torch.distributed.checkpoint as dcp
 
     def target(name: str, entry: Any) -> torch.Tensor:
-        key = (
-            name.removeprefix(OPTIMIZER).rpartition("/")[0] if name.startswith(OPTIMIZER) else name.removeprefix(MODEL)
-        )
-        weight = held.get(key)
+        of_optimizer, _, _ = name.removeprefix(OPTIMIZER).rpartition("/")
+        weight = held.get(of_optimizer if name.startswith(OPTIMIZER) else name.removeprefix(MODEL))
         if weight is not None and is_sharded(weight) and weight.shape == entry.size:
             return torch.empty_like(plain_shards(weight), dtype=entry.properties.dtype)
         return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)

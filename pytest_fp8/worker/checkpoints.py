@@ -142,12 +142,11 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         # A rank's shard may be empty, and then has no address.
         identity = (id(live[key]) if sharded else value.data_ptr(), value.shape)
-        value = plain_shards(value)
         if value.numel() and identity in owner:
             aliases[name] = owner[identity]
             continue
         owner[identity] = name
-        weights.update(split([(name, value)], fused))
+        weights.update(split([(name, plain_shards(value))], fused))
     return weights, aliases, scaling
 
 
