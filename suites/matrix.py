@@ -73,7 +73,7 @@ PARALLEL = [
         slower_because="Transformer Engine's layers run uncompiled under FSDP2: 0.99x on two H100s",
         **SHARDED,
     ),
-    Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp"),
+    Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", resume=False),
     Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2", questions=TINY[0].questions),
 ]
 """Two GPUs. Speed asks the first ones, and checkpoints carried between numbers of ranks the last."""

@@ -101,11 +101,17 @@ def test_a_workloads_own_way_to_parallelize_is_called_on_each_rank(arm):
         assert mesh.size() == 2
         fully_shard(model, mesh=mesh)
 
-    arm.build(own("own", parallelize=parallelize, batch=lambda step: make_batch(step).chunk(2)[rank()]))
+    def batch(step):
+        import torch
+
+        return torch.randn(32, 32)
+
+    arm.build(own("own", parallelize=parallelize, batch=lambda step: batch(step).chunk(2)[rank()]))
     losses = arm.request("curve", seed=1, steps=STEPS)["losses"]
     single = ArmProcess(fork=True)
     try:
-        single.build(ArmSpec(Case("own", "torchao", "tensorwise", emulated=True), "cpu", own().workload, threads=1))
+        alone = Case("own", "torchao", "tensorwise", emulated=True)
+        single.build(ArmSpec(alone, "cpu", own(batch=batch).workload, threads=1))
         assert losses == pytest.approx(single.request("curve", seed=1, steps=STEPS)["losses"], rel=0.02)
     finally:
         single.close()
@@ -126,7 +132,7 @@ def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
     fresh.build(own())
     pids = fresh.pids
     threading.Timer(0.5, os.kill, (fresh.ranks[1].pid, signal.SIGKILL)).start()
-    with pytest.raises(ArmError, match="rank 1 of 2.*SIGKILL") as failure:
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*SIGKILL") as failure:
         fresh.request("curve", seed=0, steps=100_000)
     assert failure.value.kind == "died"
     assert all_end(*pids)
@@ -157,7 +163,7 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return square(model, batch)
 
-    with pytest.raises(ArmError, match="rank 1 of 2.*ran out of GPU memory") as failure:
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
         fresh.build(own(loss=loss))
     assert failure.value.kind == "out of memory"
 
@@ -180,7 +186,7 @@ def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(fresh):
 
 def test_ranks_that_raise_alike_are_asked_again(fresh):
     fresh.build(own())
-    with pytest.raises(ArmError, match="rank 0 of 2.*raised"):
+    with pytest.raises(ArmError, match=r"rank 0 of 2.*raised"):
         fresh.request("no such thing")
     assert fresh.request("curve", seed=0, steps=1)
 
@@ -197,7 +203,7 @@ def test_a_port_in_use_is_one_clear_error(monkeypatch):
     with socket.socket() as taken:
         taken.bind((ranks.ADDRESS, 0))
         taken.listen()
-        monkeypatch.setattr(ranks, "reserved_port", lambda: taken.dup())
+        monkeypatch.setattr(ranks, "reserved_port", taken.dup)
         arm = RankedProcess(2, fork=True)
         monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -89,6 +91,16 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(self.bf16, self.fp8)
+        alone = replace(case.reference(), gpus=1, parallel="")
+        self._alone = make_arm(alone, pool, workload, fingerprint, reference_control)
+
+    @contextmanager
+    def on_one_gpu(self) -> Iterator[Arm]:
+        """The reference of a case on several GPUs, on one of them; it ends with the block."""
+        try:
+            yield self._alone
+        finally:
+            self.pool.renew(self._alone)
 
 
 def make_arm(

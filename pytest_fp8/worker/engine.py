@@ -157,9 +157,9 @@ class Engine:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
         return self.setup.fresh_model(seed)
 
-    def training_batch(self, seed: int, step: int) -> Any:
-        """The batch of one step of a loss curve; the same in every arm."""
-        return self.setup.training_batch(*self.fault_points.batch(seed, step))
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
+        return self.setup.training_batch(*self.fault_points.batch(seed, step), whole)
 
     def timing_batch(self, step: int) -> Any:
         """The batch of one timed step."""

@@ -27,7 +27,8 @@ def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
     with generators_kept(), buffers_kept(engine.model), stance:
         # Dropout masks are the same in every arm, whatever generator draws them.
         seed_generators(seed)
-        batch = engine.training_batch(seed, STEP)
+        # Each rank computes the whole, as an arm on one GPU does.
+        batch = engine.training_batch(seed, STEP, whole=True)
         with inputs_noted(engine.model) as inputs:
             output = output_on(engine, batch)
         reshard(engine.model)
@@ -58,7 +59,7 @@ def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
     own, step, model = engine.setup.own, engine.own_step, engine.wrapped
     with generators_kept(), buffers_kept(model), torch.compiler.set_stance("force_eager"):
         seed_generators(seed)
-        batch = engine.training_batch(seed, STEP)
+        batch = engine.training_batch(seed, STEP, whole=True)
         if own is None:
             return (), {"input_ids": batch["input_ids"]}
         with engine.precision(), forward_alone(engine.optimizer):

@@ -54,12 +54,13 @@ class TrainingSetup:
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
         return model
 
-    def training_batch(self, seed: int, step: int) -> Any:
-        """The batch of one step of a loss curve; the same in every arm."""
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
         if self.own is None:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the suite has its sizes"
-            return self._place(part_of(self.case, data.text_batch(*tokens, seed, step)))
+            text = data.text_batch(*tokens, seed, step)
+            return self._place(text if whole else part_of(self.case, text))
         seed_generators(1_000_003 * (seed + 1) + step)
         batch = checked_batch(self.own, self.own.batch(step))
         self.drawn = Drawn.of(seed, step, batch)
