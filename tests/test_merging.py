@@ -24,7 +24,7 @@ def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, **course)
 
 
 def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
-    alike = dict.fromkeys(("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval"), ["a"])
+    alike = {key: ["a"] for key in ("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval")}
     return {
         **alike,
         "dropped_behaviour": {},

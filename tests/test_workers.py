@@ -142,3 +142,34 @@ def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester
     result = pytester.runpytest_subprocess("-n1", "--fp8-update-baselines", "--fp8-reason=torch 2.13")
     result.assert_outcomes(passed=1)
     assert result.ret == 0
+
+
+PARALLEL = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", gpus=2, parallel="ddp")])
+    def test_two(fp8_case): pass
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
+    def test_one(fp8_case): pass
+"""
+TOO_FEW = "*tiny-torchao-tensorwise-ddp.2 needs 2 GPUs, and CUDA programs see 1; -m 'not parallel'*"
+
+
+@pytest.mark.slow
+def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host, pytester):
+    pytester.makepyfile(PARALLEL)
+    host(2, "--fp8-gpu=h200")[0].assert_outcomes(passed=2)
+    declared, _ = host(1, "--fp8-gpu=h200")
+    declared.assert_outcomes(passed=1, errors=1)
+    declared.stdout.fnmatch_lines([TOO_FEW, "*expected: everything that case*"])
+    auto, _ = host(1, "-rs")
+    auto.assert_outcomes(passed=1, skipped=1)
+    auto.stdout.fnmatch_lines([TOO_FEW])
+
+
+@pytest.mark.slow
+def test_workers_have_disjoint_sets_of_gpus(host):
+    _, seen = host(5, "-n2", "--fp8-gpu=h200")
+    assert {(note["worker"], note["arms see"]) for note in seen} == {("gw0", "GPU-0,GPU-1"), ("gw1", "GPU-2,GPU-3")}

@@ -52,8 +52,9 @@ class TwoArms:
         return self.pool.side_by_side(self.other, self.reference)
 
     def conditions(self) -> Conditions | None:
-        """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""
-        return conditions(self.pool.gpu, self.pool.pids) if self.pool.gpu is not None else None
+        """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
+        ranks = self.other.spec.case.gpus
+        return conditions(self.pool.gpu, self.pool.pids, ranks) if self.pool.gpu is not None else None
 
     # -- the cache of evidence ------------------------------------------------------------------------------------
 
