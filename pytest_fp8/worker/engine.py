@@ -47,9 +47,9 @@ class Engine:
         """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
         emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
+        _require_device(torch.device(spec.device))
         self.device = ranks.join(self.case, torch.device(spec.device))
         self.backend = backend(self.case.backend)
-        _require_device(self.device)
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
@@ -146,7 +146,8 @@ class Engine:
                     require_whole(self.own_step, *self._run_own(self.own_step, batch))
             self.synchronize()
         except Exception as error:
-            if explain_failure is not None:
+            # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
+            if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self)
             self.backend.raise_explained(error)
             raise

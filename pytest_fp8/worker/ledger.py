@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.operators import dtype_name
+from pytest_fp8.worker.ranks import uncompiled_step_fits
 from pytest_fp8.worker.second_forward import SecondForward
 from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.updates import around_step, updates
@@ -152,18 +153,22 @@ def _updates(engine: Engine) -> Updates:
     try:
         return updates(engine)
     except torch.OutOfMemoryError:
-        pass
+        if engine.case.gpus > 1:
+            raise
     engine.park()
     return NO_UPDATES
 
 
 def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
-    """The instrumented step; with activations in the host's memory where they do not fit the GPU."""
+    """The instrumented step; with activations in the host's memory where they do not fit the GPU. Several ranks cannot
+    try: they decide it together beforehand."""
     seen = StepLedger(engine)
     try:
-        return seen, instrumented_step(engine, seen)
+        with nullcontext() if uncompiled_step_fits(engine.case, engine.device) else kept_on_host():
+            return seen, instrumented_step(engine, seen)
     except torch.OutOfMemoryError:
-        pass
+        if engine.case.gpus > 1:
+            raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen = StepLedger(engine)

@@ -20,6 +20,9 @@ COLLECTIVE_SECONDS = 240
 """How long a collective waits for the other ranks. Less than a request may take, so that a rank that waits for one that
 hangs says where, before the arm is ended."""
 
+UNCOMPILED = 2
+"""Activations of an uncompiled step over those of a compiled one, roughly and rather too much."""
+
 
 def join(case: Case, device: torch.device) -> torch.device:
     """Become the rank that the environment says, as under ``torchrun``; gives this rank's device. A case on one GPU
@@ -58,6 +61,19 @@ def wait_for_all() -> None:
     """Return when every rank has come here. On the CPU, so that no GPU works for it."""
     if ranks() > 1:
         torch.distributed.all_reduce(torch.zeros(1))
+
+
+def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
+    """Whether on every rank more memory is free than twice what a step has needed so far. True for an arm on one GPU,
+    which may try."""
+    if case.gpus == 1 or device.type != "cuda":
+        return True
+    import torch.distributed as dist
+
+    needed = UNCOMPILED * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
+    dist.all_reduce(fits, dist.ReduceOp.MIN)
+    return bool(fits)
 
 
 def part_of(case: Case, batch: Any) -> Any:
