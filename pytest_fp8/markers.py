@@ -99,6 +99,8 @@ def _library(case: Case) -> str:
     from pytest_fp8.backends import backend
 
     usable, reason = backend(case.backend).available()
+    if usable and case.parallel == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        return "parallel='zero3' needs DeepSpeed: pip install deepspeed"
     if usable and case.lora and importlib.util.find_spec("peft") is None:
         return "adapters need peft: pip install 'pytest-fp8[lora]'"
     return "" if usable else reason

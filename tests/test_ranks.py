@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from importlib.util import find_spec
 
 import pytest
 
@@ -224,3 +225,18 @@ def test_each_arm_has_a_port_of_its_own():
         store.listen()
     for one in held:
         one.close()
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    arm = RankedProcess(2)
+    try:
+        arm.build(ArmSpec(micro("zero3"), "cpu", threads=1))
+        # Its master weights are float32.
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=0.01)
+        layers = arm.request("layers")
+        assert len(layers["live_fp8"]) == 14
+        assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
+    finally:
+        arm.close()

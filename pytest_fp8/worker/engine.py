@@ -31,6 +31,7 @@ from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.ledger_weights import weights_of
 from pytest_fp8.worker.own_state import OwnState, own_state_kept
+from pytest_fp8.worker.parallel import inner_model, parallelized
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.seed_weights import copy_model, copy_values
@@ -90,18 +91,16 @@ class Engine:
             checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
         if self.compiled and not self.backend.compiles_itself:
             compile_blocks(self.model)
-        self.wrapped = self.fault_points.parallel(
-            self, lambda: ranks.parallelized(self.model, self.case, self.device, own)
-        )
+        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup))
+        self.wrapped = parallel.wrapped
         """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
-        self.model = ranks.inner_model(self.wrapped, self.model)
+        self.model = inner_model(self.wrapped, self.model)
         prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
-        self.backward = prepared.backward
-        self.optimizer = self.fault_points.optimizer(
-            self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
-        )
-        self._renews_optimizer = own is not None and prepared.optimizer is None
+        self.backward = parallel.backward or prepared.backward
+        made = parallel.optimizer or prepared.optimizer
+        self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
+        self._renews_optimizer = own is not None and made is None
         # After the conversion, so that what convert() set is the arm's own.
         self._own_state = OwnState(self.model)
 

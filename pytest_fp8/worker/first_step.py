@@ -15,8 +15,8 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.shipping import unship
 from pytest_fp8.worker.observe import Part
+from pytest_fp8.worker.parallel import parallelized
 from pytest_fp8.worker.preparation import checkpoint_activations
-from pytest_fp8.worker.ranks import parallelized
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted, run_step
 from pytest_fp8.worker.training_setup import TrainingSetup
@@ -70,7 +70,7 @@ def executed(spec: ArmSpec) -> dict[str, Any]:
             "buffers": [[name, *_kind(buffer)] for name, buffer in model.named_buffers()],
             "batch": _shapes(setup.timing_batch(0)),
         }
-        model = parallelized(model, case, torch.device(spec.device), own)
+        model = parallelized(model, setup).wrapped
         run = _step(setup, model)
         calls, others = (_calls(model, run, setup.timing_batch(index)) for index in range(2))
         return {**told, "calls": calls if calls == others else VARY}

@@ -1,19 +1,15 @@
-"""Several ranks train one model: the process group, each rank's part of a batch, and how the model is parallelized."""
+"""Several ranks train one model: the process group, each rank's part of a batch, what all ranks decide together."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from pytest_fp8.case import Case
-from pytest_fp8.worker.preparation import repeated_blocks
-from pytest_fp8.worker.step import WorkloadError
-from pytest_fp8.workload import Workload
 from pytest_fp8.zoo.batch import with_tensors
 
 COLLECTIVE_SECONDS = 240
@@ -82,53 +78,6 @@ def part_of(case: Case, batch: Any) -> Any:
         return batch
     here = rank()
     return with_tensors(batch, lambda tensor: tensor.chunk(case.gpus)[here].contiguous())
-
-
-def parallelized(model: torch.nn.Module, case: Case, device: torch.device, own: Workload | None) -> torch.nn.Module:
-    """What a training step calls: the model itself, or what wraps it. Before the optimizer is made, since FSDP2 puts
-    new parameters in place of the model's."""
-    if case.gpus == 1:
-        return model
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh(device.type, (case.gpus,))
-    return _WAYS[case.parallel](model, mesh, own)
-
-
-def _ddp(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
-    return torch.nn.parallel.DistributedDataParallel(model)
-
-
-def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
-    for block in repeated_blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
-    if own is None or own.parallelize is None:
-        raise WorkloadError(
-            "parallel='own', and the workload has no parallelize()",
-            "the mark asks for the workload's own way to train on several GPUs",
-            "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
-        )
-    given = own.parallelize(model, mesh)
-    return model if given is None else given
-
-
-_WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
-    "ddp": _ddp,
-    "fsdp2": _fsdp2,
-    "own": _own,
-}
-
-
-def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside ``wrapped`` whose names are the plain ones: ``model`` where it is still there."""
-    return model if any(module is model for module in wrapped.modules()) else wrapped
 
 
 def reshard(model: torch.nn.Module) -> None:

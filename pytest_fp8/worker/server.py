@@ -25,6 +25,7 @@ from pytest_fp8.worker.moved_weights import first_losses, moved_outputs, moved_r
 from pytest_fp8.worker.numerics import numerics
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
+from pytest_fp8.worker.zero import size
 
 
 class ArmServer:
@@ -79,7 +80,7 @@ class ArmServer:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
-            "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "parameters": sum(map(size, engine.model.parameters())),
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,

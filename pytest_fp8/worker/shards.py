@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.worker.zero import fill, is_partitioned
+
 
 def is_sharded(tensor: Any) -> bool:
     """Whether it is a ``DTensor``. Does not load its module, which takes a second, where nothing is sharded."""
@@ -62,6 +64,9 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def assign(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``target``: of a whole tensor the part that belongs here."""
+    if is_partitioned(target):
+        fill(target, value)
+        return
     if not is_sharded(target):
         target.copy_(value)
         return

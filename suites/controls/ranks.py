@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from controls.control import Control, Outcome, micro
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.backends.base import Conversion
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.worker.parallel import Parallel
 
 DDP = micro(gpus=2, parallel="ddp", loss_steps=14, loss_seeds=2)
 FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)
@@ -75,8 +77,8 @@ class GradientsNotReduced(Disagreeing):
     question, cause = "loss", "gradients are not reduced over all ranks"
     case = DDP
 
-    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        return engine.model
+    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], Parallel]) -> Parallel:
+        return replace(parallelize(), wrapped=engine.model)
 
 
 class ShardNotSaved(Control):
