@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -142,6 +143,7 @@ def _taken(engine: Engine) -> ArmLedger:
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
         uncertain=operators.uncertain,
+        wire=[replace(one, count=count) for one, count in operators.wire.items()],
         watched=seen.watched,
         # What was drawn names the layer less surely.
         recomputed_otherwise=seen.inputs.other() or seen.draws.other(),

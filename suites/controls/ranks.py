@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, Outcome, micro
-from controls.execution import plain_linear, with_forward
+from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.fault_points import BreakableEngine
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DDP = micro(gpus=2, parallel="ddp", loss_steps=14, loss_seeds=2)
 FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)
+GATHERED = micro(gpus=2, parallel="fsdp2", resume=False, options={"float8_all_gather": True})
 
 
 def second_rank() -> bool:
@@ -91,3 +92,38 @@ class ShardNotSaved(Control):
 
     def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value * 0 for name, value in weights.items()} if second_rank() else weights
+
+
+class Bf16OnTheWire(Control):
+    """Converted weights are plain parameters again before FSDP2 shards them: it gathers them in BF16."""
+
+    number, id = 107, "bf16-on-the-wire"
+    title = "FP8 all-gather gathers BF16"
+    question, cause = "layers", "FP8 all-gather was asked for, and BF16 is gathered"
+    case = GATHERED
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        import torch
+
+        for layer in fp8_layers(engine):
+            layer.weight = torch.nn.Parameter(layer.weight._tensor)
+
+
+class AmaxGroupOfOne(Control):
+    """Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale."""
+
+    number, id = 108, "amax-group-of-one"
+    title = "weights' scales are not reduced over the ranks"
+    question, cause = "numerics", "a scale that does not fit"
+    case = GATHERED
+    leaves_traces = True
+
+    def start(self, engine: BreakableEngine) -> None:
+        from torchao.float8 import fsdp_utils
+
+        real = fsdp_utils.hp_tensor_to_float8_dynamic
+
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            return real(*args, **{**kwargs, "reduce_amax": False})
+
+        fsdp_utils.hp_tensor_to_float8_dynamic = alone
