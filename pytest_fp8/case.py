@@ -153,6 +153,8 @@ class Case:
             )
         if self.options.get("float8_all_gather") and self.parallel != "fsdp2":
             refuse("float8_all_gather", expected="parallel='fsdp2', whose gathers of weights it casts", seen=self.id)
+        if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
+            refuse("precompute_scale", expected="float8_all_gather, whose scales it computes at once", seen=self.id)
         if not self.parallel:
             return
         if self.parallel not in PARALLEL:

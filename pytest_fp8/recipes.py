@@ -42,7 +42,7 @@ _ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_r
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
     # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
-    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather",)),
+    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather", "precompute_scale")),
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
     RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
@@ -100,6 +100,7 @@ _CHOICES = {
     "amax_compute_algo": ("max", "most_recent"),
     "fp8_all_gather": (True, False),
     "float8_all_gather": (True, False),
+    "precompute_scale": (True, False),
 }
 
 

@@ -64,6 +64,7 @@ SHARDED: dict[str, Any] = {
 PARALLEL = [
     Case("8b16", "torchao", "tensorwise", **SHARDED),
     Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True}, **SHARDED),
+    Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True, "precompute_scale": True}, **SHARDED),
     Case("8b16", "torchao", "rowwise", **SHARDED),
     Case("8b16", "transformer_engine", "delayed", **SHARDED),
     Case(

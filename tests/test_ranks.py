@@ -88,11 +88,18 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend,
 
 
 def test_weights_gathered_in_fp8_train_alike(arm, on_one):
-    case = micro("fsdp2", options={"float8_all_gather": True})
-    arm.build(ArmSpec(case, "cpu", threads=1))
-    assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=TOLD)
-    recipes = arm.request("layers")["recipes"].values()
-    assert all(recipe == {"recipe": "tensorwise", "float8_all_gather": True} for recipe in recipes)
+    reduced = []
+    for options in ({"float8_all_gather": True}, {"float8_all_gather": True, "precompute_scale": True}):
+        arm.build(ArmSpec(micro("fsdp2", options=options), "cpu", threads=1))
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=TOLD)
+        recipes = arm.request("layers")["recipes"].values()
+        assert all(recipe == {"recipe": "tensorwise", **options} for recipe in recipes)
+        wire = arm.request("ledger")["wire"]
+        gathers = {one["dtype"] for one in wire if one["operation"] == "all-gather"}
+        assert gathers == {"bfloat16", "uint8"}, "embedding and head, and the blocks"
+        reduced.append(sum(one["count"] for one in wire if one["operation"] == "all-reduce"))
+    # The largest magnitude of each of 14 weights, forward and backward; or all of them before the step.
+    assert reduced == [28, 0]
 
 
 def test_a_workloads_own_way_to_parallelize_is_called_on_each_rank(arm):

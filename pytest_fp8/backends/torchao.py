@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.case import Case
 
-ALL_GATHER = "float8_all_gather"
+ALL_GATHER, PRECOMPUTE = "float8_all_gather", "precompute_scale"
 _RECIPE_FIELDS = (
     "cast_config_input",
     "cast_config_input_for_grad_weight",
@@ -52,6 +52,7 @@ class TorchAO(Backend):
     name = "torchao"
     distribution = "torchao"
     minimum_version = "0.14"
+    _precomputes = False
 
     def import_library(self) -> None:
         import torchao.float8  # noqa: F401
@@ -73,7 +74,19 @@ class TorchAO(Backend):
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
         conversion = self.convert(model, case.recipe, case.emulated, case.options.get(ALL_GATHER, False))
+        self._precomputes = bool(case.options.get(PRECOMPUTE))
         return Prepared(model if conversion.model is None else conversion.model, conversion)
+
+    def stepped(self, model: torch.nn.Module) -> None:
+        """Scales of all weights at once, as torchao advises after each step of the optimizer. Without it the gather of
+        each weight reduces its largest magnitude by itself."""
+        if self._precomputes:
+            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+            precompute_float8_dynamic_scale_for_fsdp(model)
+
+    def reset_scaling(self, model: torch.nn.Module) -> None:
+        self.stepped(model)
 
     def convert(
         self, model: torch.nn.Module, recipe: str, emulated: bool, float8_all_gather: bool = False
@@ -102,6 +115,10 @@ class TorchAO(Backend):
 
         return isinstance(module, Float8Linear)
 
+    def _switches(self, config: Any) -> dict[str, Any]:
+        on = {ALL_GATHER: config.enable_fsdp_float8_all_gather, PRECOMPUTE: self._precomputes}
+        return {name: True for name, value in on.items() if value}
+
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         from torchao.float8 import Float8LinearConfig
 
@@ -111,7 +128,7 @@ class TorchAO(Backend):
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
             known = Float8LinearConfig.from_recipe_name(recipe)
             if all(getattr(config, part) == getattr(known, part) for part in _RECIPE_FIELDS):
-                return {"recipe": recipe, **({ALL_GATHER: True} if config.enable_fsdp_float8_all_gather else {})}
+                return {"recipe": recipe, **self._switches(config)}
         return {"recipe": "custom"}
 
 

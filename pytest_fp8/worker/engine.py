@@ -219,6 +219,7 @@ class Engine:
         before the optimizer steps."""
         if self.own_step is not None:
             own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
+            self.backend.stepped(self.model)
             self.fault_points.stepped(self)
             return own_loss
         loss = training.training_step(
@@ -234,6 +235,7 @@ class Engine:
         schedule = schedule_of(self.optimizer)
         if schedule is not None:
             schedule.step()
+        self.backend.stepped(self.model)
         self.fault_points.stepped(self)
         return loss
 
