@@ -14,9 +14,14 @@ import pytest
 from helpers.arms import all_end, make_batch, make_model, square
 from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms import ranks
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.options import Settings
+from pytest_fp8.pair import Fp8Pair
+from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
@@ -123,6 +128,21 @@ def test_a_workloads_own_way_to_parallelize_is_called_on_each_rank(arm):
         assert losses == pytest.approx(single.request("curve", seed=1, steps=STEPS)["losses"], rel=0.02)
     finally:
         single.close()
+
+
+def test_ranks_that_are_given_the_same_batch_are_told_of_it():
+    pool = ArmPool(None)
+    try:
+        spec = own()
+        arms = PairArms(spec.case, pool, spec.workload)
+        arms.start()
+        pair = Fp8Pair(arms, Settings(), Ledger(), None, "", "a hash")
+        decision = pair.layers()
+        assert decision.verdict.passes
+        assert "all ranks were given one and the same batch" in decision.headline
+        assert "1 all-reduce (bfloat16)" in decision.headline
+    finally:
+        pool.close()
 
 
 def test_without_a_way_to_parallelize_the_workload_is_asked_for_one(arm):

@@ -129,6 +129,19 @@ def test_what_cuda_would_see(monkeypatch, named, seen):
     assert gpus.visible() == seen
 
 
+def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
+    told = {
+        "0": gpus.Conditions(1980, (), ()),
+        "3": gpus.Conditions(1500, ("software thermal",), (77,)),
+        "1": gpus.Conditions(100, (), (99,)),
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3,1")
+    monkeypatch.setattr(gpus, "_handle", lambda name: name)
+    monkeypatch.setattr(gpus, "_conditions", lambda name, own: told[name])
+    seen = gpus.conditions(gpus.Gpu("NVIDIA H100", (9, 0), 80, "580", 700.0), set(), 2)
+    assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
+
+
 @pytest.mark.parametrize(("worker", "ahead"), [(False, ["rowwise", "rowwise_with_gw_hp"]), (True, [])])
 def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
     cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]

@@ -143,6 +143,7 @@ def _taken(engine: Engine) -> ArmLedger:
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
         uncertain=operators.uncertain,
+        ranks=engine.case.gpus,
         wire=[replace(one, count=count) for one, count in operators.wire.items()],
         watched=seen.watched,
         # What was drawn names the layer less surely.

@@ -12,9 +12,9 @@ import torch
 from pytest_fp8.case import Case
 from pytest_fp8.zoo.batch import with_tensors
 
-COLLECTIVE_SECONDS = 240
-"""How long a collective waits for the other ranks. Less than a request may take, so that a rank that waits for one that
-hangs says where, before the arm is ended."""
+COLLECTIVE_SECONDS = 3600
+"""How long a collective waits for the other ranks. Longer than pytest waits for an answer: it looks at all ranks, and
+tells the one that hangs from those that wait for it."""
 
 UNCOMPILED = 2
 """Activations of an uncompiled step over those of a compiled one, roughly and rather too much."""

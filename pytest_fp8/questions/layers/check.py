@@ -11,7 +11,7 @@ from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_r
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
 from pytest_fp8.questions.layers.products import StepProducts, role_table
-from pytest_fp8.questions.layers.wire import find_on_wire, travelled
+from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, never_called
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
@@ -93,6 +93,8 @@ def _beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> str:
         said += f"; recomputation computes something else than the first forward in both arms: {where}"
     wire = travelled(ledgers.fp8) if ledgers is not None else ""
     said += f"; on the wire, a step of a rank: {wire}" if wire else ""
+    if ledgers is not None and same_on_all_ranks(ledgers.fp8):
+        said += "; all ranks were given one and the same batch: cut it by rank in batch(step)"
     if not evidence.stacked_weights:
         return said
     return f"{said}; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"

@@ -42,6 +42,13 @@ def travelled(ledger: ArmLedger) -> str:
     return ", ".join(f"{_count(each)} {kind} of {_words(_bytes(each))}" for kind, each in kinds.items())
 
 
+def same_on_all_ranks(ledger: ArmLedger) -> bool:
+    """Whether each of several ranks was given the same batch. ``batch`` lists the ranks' parts one after another."""
+    part = len(ledger.batch) // ledger.ranks
+    known = all(note.digest for note in ledger.batch)
+    return ledger.ranks > 1 and part > 0 and known and list(ledger.batch) == [*ledger.batch[:part]] * ledger.ranks
+
+
 def _gathered(ledger: ArmLedger) -> int:
     return _bytes([one for one in ledger.wire if (one.operation, one.phase) == ("all-gather", "forward")])
 
