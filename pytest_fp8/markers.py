@@ -108,7 +108,7 @@ def _library(case: Case) -> str:
 
 def _too_few(case: Case) -> str:
     """Why there are not enough GPUs for the case's ranks, or an empty string."""
-    have = len(gpus.visible())
+    have = len(gpus.visible()) if case.gpus > 1 else 1
     if have >= case.gpus:
         return ""
     whose = "this xdist worker has" if os.environ.get("PYTEST_XDIST_WORKER") else "CUDA programs see"
