@@ -10,11 +10,13 @@ one step; "distance" is the share of the way to the limit that the speedup has c
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.reports import report_at
+from pytest_fp8.verdicts import Verdict
 
 COLUMNS = (
     "case",
@@ -37,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("report", type=Path)
     parser.add_argument("--markdown", action="store_true", help="as a table for a page of docs")
     options = parser.parse_args(arguments)
-    rows = [
-        row for case, entry in json.loads(options.report.read_text())["entries"].items() if (row := cells(case, entry))
-    ]
+    with report_at(options.report) as report:
+        rows = [row for case, entry in report["entries"].items() if (row := cells(case, entry))]
     if not rows:
         print("no account in this report: no case was asked for its speed on a GPU", file=sys.stderr)
         return 1
@@ -73,7 +74,7 @@ def cells(case: str, entry: Mapping[str, Any]) -> list[str]:
         f"{decision['numbers']['gated_speedup']:.3f}x" + (" (busy)" if on_busy else ""),
         f"{account['busy_limit' if on_busy else 'limit']:.2f}x",
         "-" if reached is None else f"{reached:.0%}",
-        decision["verdict"],
+        Verdict[decision["verdict"]].name,
     ]
 
 

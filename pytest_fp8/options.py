@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.errors import refuse
+from pytest_fp8.local_weights import weights_of
 
 if TYPE_CHECKING:
     import pytest
@@ -61,6 +62,10 @@ class Settings:
     """The interpreter and the revision of base, whose FP8 arm is timed beside head's; both empty: none is."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Model name -> local folder of weights."""
+    durations: bool = False
+    """Whether to say where the time of the arms went."""
+    cache_dir: Path | None = None
+    """The folder of compiled code; ``None``: torch's own."""
 
     @property
     def declared(self) -> bool:
@@ -103,6 +108,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
     Option("--fp8-base-python", "time FP8 beside that of this interpreter: a loss of one per cent fails", "PYTHON"),
     Option("--fp8-base-git", "time FP8 beside that of this commit: a loss of one per cent fails", "REV"),
+    Option("--fp8-durations", "say where the time of the arms went: builds by phase, and each question"),
+    Option("--fp8-cache-dir", "folder that keeps the arms' compiled code for later runs (default: torch's own)", "DIR"),
     Option("--fp8-weights", "use a local folder of weights for a model: MODEL=DIR; may be repeated", "MODEL=DIR"),
 )
 
@@ -179,7 +186,9 @@ def read_settings(config: pytest.Config) -> Settings:
         processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=1),
         base_python=str(values["fp8_base_python"]).strip(),
         base_git=str(values["fp8_base_git"]).strip(),
-        weights=_weights(values["fp8_weights"]),
+        weights=weights_of(values["fp8_weights"]),
+        durations=_truth(values["fp8_durations"], "--fp8-durations"),
+        cache_dir=_anchored(config, Path(str(values["fp8_cache_dir"]))) if values["fp8_cache_dir"] else None,
     )
 
 
@@ -272,26 +281,3 @@ def _undecided(text: str) -> str:
 
 def _anchored(config: pytest.Config, path: Path) -> Path:
     return path if path.is_absolute() else Path(config.rootpath) / path
-
-
-def _weights(given: Any) -> dict[str, str]:
-    if not given:
-        return {}
-    from pytest_fp8.zoo.shapes import SHAPES
-
-    entries = given.split() if isinstance(given, str) else list(given)
-    folders: dict[str, str] = {}
-    for entry in entries:
-        model, separator, folder = entry.partition("=")
-        if not separator or model not in SHAPES:
-            refuse(f"--fp8-weights {entry}", expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}", seen=entry)
-        if not (Path(folder) / "config.json").is_file():
-            refuse(
-                f"--fp8-weights {entry}: that is not a folder of weights",
-                expected="a folder with config.json and *.safetensors, as transformers saves them",
-                seen=f"no {Path(folder) / 'config.json'}",
-                cause="a misspelt path, or a folder that holds another format",
-                next_step=f"ls {folder}",
-            )
-        folders[model] = str(Path(folder).resolve())
-    return folders

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.arms.memory_plan import TOO_LARGE
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
@@ -18,6 +19,7 @@ from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
+from pytest_fp8.questions.gathering import Gathering, tasks_of
 from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
@@ -32,6 +34,7 @@ from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
 from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.question import SpeedQuestion
+from pytest_fp8.questions.unanswered import cannot, not_held
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
@@ -61,9 +64,11 @@ class Fp8Pair:
         time_first: bool = True,
         components: Components = MEASURED,
         compare_with_base: Callable[[], Comparison] | None = None,
+        asked: Collection[str] = (),
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured before all else.
-        ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was named."""
+        ``asked``: the questions that its tests are known to ask. ``compare_with_base``: times base's FP8 arm beside
+        this one; ``None`` where no base was named."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
@@ -75,6 +80,10 @@ class Fp8Pair:
         )
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
+        twin = not self._stored("loss_twin_gap")
+        self._gathering = Gathering(
+            arms, asked, lambda: tasks_of(arms, self._speed_question.first_timing, self._look_at_loss, twin)
+        )
         self._row = ledger.begin(self.case, case_hash, gpu)
 
     def start(self, ahead: Iterable[Arm] = ()) -> None:
@@ -84,11 +93,11 @@ class Fp8Pair:
     # -- evidence -------------------------------------------------------------------------------------------------
 
     def layers_evidence(self) -> LayersEvidence:
-        self._time_before_profiles()
+        self._before("layers")
         return fp8_layers(self._arms)
 
     def numerics_evidence(self) -> NumericsEvidence:
-        self._time_before_profiles()
+        self._before("numerics")
         return with_further_draws(self._arms, numerics_of(self._arms))
 
     def loss_evidence(self) -> LossEvidence:
@@ -97,17 +106,20 @@ class Fp8Pair:
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
+        self._before("speedup", profiles=False)
         return self._speed_question.timing(look)
 
     def ledgers(self) -> TwoLedgers:
         """What both arms did in one instrumented step besides FP8."""
-        self._time_before_profiles()
+        self._before("ledger")
         return ledgers_of(self._arms, self.case.backend)
 
     def memory_evidence(self) -> MemoryEvidence:
+        self._before("memory", profiles=False)
         return memory_of(self._arms)
 
     def checkpoint_evidence(self) -> list[Transfer]:
+        self._before("checkpoints", profiles=False)
         return transfers_of(self._arms)
 
     # -- decisions ------------------------------------------------------------------------------------------------
@@ -152,7 +164,7 @@ class Fp8Pair:
     def memory(self) -> Decision:
         """What does it cost in memory: peaks of one training step."""
         if not self.case.asks("memory"):
-            return self._note(self._cannot("memory"))
+            return self._note(cannot(self.case, "memory"))
         stored = [] if self._settings.update else self._stored("memory_ratio")
         decision = self._stored_now(check_memory(self.memory_evidence(), stored))
         decision = unless_unlike(decision, self.ledgers())
@@ -209,7 +221,10 @@ class Fp8Pair:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _loss_looks(self) -> tuple[LossEvidence, LossGap]:
-        self._time_before_profiles()
+        self._before("loss")
+        return self._look_at_loss()
+
+    def _look_at_loss(self) -> tuple[LossEvidence, LossGap]:
         frozen = self._stored("loss_twin_gap")
         looks = loss_looks(self._arms, twin=not frozen)
 
@@ -219,19 +234,21 @@ class Fp8Pair:
 
         return self._arms.once("loss", look)
 
-    def _time_before_profiles(self) -> None:
-        """Time the arms before a question profiles or hooks them, where this session may ask for the speed.
+    def _before(self, question: str, profiles: bool = True) -> None:
+        """Gather what the session will ask of arms that take turns; elsewhere time them before a question ``profiles``
+        or hooks them, where this session may ask for the speed. Raises ``ArmError``.
 
         A process that was profiled once is not what a user times. Seen on an H200: Transformer Engine at 1B takes 121
         ms a step before its first profile and 128 ms after it. The compiled reference, which later cases share after
         its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
         """
-        if self._time_first:
+        if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
 
     def _speed(self, bounds: SpeedBounds) -> Decision:
         if not self.case.asks("speedup"):
-            return self._note(self._cannot("speedup"), bounds.question)
+            return self._note(cannot(self.case, "speedup"), bounds.question)
+        self._before("speedup", profiles=False)
         decision, rows = self._speed_question.decide(bounds)
         self._ledger.timed(self._row, self._speed_question.timer.recording())
         for row in rows:
@@ -249,25 +266,16 @@ class Fp8Pair:
             return decision
         return Decision(decision.question, Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
 
-    def _cannot(self, question: str) -> Decision:
-        return Decision(
-            question,
-            Verdict.NOT_EXERCISED,
-            f"case {self.case.id} cannot answer for {question}",
-            expected="a case on a GPU that asks it",
-            seen=f"questions: {', '.join(self.case.questions)}",
-            cause="emulated FP8 runs on the CPU, at no speed that means anything" if self.case.emulated else "",
-            next_step="run the same case without emulated=True on a Hopper GPU",
-        )
-
     def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
         __tracebackhide__ = True
         try:
             decision = decide()
         except Fp8Error as error:
-            self._ledger.error(self._row, error.headline)
-            # The failure is reported at the user's line; the frames in between are this plugin's own.
-            raise error.with_traceback(None) from None
+            if getattr(error, "kind", "") != TOO_LARGE:
+                self._ledger.error(self._row, error.headline)
+                # The failure is reported at the user's line; the frames in between are this plugin's own.
+                raise error.with_traceback(None) from None
+            decision = self._note(not_held(question, error))
         self._ledger.asserted(self._row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
             raise CheckFailed(decision.message, decision.verdict)

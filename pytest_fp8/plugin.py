@@ -86,11 +86,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         in_order(items)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     asked = [(case, question_of(item), item.nodeid) for item in session.items if (case := case_of(item)) is not None]
     if asked:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
         session.config.stash[SESSION].selected(asked, whole)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    session = config.stash[SESSION]
+    plan = session.plan() if session.upcoming and config.getoption("verbose") >= 0 else None
+    if plan is None:
+        return []
+    return [plan.line(), *(plan.table() if config.getoption("verbose") > 0 else [])]
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

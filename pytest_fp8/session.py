@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.session_plan import SessionPlan
     from pytest_fp8.workload import Workload
 
 
@@ -52,6 +53,10 @@ class Session:
         are to be read from. Raises :class:`BaselineError`."""
         if self.settings.baselines_from:
             self.source().check()
+        if self.settings.cache_dir is not None:
+            from pytest_fp8.arms.env import compiled_code_in
+
+            self._held.enter_context(compiled_code_in(self.settings.cache_dir))
         if self.settings.update and not self.is_worker:
             from pytest_fp8.baselines.atomic import updating
 
@@ -73,6 +78,21 @@ class Session:
                 # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
                 names = {replace(case, weights=weights).id for weights in (None, "a folder")}
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
+
+    def plan(self) -> SessionPlan | None:
+        """What the collected tests will have built, and about how long they take; ``None`` where none runs on a GPU
+        here."""
+        from pytest_fp8.gpu import detect
+        from pytest_fp8.markers import why_not
+        from pytest_fp8.session_plan import plan_session
+
+        gpu = detect()[0]
+        run = [case for case in self.upcoming if case.needs_gpu and not why_not(case, self.settings)[0]]
+        if gpu is None or not run:
+            return None
+        asked = [(case, self._named(case) or set(case.questions)) for case in run]
+        processes = self.settings.processes if self.settings.update else 1
+        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair.
@@ -114,6 +134,7 @@ class Session:
                 time_first=self._may_ask_speed(case),
                 components=read_components(self.source(), gpu),
                 compare_with_base=self._base_of(case, shipped, model),
+                asked=self._named(case),
             )
             self._pairs[key] = pair
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
@@ -127,6 +148,13 @@ class Session:
 
     def _may_ask_speed(self, case: Case) -> bool:
         return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
+
+    def _named(self, case: Case) -> set[str]:
+        """The questions that this session's tests are known to ask of a case. Beside a test that may ask any, the speed
+        is among them: it must be measured before the others."""
+        asked = self._asked.get(case.id, {None})
+        named = {question for question in asked if question is not None}
+        return named | ({"speedup"} if named and None in asked and case.asks("speedup") else set())
 
     def _base_of(self, case: Case, shipped: str | None, model: str) -> Callable[[], Comparison] | None:
         """What times base's FP8 arm beside this session's; ``None`` where no base was named."""
@@ -157,6 +185,7 @@ class Session:
         """End all arms, and note where their time went."""
         if self._pool is not None:
             self.ledger.seconds = self._pool.seconds
+            self.ledger.durations = self._pool.stopwatch.to_json()
             self._pool.close()
 
     def close(self) -> None:

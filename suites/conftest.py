@@ -34,6 +34,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(group)
 
 
+def pytest_runtest_setup(item):
+    """Skips cases that this GPU cannot hold, with the bytes that are missing: Transformer Engine's 8B on 80 GB."""
+    case = case_of(item)
+    if case is None or not case.needs_gpu:
+        return
+    from pytest_fp8.arms.memory_plan import GIB, peak_bytes
+    from pytest_fp8.gpu import detect
+    from pytest_fp8.session import SESSION
+
+    gpu, needed = detect()[0], peak_bytes(case)
+    if gpu is not None and needed > gpu.memory:
+        reason = f"{case.id} needs about {needed / GIB:.0f} GiB, and this GPU has {gpu.memory / GIB:.0f}"
+        item.config.stash[SESSION].ledger.skipped(item.nodeid, reason)
+        pytest.skip(reason)
+
+
 @pytest.fixture
 def healthy_alone(request):
     """Skips in an update of baselines: no baseline is stored of a case that is broken on purpose or known to fail."""

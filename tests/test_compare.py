@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.fakes import H200, install
+from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import Case, SettingsError
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.arms.process import ArmProcess
@@ -151,6 +151,13 @@ def test_two_equal_sides_pass_with_one_row_per_arm(run):
     assert [row[1] for row in rows] == ["fp8", "bf16"]
     assert rows[0][-1] == "PASS"
     assert "base against head: the same libraries" in out
+
+
+def test_sides_that_take_turns_are_built_three_times_for_each_pair(run, monkeypatch):
+    code, _, _ = run("--case", "8b-torchao-tensorwise", "--fp8-only", gpu=H100)
+    assert code == 0
+    sides = [process.side for process in FakeProcess.world.processes if process.spec is not None]
+    assert sides == ["base", "head", "base"] * PAIRS[0]
 
 
 @pytest.mark.parametrize(

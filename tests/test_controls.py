@@ -141,7 +141,9 @@ class BrokenProcess(FakeProcess):
         return next((control.id for control in CATALOGUE if control.path() == self.spec.control), None)
 
     def receive(self, timeout=0):
-        return {**super().receive(timeout), "compiled": self.control != "no-compile", "first_step": ""}
+        building, answer = self.asked is None, super().receive(timeout)
+        facts = {"compiled": self.control != "no-compile", "first_step": ""}
+        return {**answer, **facts} if building else answer
 
     def blocks(self, count, steps, dropped):
         slower = FACTORS.get(self.control, 1.0)

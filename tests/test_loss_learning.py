@@ -268,14 +268,17 @@ def test_the_margin_is_of_the_arm_with_more_noise():
 
 
 class Arms:
-    side_by_side = False
-
     def __init__(self, gap, drift):
         self.case, self.asked = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=3), []
         self.bf16, self.fp8 = Arm(self, "bf16", 0.0, 0.0), Arm(self, "fp8", gap, drift)
 
     def shared(self, what, ask):
         return ask()
+
+    once = shared
+
+    def beside(self, operation, reference, **arguments):
+        return self.fp8.request(operation, **arguments), reference()
 
 
 class Arm:

@@ -247,14 +247,17 @@ def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():
 class Arms:
     """Stands in for a pair of arms: answers ``curve`` with what it was given, and counts."""
 
-    side_by_side = False
-
     def __init__(self, case, fp8, bf16):
         self.case, self.asked = case, []
         self.fp8, self.bf16 = Arm(fp8, self.asked), Arm(bf16, self.asked)
 
     def shared(self, what, ask):
         return ask()
+
+    once = shared
+
+    def beside(self, operation, reference, **arguments):
+        return self.fp8.request(operation, **arguments), reference()
 
 
 class Arm:

@@ -125,11 +125,13 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()
     assert pool.takes_turns(pair.fp8)
+    assert world.built == ["8b-bf16"], "what was built stays"
     timer = BlockTimer(pair)
     timing = timing_of(pair, timer, 0)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
     assert len(timer.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
+    assert world.built[:3] == ["8b-bf16", "8b-torchao-tensorwise", "8b-bf16"]
     pool.close()
     assert not alive
 
@@ -236,12 +238,16 @@ def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
     pool.close()
 
 
-def test_on_a_gpu_one_arm_trains_after_the_other(world, told):
+def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(world, told, monkeypatch):
     pool = ArmPool(H200)
     [pair] = pairs(pool, "tiny", "tensorwise")
     next(loss_looks(pair, twin=True))
-    assert told[:3] == ["torchao", "bf16", "bf16"]
-    assert not any("begins" in what for what in told)
+    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"]
+    told.clear()
+    monkeypatch.setattr(ArmPool, "tight", lambda *_: True)
+    [another] = pairs(pool, "tiny", "rowwise")
+    next(loss_looks(another, twin=True))
+    assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"
     pool.close()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
+import torch
 
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.worker.profile import PHASE, TraceEvent, kernel_times, read_profile
-from pytest_fp8.worker.te_products import TE_RANGE, te_extents
+from pytest_fp8.worker.te_products import TE_RANGE, te_extents, te_product, watch_transformer_engine
 
 pytestmark = pytest.mark.slow
 
@@ -135,3 +139,25 @@ def test_what_is_evaluated_in_the_step_is_no_time_of_it():
     ]
     assert read_profile(events)["milliseconds"]["busy"] == 8
     assert read_profile(events)["milliseconds"]["rest"] == 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "left", "right", "inner", "outer"),
+    [
+        ("TN", [(128, 64)] * 2, [(16, 64), (48, 64)], 64, (128, 64)),
+        ("NN", [(128, 64)] * 2, [(16, 128), (48, 128)], 128, (64, 64)),
+        ("NT", [(16, 64), (48, 64)], [(16, 128), (48, 128)], 64, (128, 64)),
+    ],
+)
+def test_a_grouped_product_counts_as_one_of_all_its_experts_rows(monkeypatch, layout, left, right, inner, outer):
+    library = ModuleType("transformer_engine.grouped")
+    library.general_grouped_gemm = lambda a, b, *args, layout="TN", **more: (len(a), len(b))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    weights, rows = ([torch.ones(shape, dtype=torch.bfloat16) for shape in shapes] for shapes in (left, right))
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler, watch_transformer_engine():
+        assert library.general_grouped_gemm(weights, rows, [], layout=layout, use_split_accumulator=True) == (2, 2)
+    [label] = [event.name for event in profiler.events() if event.name.startswith(TE_RANGE)]
+    product = te_product("forward", label, "nvjet")
+    assert (product.inner, product.outer, product.kind) == (inner, outer, "bfloat16")
+    assert product.flops == 2 * 64 * 64 * 128, "64 rows through weights of 64 x 128, in each role"

@@ -111,6 +111,21 @@ def test_what_was_timed_together_begins_a_level_together_and_a_slower_host_begin
     assert revise(old, slower).starts() == []
 
 
+def test_step_times_that_the_host_decides_begin_no_level_and_are_never_worse():
+    times = {"bf16_ms": [100.0] * 4, "fp8_ms": [90.0] * 4}
+    old = baseline("c", "h", metrics={"speedup": [[0.1] * 6] * 4, "busy_speedup": [[0.2] * 5] * 4, **times})
+    slow_host = later(speedup=[[-0.1] * 6] * 4, busy_speedup=[[0.2] * 5] * 4, bf16_ms=[100.0] * 4, fp8_ms=[110.0] * 4)
+    revision = revise(old, slow_host)
+    assert {change.metric: change.word for change in revision.changes}["speedup"] == "moved"
+    assert (revision.starts(), revision.worse) == ([], False)
+    assert revise(old, later(busy_speedup=[[0.1] * 5] * 4)).worse
+
+
+def test_a_file_cannot_silence_its_step_times_by_bringing_busy_times():
+    old = baseline("c", "h", metrics={"speedup": [[0.1] * 6] * 4})
+    assert revise(old, later(speedup=[[0.0] * 6] * 4, busy_speedup=[[0.2] * 5] * 4)).worse
+
+
 def test_a_full_file_loses_its_oldest_session_and_never_the_only_answer_to_a_question():
     full = stored(*[0.5] * MAX_SESSIONS)
     assert len(full.sessions) == MAX_SESSIONS

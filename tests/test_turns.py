@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -46,6 +47,18 @@ def test_a_turn_whose_second_block_differs_is_unsteady(times, moved):
 
 def test_one_slow_block_is_no_trend():
     assert not unsteady([100, 100, 100, 160, 100, 101, 101, 100, 100, 100, 101, 100])
+
+
+def test_a_busy_host_is_no_trend():
+    """Pauses lengthen a third or a half of the blocks by a tenth on average, as with Transformer Engine at 1B."""
+    random = Random(1)
+
+    def pause(share):
+        return random.gauss(0, 0.005) + (random.expovariate(10) if random.random() < share else 0)
+
+    for share in (1 / 3, 1 / 2):
+        blocks = [[98 * (1 + pause(share)) for _ in range(16)] for _ in range(1000)]
+        assert sum(map(unsteady, blocks)) < 10
 
 
 class PowerLimited(FakeProcess):
@@ -124,15 +137,13 @@ class Waiting(FakeProcess):
         found["milliseconds"]["busy"] = self.works
         return {**found, **self.steps()}
 
-    def busy(self):
+    def busy(self, steps):
         self.asked_busy.append(self.pid)
-        return self.steps()
+        return self.steps(steps)
 
-    def steps(self):
-        return {
-            "step_ms": [100.0] * 5,
-            "busy_ms": [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(5)],
-        }
+    def steps(self, count=5):
+        works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
+        return {"step_ms": [100.0] * count, "busy_ms": works}
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
@@ -150,7 +161,7 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     if not works:
         assert "busy_speedup" not in stored
         return
-    assert [len(process) for process in stored["busy_speedup"]] == [5, 5, 5]
+    assert {len(process) for process in stored["busy_speedup"]} <= {30, 32}, "3 s of steps of about 100 ms"
     assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
-    assert len(set(Waiting.asked_busy)) == 4, "both arms of the second and of the third pair"
+    assert len(set(Waiting.asked_busy)) == 6, "both arms of each pair"
     assert decision.numbers["gated_on"] == "busy time"

@@ -1,8 +1,8 @@
 """Record timed blocks on a GPU: one JSON file per case, every block of every fresh process in the order taken.
 
-    python benchmarks/gate/record.py --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out DIR
+    python -m benchmarks.gate.record --case 1b-torchao-tensorwise --processes 4 --blocks 24 --out DIR
 
-    python benchmarks/gate/record.py --from-report .fp8-report/report.json --out DIR
+    python -m benchmarks.gate.record --from-report .fp8-report/report.json --out DIR
 
 The second takes the blocks that a run of the suite has kept in its report, for all its cases. Run it by hand, in a
 clone, on the GPU whose noise is wanted; twice on different days is better than once for long. The file is written anew
@@ -115,18 +115,21 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
 def from_report(report: Path, out: Path) -> list[Path]:
     """The timed blocks of a run's report as recordings, one file per case. The GPU's state is known for the whole of a
     case there, so that each of its processes carries all of it; the time to build is not known."""
+    from benchmarks.reports import report_at
     from pytest_fp8.baselines.atomic import write_atomically
 
-    data = json.loads(report.read_text())
+    contents = {}
+    with report_at(report) as data:
+        for name, entry in data["entries"].items():
+            timing = dict(entry["timing"])
+            if not timing:
+                continue
+            shared = {key: timing.pop(key) for key in ("clocks_mhz", "throttles", "strangers")}
+            timing["processes"] = [{**process, **shared, "build_seconds": None} for process in timing["processes"]]
+            content = {"schema": SCHEMA, "case": name, "case_hash": entry["case_hash"], **timing}
+            contents[name] = {**content, "provenance": dict(data["provenance"])}
     written = []
-    for name, entry in data["entries"].items():
-        timing = dict(entry["timing"])
-        if not timing:
-            continue
-        shared = {key: timing.pop(key) for key in ("clocks_mhz", "throttles", "strangers")}
-        timing["processes"] = [{**process, **shared, "build_seconds": None} for process in timing["processes"]]
-        content = {"schema": SCHEMA, "case": name, "case_hash": entry["case_hash"], **timing}
-        content["provenance"] = data["provenance"]
+    for name, content in contents.items():
         path = free_name(out, name)
         write_atomically(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
         written.append(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import is_baseline
 from pytest_fp8.baselines.store import load_baseline
@@ -61,9 +62,9 @@ lets the GPU stand idle. Since then once a block."""
 
 
 def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, dict[str, list[list[float]]]]:
-    """Case -> session (the commit it was measured at) -> its processes' log ratios: from recordings and stored
-    baselines. Sessions of a case that was recorded by an earlier way of measuring are left out, and so is BF16 against
-    BF16."""
+    """Case -> session -> its processes' log ratios: from recordings and stored baselines. A session is named by its
+    commit where that was recorded, and by commit and run elsewhere. Sessions of a case that was recorded by an earlier
+    way of measuring are left out, and so is BF16 against BF16."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     earlier = set()
     # By the stem, so that <case>.json comes before <case>.2.json.
@@ -76,10 +77,14 @@ def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dic
             earlier.add(session)
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
+    recorded = {commit for sessions in found.values() for commit in sessions}
     for path in sorted(baselines.glob("[!_]*.json")):
-        for session in load_baseline(path).measured_in("speedup"):
+        stored = load_baseline(path)
+        metric = gated_speedup(stored.metrics)
+        for session in stored.measured_in(metric):
             if (path.stem, session.commit) not in earlier:
-                found.setdefault(path.stem, {}).setdefault(session.commit, list(session.metrics["speedup"]))
+                name = session.commit if session.commit in recorded else f"{session.commit} {session.run}"
+                found.setdefault(path.stem, {}).setdefault(name, list(session.metrics[metric]))
     return found
 
 

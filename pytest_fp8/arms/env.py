@@ -34,6 +34,21 @@ def arm_env(backend: str, environment: ArmEnvironment | None = None) -> Iterator
         yield {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **held.enter_context(_private_folders(backend))}
 
 
+@contextlib.contextmanager
+def compiled_code_in(folder: Path) -> Iterator[None]:
+    """Arms that start inside the block keep their compiled code there: torch's own cache, and Triton's."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in folders}
+    os.environ.update(folders)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
 def _own_env() -> dict[str, str]:
     """This process's variables and import path, with torch's own cuDNN put first.
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from pytest_fp8.case import Case
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.case import OWN, Case
+from pytest_fp8.errors import ArmError
+from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
 
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
 # parameters, 44.9 GiB for 8.03e9.
 RESIDENT_BYTES = 6
+ZERO3_BYTES = 14
+"""DeepSpeed's master weights and moments are float32."""
+SHARDED = ("fsdp2", "zero3")
+"""Ways in which each of several GPUs holds its part of weights and optimizer."""
 FROZEN_BYTES = 2
 """Bytes per parameter where only adapters are trained: they and their moments are less than a hundredth of the base."""
 CONTEXT_BYTES = int(1.5 * 2**30)
@@ -15,11 +22,20 @@ CONTEXT_BYTES = int(1.5 * 2**30)
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 
+OVER_BF16 = {"transformer_engine": 1.25, "te_fused": 1.25, "accelerate_te": 1.29, "trainer_te": 1.29}
+"""Backend -> the peak of its step over BF16's, where it is more: Transformer Engine keeps FP8 copies of weights and of
+activations. Seen on an H200 at 8B: 1.246 to 1.249 in its three recipes, 1.291 through Accelerate, in stored baselines;
+0.94 to 1.00 with torchao."""
+TOO_LARGE = "too large"
+"""The kind of the error of an arm that does not fit the GPU, although no other arm is there."""
+GIB = 2.0**30
+
 
 def resident_bytes(case: Case) -> int:
-    """What an arm of this case holds between its steps. There is no estimate for user models."""
-    per_parameter = FROZEN_BYTES if case.lora else RESIDENT_BYTES
-    return per_parameter * SHAPES[case.model].parameters + CONTEXT_BYTES
+    """What an arm of this case holds between its steps, on each of its GPUs. There is no estimate for user models."""
+    per_parameter = FROZEN_BYTES if case.lora else ZERO3_BYTES if case.parallel == "zero3" else RESIDENT_BYTES
+    shards = case.gpus if case.parallel in SHARDED else 1
+    return per_parameter * SHAPES[case.model].parameters // shards + CONTEXT_BYTES
 
 
 def step_bytes(case: Case) -> float:
@@ -31,4 +47,55 @@ def step_bytes(case: Case) -> float:
     """
     shape = SHAPES[case.model]
     batch, seq = case.batch or shape.batch, case.seq or shape.seq
-    return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
+    return 1.5 * (batch / case.gpus) * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
+
+
+def small(case: Case) -> bool:
+    """Whether several such arms can warm up at the same time on any GPU with FP8, or they run on a CPU."""
+    return case.emulated or (case.model != OWN and SHAPES[case.model].parameters < 2e9)
+
+
+def further_arms(gpu: Gpu | None, spec: ArmSpec, held: int) -> int:
+    """How many such arms can warm up at the same time beside ``held`` bytes of others; -1 where there is no estimate:
+    on a CPU and for user models."""
+    if gpu is None or spec.device != "cuda" or spec.case.model == OWN:
+        return -1
+    return int((FILL * gpu.memory - held) // (resident_bytes(spec.case) + step_bytes(spec.case)))
+
+
+def exceed_together(case: Case, gpu: Gpu | None) -> bool:
+    """Whether what both arms hold between their steps exceeds the GPU: they must take turns, without a first attempt.
+
+    Where it says no, both are built and one may still run out of memory: then they take turns from there on.
+    """
+    if gpu is None or case.emulated or case.model == OWN:
+        return False
+    return 2 * resident_bytes(case) > gpu.memory
+
+
+def peak_bytes(case: Case) -> float:
+    """What the process of an arm takes at its peak, roughly; 0 for user models, of which there is no estimate.
+
+    For 8B in BF16 it gives 73 GiB, where 69 GiB were allocated on an H200.
+    """
+    if case.model == OWN or case.emulated:
+        return 0.0
+    over = 1.0 if case.lora else OVER_BF16.get(case.backend, 1.0)
+    return over * (resident_bytes(case) + step_bytes(case))
+
+
+def too_large(error: ArmError, case: Case, gpu: Gpu) -> ArmError:
+    """The error of an arm that ran out of memory alone on this GPU, as :data:`peak_bytes` says it must; any other error
+    as it is."""
+    needed = peak_bytes(case)
+    if error.kind != "out of memory" or needed <= gpu.memory:
+        return error
+    over = OVER_BF16.get(case.backend)
+    return ArmError(
+        TOO_LARGE,
+        f"{case.id} does not fit this GPU: about {(needed - gpu.memory) / GIB:.0f} GiB are missing",
+        expected=f"about {needed / GIB:.0f} GiB for weights, optimizer state and one step (an estimate)",
+        seen=f"{gpu.memory / GIB:.1f} GiB on {gpu.name}, no other arm on it; {error.seen}",
+        cause=f"this backend's step takes {over:.2f} times BF16's memory" if over else "",
+        next_step=f"a GPU with more memory, a smaller batch or seq, or lora=; or leave it out: -k 'not {case.id}'",
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.spec import ArmSpec
@@ -48,8 +48,22 @@ class TwoArms:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether both can work at the same time without changing each other's answers: on a CPU."""
+        """Whether both can work at the same time on what is neither timed nor weighed."""
         return self.pool.side_by_side(self.other, self.reference)
+
+    def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
+        """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
+        error = self.pool.is_too_large(self.other)
+        return dict.fromkeys(tasks, error) if error is not None else self.pool.residences.gather(tasks)
+
+    def beside(self, operation: str, reference: Callable[[], T], **arguments: Any) -> tuple[Any, T]:
+        """The other arm's answer, and what ``reference`` asks of the reference arm: at the same time where they can.
+        For what is neither timed nor weighed."""
+        if not self.side_by_side:
+            return self.other.request(operation, **arguments), reference()
+        with self.other.asked(operation, **arguments) as answer:
+            found = reference()
+            return answer(), found
 
     def conditions(self) -> Conditions | None:
         """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
@@ -60,11 +74,13 @@ class TwoArms:
 
     def once(self, what: str, ask: Callable[[], T]) -> T:
         """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
-        return _once(self._answers, what, ask)
+        answer: T = self.pool.residences.once(self._answers, what, ask)
+        return answer
 
     def shared(self, what: str, ask: Callable[[], T]) -> T:
         """The same for evidence of the reference alone, which all cases with this reference share."""
-        return _once(self.pool.cache, (self.reference.key, what), ask)
+        answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
+        return answer
 
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""
@@ -127,9 +143,3 @@ def cpu_threads(ranks: int) -> int:
     """Threads of a process on the CPU: all cores this process may use, at most 8, shared by an arm's ranks. Tiny models
     gain nothing from more."""
     return max(1, min(8, len(os.sched_getaffinity(0))) // ranks)
-
-
-def _once(cache: dict[Any, Any], key: Any, ask: Callable[[], T]) -> T:
-    if key not in cache:
-        cache[key] = ask()
-    return cast(T, cache[key])

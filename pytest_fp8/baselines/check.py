@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fp8.baselines.metrics import lacking
+from pytest_fp8.baselines.metrics import gated_speedup, lacking
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.store import gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.measurement import MEASUREMENT
+from pytest_fp8.rules.variance import MEASURED, Components
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,12 @@ def inspect(
     max_age: int,
     installed: Mapping[str, str],
     gpu: str = "",
+    components: Callable[[str], Components] = lambda gpu: MEASURED,
 ) -> list[Finding]:
     """Everything there is to say about ``files`` (path below the baselines' folder -> what it holds).
 
-    ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone.
+    ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone. ``components``: a
+    GPU's variances.
     """
     found: list[Finding] = []
     there: dict[str, set[str]] = {gpu: set()} if gpu else {}
@@ -53,10 +56,12 @@ def inspect(
         if not gpu or path.parts[0] == gpu:
             there.setdefault(folder, set()).add(path.stem)
     known = {folder: with_and_without_weights(cases_for(cases, folder)) for folder in there}
+    variances = {folder: components(folder) for folder in there}
     for path, stored in sorted(files.items()):
         folder = path.parts[0] if len(path.parts) > 1 else ""
         if not gpu or path.parts[0] == gpu:
-            found += _inspect_file(path, stored, known[folder].get(path.stem), today, max_age, installed)
+            case, known_components = known[folder].get(path.stem), variances[folder]
+            found += _inspect_file(path, stored, case, today, max_age, installed, known_components)
     for folder in sorted(set(there) - {""}):
         lacked = [case for case in cases_for(cases, folder) if _lacks_one(case, there[folder])]
         found += [_unexercised(case, folder) for case in lacked]
@@ -70,6 +75,7 @@ def _inspect_file(
     today: datetime.date,
     max_age: int,
     installed: Mapping[str, str],
+    components: Components,
 ) -> list[Finding]:
     folder, name = (path.parts[0] if len(path.parts) > 1 else ""), path.stem
     if isinstance(stored, BaselineError):
@@ -88,8 +94,8 @@ def _inspect_file(
     if missing:
         message = f"its case asks for {', '.join(missing)}, and none is stored"
         found.append(Finding("note", "incomplete", folder, name, message, again))
-    values = stored.values("speedup")
-    coarse = too_coarse(values, case.tolerance) if values and case is not None else ""
+    values = stored.values(gated_speedup(stored.metrics))
+    coarse = too_coarse(values, case.tolerance, components) if values and case is not None else ""
     if coarse:
         more = f"{again} --fp8-processes {len(values) + 2}"
         found.append(Finding("error", "too coarse", folder, name, coarse, more))
@@ -153,11 +159,12 @@ def unused(stored: Collection[str], collected: Collection[str], asked: Collectio
     return orphaned, unexercised
 
 
-def too_coarse(values: Sequence[Sequence[float]], tolerance: float) -> str:
+def too_coarse(values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
     """Why a speedup of these log ratios (per block and process) cannot gate at ``tolerance``, or an empty string."""
     from pytest_fp8.rules.speed import processes_hold
 
-    could_hold = processes_hold(values)
+    # To the tenth of a per cent, as it is said.
+    could_hold = round(processes_hold(values, components), 3)
     if could_hold <= tolerance:
         return ""
     return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {could_hold:.1%}"

@@ -150,14 +150,22 @@ def check(options: argparse.Namespace) -> int:
 
     from pytest_fp8.baselines.check import inspect
     from pytest_fp8.baselines.folder import read_folder
-    from pytest_fp8.baselines.variance import outdated_components
+    from pytest_fp8.baselines.variance import believed_components, outdated_components
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
     files = read_folder(options.dir)
     cases = _cases(options)
     today = datetime.datetime.now(datetime.UTC).date()
-    found = inspect(files, cases, today=today, max_age=options.max_age, installed=library_versions(), gpu=options.gpu)
+    found = inspect(
+        files,
+        cases,
+        today=today,
+        max_age=options.max_age,
+        installed=library_versions(),
+        gpu=options.gpu,
+        components=lambda gpu: believed_components(options.dir, gpu),
+    )
     found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:

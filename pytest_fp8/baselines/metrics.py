@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,17 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "memory": ("memory_ratio",),
 }
 """Question -> the metrics that a case which asks it must have stored."""
+
+
+def gated_speedup(held: Container[str]) -> str:
+    """The metric that a speedup is gated on: busy time where it is held, for an arm then waits for its host, and step
+    time is as much the host's as FP8's."""
+    return "busy_speedup" if "busy_speedup" in held else "speedup"
+
+
+def informational(name: str, held: Container[str]) -> bool:
+    """Whether a metric is never better or worse: by itself, or since another of those held is gated on in its place."""
+    return METRICS[name].informational or (name == "speedup" and gated_speedup(held) != name)
 
 
 def lacking(case: Case, held: Sequence[str]) -> list[str]:

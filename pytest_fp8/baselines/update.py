@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.check import too_coarse
 from pytest_fp8.baselines.history import appended, why_not_appended
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline, session_of
 from pytest_fp8.baselines.review import Revision, revise
+from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.baselines.variance import read_components
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 
@@ -42,7 +45,7 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
     for name, entry in ledger.entries.items():
         if not entry.metrics and not entry.errors:
             continue
-        why = why_not_stored(ledger, name)
+        why = why_not_stored(ledger, name, folder)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
             continue
@@ -86,13 +89,14 @@ def candidate(ledger: Ledger, entry: Entry, folder: Path, origin: Mapping[str, A
     says why an update would refuse it."""
     old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
     new = measured(entry, origin)
-    why = why_not_stored(ledger, entry.case) or why_not_appended(old, new.newest)
+    why = why_not_stored(ledger, entry.case, folder) or why_not_appended(old, new.newest)
     new = measured(entry, origin, unfit=why)
     return appended(old, new, revise(old, new, why_none, tolerances_of(entry)).starts())
 
 
-def why_not_stored(ledger: Ledger, case: str) -> str:
-    """Why this session's measurements of a case are no baseline, or an empty string."""
+def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
+    """Why this session's measurements of a case are no baseline, or an empty string. ``folder``: of the baselines, with
+    the GPU's variances. Raises :class:`BaselineError` where these cannot be believed."""
     entry = ledger.entries[case]
     if entry.namesakes:
         return (
@@ -115,10 +119,11 @@ def why_not_stored(ledger: Ledger, case: str) -> str:
             return f"the {what} is invalid ({decision['headline']})"
         if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
-    speedup = entry.metrics.get("speedup")
+    speedup = entry.metrics.get(gated_speedup(entry.metrics))
     if speedup is None:
         return ""
-    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"])
+    components = read_components(Folder(folder), entry.gpu)
+    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"], components)
     return f"{why} (more of them: --fp8-processes)" if why else ""
 
 
@@ -130,11 +135,16 @@ def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _launch_bound(entry: Entry) -> list[str]:
-    """A note where the speedup that was stored depends on the host as much as on the GPU."""
+    """A note where the step time that was stored depends on the host as much as on the GPU."""
     numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
     waits = numbers.get("waits_for_host", "")
     if not waits:
         return []
+    if "busy_speedup" in entry.metrics:
+        return [
+            f"baseline of {entry.case} is gated on busy time, since step time is this host's as much as the GPU's: "
+            f"{waits}\n  next: a larger batch, if step time is to be gated"
+        ]
     return [
         f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"
         "  next: store one with a larger batch; on a slower host this one's gate may fail"

@@ -13,6 +13,7 @@ from typing import Any
 from pytest_fp8.baselines.atomic import updating, write_atomically
 from pytest_fp8.baselines.check import Finding
 from pytest_fp8.baselines.folder import Files, read_folder, readable
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import parse
@@ -32,7 +33,8 @@ def history_of(baseline: Baseline, metric: str) -> dict[str, Session]:
 
 def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
     """The content of the file: the components of these baselines of one GPU, and what they stand on."""
-    histories = [history for baseline in baselines if (history := history_of(baseline, "speedup"))]
+    every = (history_of(baseline, gated_speedup(baseline.metrics)) for baseline in baselines)
+    histories = [history for history in every if history]
     found = estimate(histories)
     return {
         **{name: round(value, 6) if isinstance(value, float) else value for name, value in vars(found).items()},
@@ -58,6 +60,14 @@ def read_components(source: Source, gpu: str) -> Components:
             cause="the file was cut off or edited by hand",
             next_step=f"pytest-fp8 baselines variance --gpu {gpu}",
         ) from error
+
+
+def believed_components(folder: Path, gpu: str) -> Components:
+    """As :func:`read_components`; those measured first where the file cannot be believed, which ``check`` names."""
+    try:
+        return read_components(Folder(folder), gpu)
+    except BaselineError:
+        return MEASURED
 
 
 def _parsed(data: Any) -> Components:

@@ -170,6 +170,14 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
     from pytest_fp8.questions.speed.timing import BlockTimer
 
     timer = BlockTimer(arms)
+    if arms.takes_turns:
+        first = {
+            "timing": lambda: timer.measure(PAIRS[0], BLOCKS),
+            "head": lambda: fp8_layers(arms),
+            "base": lambda: reference_layers(arms),
+        }
+        for error in arms.gather(first).values():
+            raise error
     for pairs in PAIRS[:looks]:
         timer.measure(pairs, BLOCKS)
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.

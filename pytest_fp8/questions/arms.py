@@ -44,12 +44,15 @@ class TwoArms(Protocol):
     def tight(self) -> bool:
         """Whether each arm must give its cached memory back before the other runs."""
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether both can work at the same time without changing each other's answers: on a CPU."""
+    def beside(self, operation: str, reference: Callable[[], T], **arguments: Any) -> tuple[Any, T]:
+        """The other arm's answer, and what ``reference`` asks of the reference arm: at the same time where they can.
+        For what is neither timed nor weighed."""
 
     def renew(self) -> None:
         """Replace both processes by fresh ones."""
+
+    def gather(self, tasks: Mapping[str, Callable[[], object]]) -> dict[str, BaseException]:
+        """Run tasks that ask these arms in as few residences as can be; gives the errors of those that ended in one."""
 
     def conditions(self) -> Conditions | None:
         """The GPU's state now; ``None`` on a CPU."""

@@ -66,8 +66,8 @@ def memory_of(arms: PairArms) -> MemoryEvidence:
 
 
 def _ask(arms: PairArms) -> MemoryEvidence:
-    fp8 = from_plain(StepMemory, arms.fp8.request("memory"))
-    return MemoryEvidence(arms.shared("memory", lambda: from_plain(StepMemory, arms.bf16.request("memory"))), fp8)
+    bf16 = arms.shared("memory", lambda: from_plain(StepMemory, arms.bf16.request("memory")))
+    return MemoryEvidence(bf16, from_plain(StepMemory, arms.fp8.request("memory")))
 
 
 def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> Decision:

@@ -37,7 +37,7 @@ def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapp
     notes = []
     for name, entry in ledger.entries.items():
         if entry.metrics and entry.namesakes:
-            notes.append(f"no candidate of {name}: {why_not_stored(ledger, name)}")
+            notes.append(f"no candidate of {name}: {why_not_stored(ledger, name, baselines)}")
         elif entry.metrics:
             write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
     return notes

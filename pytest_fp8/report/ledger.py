@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.plain import from_plain, to_plain
+from pytest_fp8.report.durations import added
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -50,6 +51,8 @@ class Ledger:
     """Whether a part of the suite was not selected: by a path, ``-k`` or ``-m``, or by an early stop."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What the arms did -> seconds."""
+    durations: dict[str, Any] = field(default_factory=dict)
+    """The same by arm, with the phases of each build; see ``report/durations.py``."""
     open_tests: dict[str, list[str]] | None = None
     """Case -> collected tests that have not finished; ``None`` before collection."""
     recent: list[str] = field(default_factory=list)
@@ -140,6 +143,7 @@ class Ledger:
             "collected": self.collected,
             "partial": self.partial,
             "seconds": self.seconds,
+            "durations": self.durations,
             "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
         }
 
@@ -173,3 +177,4 @@ class Ledger:
             }
         for what, spent in data["seconds"].items():
             self.seconds[what] = self.seconds.get(what, 0.0) + spent
+        self.durations = added(self.durations, data["durations"])

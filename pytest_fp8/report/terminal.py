@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
@@ -118,7 +119,9 @@ def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]]
     if decision is None:
         return "[dim]-[/dim]"
     verdict = decision["verdict"]
-    words = (text(decision["numbers"]) + (_MARK[verdict] if marked else "")).strip()
+    # An arm that the GPU cannot hold leaves a decision without numbers.
+    said = text(decision["numbers"]) if decision["numbers"] or verdict != "NOT_EXERCISED" else ""
+    words = (said + (_MARK[verdict] if marked else "")).strip()
     return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
 
 
@@ -173,6 +176,8 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(table)
     if time_spent(ledger):
         reporter.write_line(f"time in arms: {time_spent(ledger)}")
+    for line in duration_lines(ledger.durations) if session.settings.durations else ():
+        reporter.write_line(line)
     for note in notes + shift_lines(ledger):
         reporter.write_line(note, yellow=True)
     for revision in session.revisions:

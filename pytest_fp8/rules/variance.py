@@ -48,9 +48,10 @@ class Components:
 MEASURED = Components(
     session=0.0034, process=0.0015, block=0.0080, sessions=11, processes=57, blocks=846, cases=58, shared=1.0
 )
-"""Measured so far, on H200s: what :func:`estimate` says of this repository's recordings and baselines (20 and 21
-November 2026), without the recordings of an earlier way of measuring, with which sessions differ by 0.39 %. The 95 %
-interval of the sessions' part is 0.24 % to 0.57 %. It serves where a GPU has no components of its own."""
+"""Measured on H200s on 20 and 21 November 2026: what :func:`estimate` said of this repository's recordings and
+baselines, without those of an earlier way of measuring, with which sessions differ by 0.39 %. The 95 % interval of the
+sessions' part is 0.24 % to 0.57 %. Sessions that baselines have kept since then count in their GPU's own components, so
+that nothing counts twice. It serves where a GPU has no components of its own."""
 
 
 def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | None = MEASURED) -> Components:

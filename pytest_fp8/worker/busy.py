@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
 
 STEPS = 5
+"""Of a profile."""
 NO_STEPS: dict[str, list[float]] = {"step_ms": [], "busy_ms": []}
 """What an arm on a CPU says."""
 MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
 
 
-def busy_steps(engine: Engine) -> dict[str, list[float]]:
-    """``step_ms`` and ``busy_ms`` of :data:`STEPS` steps, after one that does not count. They train the model.
+def busy_steps(engine: Engine, steps: int = STEPS) -> dict[str, list[float]]:
+    """``step_ms`` and ``busy_ms`` of so many steps, after one that does not count. They train the model.
 
     Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
     other as in training, so that the GPU has training's clocks and the launch queue is full.
@@ -34,7 +35,7 @@ def busy_steps(engine: Engine) -> dict[str, list[float]]:
     engine.step(batches[-1])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         _mark()
-        for index in range(STEPS):
+        for index in range(steps):
             engine.step(batches[index % len(batches)], marked_evaluation)
             _mark()
         torch.cuda.synchronize()

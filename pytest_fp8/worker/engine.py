@@ -40,6 +40,9 @@ from pytest_fp8.worker.training_setup import TrainingSetup
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 
+WARM_UP = ("first step", "second step", "second step")
+"""Phases of the steps before an arm answers. Both may compile: the second where the first one's guards do not hold."""
+
 
 class Engine:
     """One trainable variant of a case, live on its device."""
@@ -54,7 +57,11 @@ class Engine:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
-        self.first_step = first_step(spec)
+        self.seconds: dict[str, float] = {}
+        with self._timed("device"):
+            torch.zeros(1, device=self.device)
+        with self._timed("definition"):
+            self.first_step = first_step(spec)
         own: Workload | None = unship(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
@@ -62,12 +69,9 @@ class Engine:
         self.fault_points = fault_points_of(spec.control)
         self.fault_points.start(self)
         self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
-        self.seconds: dict[str, float] = {}
-        with self._timed("build"):
-            self._build()
+        self._build()
         self.timing_batches = [self.timing_batch(step) for step in range(4)]
-        with self._timed("warm-up"):
-            self._warm_up(explain_failure)
+        self._warm_up(explain_failure)
         # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
         gc.collect()
         gc.freeze()
@@ -77,13 +81,15 @@ class Engine:
 
     def _build(self) -> None:
         own = self.setup.own
-        self.model = self.fresh_model(seed=0)
+        with self._timed("weights"):
+            self.model = self.fresh_model(seed=0)
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
         mark_skipped(self.model, own.leave if own is not None else ())
         self.compiled = self.case.compile and self.fault_points.compiles
         self._prepared: Prepared | None = None
         """What the backend's own conversion gave; ``None`` where the workload converts."""
-        self.conversion = self._observed_conversion()
+        with self._timed("conversion"):
+            self.conversion = self._observed_conversion()
         self.switches["accelerate"] = accelerate_precision()
         self.precision = self.fault_points.precision(self, self._precision())
         if self.case.activation_checkpointing:
@@ -138,12 +144,12 @@ class Engine:
         if self.case.emulated and explain_failure is not None:
             explain_failure(self)
         try:
-            for batch in self.timing_batches[:3]:
-                if self.own_step is None:
-                    self.step(batch)
-                else:
-                    require_whole(self.own_step, *self._run_own(self.own_step, batch))
-            self.synchronize()
+            for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
+                with self._timed(phase):
+                    if self.own_step is None:
+                        self.step(batch)
+                    else:
+                        require_whole(self.own_step, *self._run_own(self.own_step, batch))
         except Exception as error:
             # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
             if explain_failure is not None and self.case.gpus == 1:
@@ -266,10 +272,11 @@ class Engine:
             torch.cuda.synchronize()
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - start
+        self.synchronize()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
 def _require_device(device: torch.device) -> None:

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -25,8 +26,7 @@ def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    import_ahead(backend)
-    serve(Connection(descriptor))
+    serve(Connection(descriptor), import_ahead(backend))
     return 0
 
 
@@ -42,20 +42,21 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
     # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
     multiprocessing.current_process().daemon = False
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    import_ahead(backend)
-    serve(connection)
+    serve(connection, import_ahead(backend))
     # multiprocessing's own end would first take apart what is shared with the fork server.
     os._exit(0)
 
 
-def serve(connection: Connection) -> None:
-    """Answer until no more requests can come."""
+def serve(connection: Connection, imports: float) -> None:
+    """Answer until no more requests can come. ``imports``: the seconds that they took, in a spare's own time."""
     server = None
     for request in _requests(connection):
         try:
             if request["operation"] == "build":
                 server = _server(request["arguments"]["spec"])
                 result: Any = server.describe()
+                result["seconds"] = {"imports": imports, **result["seconds"]}
+                imports = 0.0
             elif server is None:
                 raise RuntimeError("asked before it was built")
             else:
@@ -84,16 +85,19 @@ def _server(spec: dict[str, Any]) -> Any:
     return ArmServer(from_plain(ArmSpec, spec))
 
 
-def import_ahead(name: str) -> None:
-    """Import what an arm of this backend needs, so that a process started early is ready when it is wanted.
+def import_ahead(name: str) -> float:
+    """Import what an arm of this backend needs, so that a process started early is ready when it is wanted. Gives the
+    seconds that this took.
 
     A library of the backend's own that is missing is reported when the arm is built, not here.
     """
     # Imports make next to no garbage. Looking for it meanwhile, and in each collection afterwards, takes half a second
     # of five.
     gc.disable()
+    start = time.perf_counter()
     try:
         _import_libraries(name)
+        return time.perf_counter() - start
     finally:
         # Freeze the heap, so that later collections skip it.
         gc.freeze()
@@ -101,13 +105,17 @@ def import_ahead(name: str) -> None:
 
 
 def _import_libraries(name: str) -> None:
-    import torch  # noqa: F401
+    import torch
 
     from pytest_fp8.backends import backend
 
     chosen = backend(name)
     if not chosen.patches_others:
         import transformers.models.llama.modeling_llama  # noqa: F401
+
+        if torch.cuda.is_available():
+            # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
+            import torch._inductor.compile_fx
     # Unsloth raises NotImplementedError when it is imported without an accelerator.
     with contextlib.suppress(ImportError, NotImplementedError):
         chosen.import_library()

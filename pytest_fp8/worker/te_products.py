@@ -1,12 +1,16 @@
 """Transformer Engine's matrix products in a profile: each in a range that names layout, shapes and precision.
 
-Its ``general_gemm`` calls cuBLASLt without a torch operator, so a profile alone would have kernels and no shapes.
+Its ``general_gemm`` calls cuBLASLt without a torch operator, so a profile alone would have kernels and no shapes. So
+does ``general_grouped_gemm``, of GroupedLinear: one product for each expert, which count as one of all their rows. What
+multiplies the library's grouped tensors (``general_grouped_gemm_for_grouped_tensor``, cuBLASLt 13.4 and later) is not
+seen: it keeps how the rows are split on the GPU.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -19,30 +23,36 @@ from pytest_fp8.worker.operators import dtype_name, operand_formats
 from pytest_fp8.worker.restored import replaced
 
 TE_RANGE = "fp8 te product: "
+WATCHED = ("general_gemm", "general_grouped_gemm")
 
 
 @contextmanager
 def watch_transformer_engine() -> Iterator[None]:
-    """Wrap ``general_gemm`` in each of the library's modules while the context is open."""
+    """Wrap :data:`WATCHED` in each of the library's modules while the context is open."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name.startswith("transformer_engine.") and callable(getattr(module, "general_gemm", None)):
-                stack.enter_context(replaced(module, "general_gemm", _watched(module.general_gemm)))
+            for function in WATCHED if name.startswith("transformer_engine.") else ():
+                if callable(getattr(module, function, None)):
+                    stack.enter_context(replaced(module, function, _watched(getattr(module, function))))
         yield
 
 
 @cache
-def _watched(general_gemm: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(multiply: Callable[..., Any]) -> Callable[..., Any]:
     """The same object each time: compiled code that met it once is not compiled again for the next watched step."""
 
-    def wrapper(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        lefts, rights = (operand if isinstance(operand, (list, tuple)) else [operand] for operand in (left, right))
+        a, b, layout = lefts[0], rights[0], kwargs.get("layout", "TN")
         quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
         kind = FP8 if all(quantized) else "mixed" if any(quantized) else dtype_name(a)
         split = kwargs.get("use_split_accumulator")
         accumulation = "" if split is None else "split" if split else "fast"
-        label = "|".join([kwargs.get("layout", "TN"), _text(a), _text(b), kind, _format(a), _format(b), accumulation])
+        # Only in NT, where both are rows of the batch, has the left operand rows of all experts: else it is the weight.
+        shapes = _text(lefts if layout == "NT" else [a]), _text(rights)
+        label = "|".join([layout, *shapes, kind, _format(a), _format(b), accumulation])
         with torch.profiler.record_function(TE_RANGE + label):
-            return general_gemm(a, b, *args, **kwargs)
+            return multiply(left, right, *args, **kwargs)
 
     return wrapper
 
@@ -60,13 +70,10 @@ def te_extents(layout: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int
     return a[0], (b[-1], a[-1])
 
 
-def _text(operand: Any) -> str:
-    size = operand.size() if callable(getattr(operand, "size", None)) else operand.shape
-    dims = [int(n) for n in size]
-    rows = 1
-    for n in dims[:-1]:
-        rows *= n
-    return f"{rows}x{dims[-1]}"
+def _text(operands: Sequence[Any]) -> str:
+    """``<rows>x<columns>`` of operands of the same columns, one below the other."""
+    sizes = [operand.size() if callable(getattr(operand, "size", None)) else operand.shape for operand in operands]
+    return f"{sum(math.prod(size[:-1]) for size in sizes)}x{sizes[0][-1]}"
 
 
 def _format(operand: Any) -> str:

@@ -83,7 +83,11 @@ class World:
     recipe: dict[str, Any] = field(default_factory=dict)
     attention: str = "cudnn_flash"
     busy: float | None = None
-    """Milliseconds that the GPU works in each step of an FP8 arm, where a step is profiled."""
+    """Milliseconds that the GPU works in each step, where a step is profiled."""
+    kernels_alone: bool = False
+    """Whether steps with kernels alone profiled are there: an FP8 arm's are ``speedup`` times shorter than ``busy``."""
+    host: float = 0.0
+    """How much the host lengthens each block of an FP8 arm at most, as a fraction."""
     fails: dict[str, str] = field(default_factory=dict)
     """case id -> kind of ArmError that its build ends in."""
     built: list[str] = field(default_factory=list)
@@ -172,8 +176,7 @@ class FakeProcess:
             "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
             "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
             "milliseconds": self._milliseconds(products),
-            "step_ms": [],
-            "busy_ms": [],
+            **self._several_steps(),
             "waits": {},
             "recompute": case.activation_checkpointing,
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
@@ -205,6 +208,18 @@ class FakeProcess:
         text = b64encode(numbers.astype(np.float32).tobytes()).decode()
         more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}}
         return {"sketches": dict.fromkeys(SIZES, text), **more}
+
+    def busy(self, steps: int) -> dict[str, Any]:
+        return self._several_steps(steps)
+
+    def _several_steps(self, steps: int = 5) -> dict[str, Any]:
+        if not self.world.kernels_alone or self.world.busy is None:
+            return {"step_ms": [], "busy_ms": []}
+        works = self.world.busy / (self.world.speedup if self.is_fp8 else 1.0)
+        return {
+            "step_ms": [110.0] * steps,
+            "busy_ms": [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)],
+        }
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]
@@ -246,7 +261,10 @@ class FakeProcess:
     def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
         base = 100.0 / (self.world.speedup if self.is_fp8 else 1.0)
         base *= 1 + self.world.slower.get((self.side, "fp8" if self.is_fp8 else "bf16"), 0.0)
-        times = [float(base * np.exp(self.noise.normal(0, 0.002))) for _ in range(count)]
+        held_up = self.world.host if self.is_fp8 else 0.0
+        times = [
+            float(base * np.exp(self.noise.normal(0, 0.002) + held_up * self.noise.random())) for _ in range(count)
+        ]
         return {"milliseconds": times, "compilations": 0}
 
     def memory(self) -> dict[str, Any]:

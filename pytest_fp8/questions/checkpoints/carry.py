@@ -58,21 +58,32 @@ def transfers_of(pair: PairArms) -> list[Transfer]:
 
 def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
-    kept for the other cases that share it."""
-    start = _logits_at_start(pair)
+    kept for the other cases that share it.
+
+    What the reference answers alone comes first, then all of the FP8 arm: arms that take turns are built once more for
+    the last direction, and no more.
+    """
+    reference_start, back = reference_source(pair)
     stores = _stores(pair)
-    what = f"checkpoint {pair.case.resume} {stores}"
+    start = _logits_at_start(pair.fp8), reference_start
     with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
         forth = _source(pair.case, pair.fp8, Path(name), stores)
-        back = pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
+        apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
+        to_fp8 = [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         pair.bf16.request("curve", seed=SEED, steps=1)
-        apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
-        transfers = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
-        if _changes_ranks(pair.case):
-            transfers += _carry_between_ranks(pair, forth, apart)
-    transfers += [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
-    return with_moved_reference(pair, transfers)
+        to_bf16 = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
+        between = _carry_between_ranks(pair, forth, apart) if _changes_ranks(pair.case) else []
+    return with_moved_reference(pair, to_bf16 + between + to_fp8)
+
+
+def reference_source(pair: PairArms) -> tuple[Output, Source]:
+    """The reference's logits before it trains, and the reference trained and saved; asked once for all cases that share
+    it. Raises ``ArmError``."""
+    start = pair.shared("logits at start", lambda: _logits_at_start(pair.bf16))
+    stores = _stores(pair)
+    what = f"checkpoint {pair.case.resume} {stores}"
+    return start, pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
 
 
 def _changes_ranks(case: Case) -> bool:
@@ -119,17 +130,13 @@ def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Tran
 def _stores(pair: PairArms) -> tuple[str, ...]:
     """The case's, and the user's own where the workload has one."""
     asked = pair.case.checkpoint_formats
-    return asked if OWN_STORE in asked or not pair.fp8.facts.get("own_checkpoints") else (*asked, OWN_STORE)
+    return asked if OWN_STORE in asked or not pair.bf16.facts.get("own_checkpoints") else (*asked, OWN_STORE)
 
 
-def _logits_at_start(pair: PairArms) -> tuple[Output, Output]:
-    """FP8's and BF16's on one and the same weights."""
-
-    def logits_of(arm: Arm) -> Output:
-        arm.request("restart", seed=SEED)
-        return _logits(arm)
-
-    return logits_of(pair.fp8), pair.shared("logits at start", lambda: logits_of(pair.bf16))
+def _logits_at_start(arm: Arm) -> Output:
+    """On weights that are one and the same in both arms."""
+    arm.request("restart", seed=SEED)
+    return _logits(arm)
 
 
 def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:

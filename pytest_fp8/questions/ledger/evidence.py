@@ -199,15 +199,12 @@ def ledgers_of(arms: TwoArms, backend: str) -> TwoLedgers:
     """Asked once; the reference's for all cases that share it. Raises ``ArmError``."""
 
     def ask() -> TwoLedgers:
-        if not arms.side_by_side:
-            fp8 = from_plain(ArmLedger, arms.other.request("ledger"))
-            return TwoLedgers(_reference(arms), fp8, backend)
-        with arms.other.asked("ledger") as answer:
-            reference = _reference(arms)
-            return TwoLedgers(reference, from_plain(ArmLedger, answer()), backend)
+        fp8, reference = arms.beside("ledger", lambda: reference_ledger(arms))
+        return TwoLedgers(reference, from_plain(ArmLedger, fp8), backend)
 
     return arms.once("ledger", ask)
 
 
-def _reference(arms: TwoArms) -> ArmLedger:
+def reference_ledger(arms: TwoArms) -> ArmLedger:
+    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
     return arms.shared("ledger", lambda: from_plain(ArmLedger, arms.reference.request("ledger")))

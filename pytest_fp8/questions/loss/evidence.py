@@ -128,7 +128,7 @@ def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
     seed = looks = 0
     while True:
         for _ in range(1 if looks else arms.case.seeds):
-            new = _curves(arms, seed, twin)
+            new = curves_of(arms, seed, twin)
             for arm, curve in new.items():
                 curves[arm][seed] = curve
             seed += 1
@@ -150,18 +150,20 @@ def _evidence(curves: Mapping[str, Mapping[int, Curve]], unfinished: bool = Fals
     return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished)
 
 
+def curves_of(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
+    """The curves of one seed, by arm; asked once. Raises ``ArmError``."""
+    return arms.once(f"curves {seed}", lambda: _curves(arms, seed, twin))
+
+
 def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
     wanted = {"seed": seed, "steps": arms.case.horizon}
-    if arms.side_by_side:
-        # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-        with arms.fp8.asked("curve", watch=True, **wanted) as answer:
-            reference = _reference_curves(arms, seed, twin)
-            return {"fp8": from_plain(Curve, answer()), **reference}
-    return {"fp8": _ask(arms.fp8, arms, seed, watch=True), **_reference_curves(arms, seed, twin)}
+    # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
+    fp8, reference = arms.beside("curve", lambda: reference_curves(arms, seed, twin), watch=True, **wanted)
+    return {"fp8": from_plain(Curve, fp8), **reference}
 
 
-def _reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """What another case has asked of this reference is not asked again."""
+def reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
+    """What another case has asked of this reference is not asked again. Raises ``ArmError``."""
     curves = {"bf16": arms.shared(f"curve {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=False))}
     if twin:
         curves["twin"] = arms.shared(f"twin {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=True))

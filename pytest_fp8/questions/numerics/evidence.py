@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
-from pytest_fp8.questions.arms import Arm, PairArms
+from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.recipes import Role
 
 BUCKETS = 1024
@@ -100,11 +100,12 @@ def numerics_of(arms: PairArms) -> NumericsEvidence:
     """Asked once; the reference for all cases that share it. Raises ``ArmError``."""
 
     def ask() -> NumericsEvidence:
-        bf16 = arms.shared("numerics", lambda: _ask(arms.bf16, moved=True))
-        return NumericsEvidence(_ask(arms.fp8, moved=False), bf16)
+        fp8, bf16 = arms.beside("numerics", lambda: reference_numerics(arms), moved=False)
+        return NumericsEvidence(from_plain(ArmNumerics, fp8), bf16)
 
     return arms.once("numerics", ask)
 
 
-def _ask(arm: Arm, moved: bool) -> ArmNumerics:
-    return from_plain(ArmNumerics, arm.request("numerics", moved=moved))
+def reference_numerics(arms: PairArms) -> ArmNumerics:
+    """Of the reference, asked once for all cases that share it. Raises ``ArmError``."""
+    return arms.shared("numerics", lambda: from_plain(ArmNumerics, arms.bf16.request("numerics", moved=True)))

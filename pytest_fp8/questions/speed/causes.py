@@ -6,31 +6,27 @@ import math
 
 import numpy as np
 
-from pytest_fp8.questions.speed.account import IDLE, Account, ArmAccount
+from pytest_fp8.questions.findings import Finding
+from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.sound import NOTICED
+from pytest_fp8.questions.speed.timing import SCATTERED, scatter
 from pytest_fp8.rules.speed import Speedup
-
-SCATTERED = 0.08
-"""Share of the median between the tenth and the ninetieth of a hundred blocks. On H200s 0.01 to 0.06, and 0.14 to 0.52
-for Transformer Engine's arms on a busy host."""
+from pytest_fp8.verdicts import Verdict
 
 
-def why_undecided(evidence: TimingEvidence, result: Speedup) -> dict[str, str]:
+def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
     """Cause and next step where the interval contains the bound: times that scatter, sessions that differ, or a small
     difference."""
-    arms = {"FP8": (evidence.fp8, evidence.fp8_gpu), "BF16": (evidence.bf16, evidence.bf16_gpu)}
-    blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, (taken, _) in arms.items()}
-    # Between the tenth and the ninetieth of a hundred blocks: a single pause is not blamed.
-    spread = {
-        arm: float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times)) for arm, times in blocks.items()
-    }
+    arms = {"FP8": evidence.fp8, "BF16": evidence.bf16}
+    blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, taken in arms.items()}
+    spread = {arm: scatter(times.tolist()) for arm, times in blocks.items()}
     arm = max(spread, key=lambda name: spread[name])
-    gpu = arms[arm][1].milliseconds
-    if spread[arm] > SCATTERED and gpu and np.percentile(blocks[arm], 75) * (1 - IDLE) > gpu["busy"]:
+    if account is not None and spread[arm] > SCATTERED and arm in launch_bound_arms(account):
+        busy = (account.fp8 if arm == "FP8" else account.bf16).busy
         ranges = ", ".join(f"{name}'s blocks {x.min():.1f} to {x.max():.1f} ms a step" for name, x in blocks.items())
         return {
-            "cause": f"the host: {ranges}, where the GPU works {gpu['busy']:.1f} ms in {arm}'s",
+            "cause": f"the host: {ranges}, where the GPU works {busy:.1f} ms in {arm}'s",
             "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
         }
     if result.reason == "baseline" and result.change_error and result.own_error:
@@ -48,17 +44,25 @@ def why_undecided(evidence: TimingEvidence, result: Speedup) -> dict[str, str]:
     }
 
 
-def why_slower(account: Account | None) -> dict[str, str]:
-    """Cause and next step where FP8 was faster when its baseline was stored."""
-    waits = launch_bound(account.fp8) if account is not None else ""
-    if waits:
-        return {
-            "cause": f"{waits}, so a slower or busier host slows this arm alone",
-            "next_step": "a larger batch, and a baseline of that; or a host as fast as the baseline's",
-        }
-    return {
-        "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-        "next_step": "compare library versions with the baseline's provenance; then the layers question",
+SLOWER = {
+    "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
+    "next_step": "compare library versions with the baseline's provenance; then the layers question",
+}
+"""Cause and next step where FP8 was faster when its baseline was stored."""
+
+
+def slower_by_the_host(account: Account | None, seen: str, against: str) -> Finding | None:
+    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, and
+    the baseline has no busy times, which alone could tell a slow host from slow FP8."""
+    if account is None or not launch_bound_arms(account):
+        return None
+    waits = launch_bound(account.fp8) or launch_bound(account.bf16)
+    return Verdict.INVALID, {
+        "headline": "an arm waits for its host, and the baseline has step times alone",
+        "expected": against,
+        "seen": seen,
+        "cause": f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
+        "next_step": 'store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
     }
 
 
@@ -79,6 +83,7 @@ def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
 
 def launch_bound(arm: ArmAccount) -> str:
     """The cause for an arm that waits for the host. Empty where it hardly waits."""
-    if arm.idle_share <= IDLE:
+    if not arm.launch_bound:
         return ""
-    return f"launch-bound: the GPU works {arm.busy:.1f} ms of each {arm.step:.1f} ms step and waits for the host"
+    step = f"{arm.step:.1f}" if arm.slow_step - arm.step < 0.1 else f"{arm.step:.1f} to {arm.slow_step:.1f}"
+    return f"launch-bound: the GPU works {arm.busy:.1f} ms of each {step} ms step and waits for the host"

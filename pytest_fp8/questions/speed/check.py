@@ -11,8 +11,8 @@ import numpy as np
 
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
-from pytest_fp8.questions.speed.account import Account, account_of, launch_bound_arms
-from pytest_fp8.questions.speed.causes import launch_bound, why_slow, why_slower, why_undecided
+from pytest_fp8.questions.speed.account import Account, launch_bound_arms
+from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_the_host, why_slow, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import level
@@ -58,7 +58,7 @@ def check_speedup(
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
-    account = account_of(evidence.bf16_gpu, evidence.fp8_gpu, numbers["bf16_ms"], numbers["fp8_ms"])
+    account = evidence.account()
     waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
     on_busy = bool(busy and (busy_history if history else waiting))
     if on_busy:
@@ -83,7 +83,9 @@ def check_speedup(
         if result.change is not None:
             seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
-        found = _explain(evidence, result, account, seen, against, baseline_file)
+        lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
+        found = slower_by_the_host(account, seen, against) if lost else None
+        found = found or _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
     if account is not None:
         where = "headline" if verdict is Verdict.PASS else "seen"
@@ -133,12 +135,12 @@ def _explain(
         }
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         headline = "FP8 lost speed against BF16 since the baseline"
-        return Verdict.FAIL, {**lines, "headline": headline, **why_slower(account)}
+        return Verdict.FAIL, {**lines, "headline": headline, **SLOWER}
     if result.verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
         return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result)}
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result, account)}
 
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:

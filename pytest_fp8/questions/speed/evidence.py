@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median
 
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.speed.account import GpuStep, account_of, gpu_step, launch_bound_arms
+from pytest_fp8.questions.speed.account import Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
@@ -38,10 +37,20 @@ class TimingEvidence:
     """The arm's profiled step; empty where none was."""
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process; of arms that wait for the host."""
+    """Milliseconds a step in which the GPU works, of several steps of each process: in an update, and where an arm
+    waits for its host."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
+
+    def account(self) -> Account | None:
+        """Where both arms' steps go; ``None`` where one was not profiled."""
+        bf16, fp8 = (list(chain.from_iterable(times)) for times in (self.bf16, self.fp8))
+        return account_of(self.bf16_gpu, self.fp8_gpu, bf16, fp8)
+
+    def waits(self) -> bool:
+        """Whether an arm waits for its host: its speedup is then gated on busy time."""
+        return bool(launch_bound_arms(self.account()))
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
@@ -57,14 +66,17 @@ def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
 
 def timing_for_baseline(arms: PairArms, timer: BlockTimer, processes: int) -> TimingEvidence:
     """At least ``processes`` fresh pairs, with as many blocks as a baseline takes. Raises ``ArmError``."""
-    return arms.once("timing update", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS))
+    return arms.once("timing update", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS, stored=True))
 
 
-def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
+def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, stored: bool = False) -> TimingEvidence:
+    """``stored``: a baseline will be made of it. An arm that is not compiled may wait for its host in its last process
+    alone, and a baseline needs the busy times of all of them."""
     for count in range(1, processes + 1):
         timer.measure(count, blocks)
         # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+        timer.wants_busy |= stored and not arms.fp8.facts["compiled"]
         _take_busy(arms, timer, gpu_step(bf16), gpu_step(fp8))
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],
@@ -86,19 +98,16 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 
 
 def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
-    """Busy times of the processes that were timed last, where a step waits for its host or a baseline
-    has them. Those of the first are the
-    profile's; arms that take turns would have to be built again for more."""
-    taken = len(timer.busy)
-    if taken >= len(timer.other) or (taken and arms.takes_turns):
+    """Busy times of the processes that were timed last, where they are wanted or an arm waits for its host. Those of
+    the profile are all there are of arms that take turns: these would have to be built again."""
+    if len(timer.busy) >= len(timer.other) or not (bf16.busy_ms and fp8.busy_ms):
         return
-    bf16_ms, fp8_ms = (median(chain.from_iterable(times)) for times in (timer.reference, timer.other))
-    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, bf16_ms, fp8_ms)):
+    blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
+    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, *blocks)):
         return
-    if taken:
-        slow, fast = (arm.request("busy")["busy_ms"] for arm in (arms.reference, arms.other))
-        timer.busy.append((slow, fast))
-    elif bf16.busy_ms and fp8.busy_ms:
+    if not arms.takes_turns:
+        timer.take_busy()
+    elif not timer.busy:
         timer.busy.append((bf16.busy_ms, fp8.busy_ms))
 
 

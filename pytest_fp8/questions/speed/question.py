@@ -86,8 +86,8 @@ class SpeedQuestion:
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
         ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
         tolerance = self.arms.case.tolerance
-        # Busy time is asked of every process where a step waits for its host, and of none elsewhere.
-        whole = len(busy) == len(ratios)
+        # Sessions of a case that once waited for its host are gated on busy time from then on.
+        whole = len(busy) == len(ratios) and (evidence.waits() or bool(self.stored("busy_speedup")))
         on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if whole else []
         return [
             *on_busy,

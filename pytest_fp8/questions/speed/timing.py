@@ -18,12 +18,22 @@ UNSTEADY = 0.02
 """How far the second block of a turn may lie from its first, over all turns of an arm and beyond three standard errors.
 In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
 turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
+SCATTERED = 0.08
+"""A :func:`scatter` beyond this is a busy host's. On H200s 0.01 to 0.06, and 0.14 to 0.52 for Transformer Engine's arms
+on a busy host."""
 SETTLING_MS = 1500.0
 """Dropped from the start of each turn of arms that are not steady. In four runs on an H200 from a rest of three
 seconds on (60 s of each arm at 8B, 20 s at 1B, torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 %
 below the median of the last half, that of the next 1.5 s 0.2 to 0.5 % above it."""
 LONG_BLOCK_MS = 500.0
 """A block of such arms: a turn then lasts two and a half seconds."""
+
+
+BUSY_MS = 3000.0
+"""Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
+2 % with Transformer Engine at 1B on H200s, so that five of them are too few for a tolerance of 2 %."""
+LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 3, 25
+"""At once: all kernels of these steps are kept in memory."""
 
 
 @dataclass
@@ -48,7 +58,7 @@ class BlockTimer:
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         process that was asked."""
         self.wants_busy = False
-        """Whether busy times are asked of arms that do not wait for their host, too: a baseline has them."""
+        """Whether busy times are asked of every process, and not only where an arm waits for its host."""
         self.compilations: dict[str, int] = {}
         """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
@@ -104,6 +114,13 @@ class BlockTimer:
         for arm in (arms.other, arms.reference):
             arm.request("park")
         return reference, other
+
+    def take_busy(self) -> None:
+        """Take busy times of the live processes: twice of each arm, as blocks are, since the clocks move."""
+        arms, steps = self.arms, min(MOST_BUSY_STEPS, max(LEAST_BUSY_STEPS, math.ceil(BUSY_MS / self._step_ms() / 2)))
+        order = (arms.reference, arms.other, arms.other, arms.reference)
+        first, *others, last = [arm.request("busy", steps=steps)["busy_ms"] for arm in order]
+        self.busy.append(([*first, *last], [time for times in others for time in times]))
 
     def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.
@@ -178,11 +195,21 @@ class BlockTimer:
         }
 
 
+def scatter(times: Sequence[float]) -> float:
+    """Share of the median between the tenth and the ninetieth of a hundred blocks: a single pause is not in it."""
+    import numpy as np
+
+    return float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times))
+
+
 def unsteady(times: Sequence[float]) -> bool:
     """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order; a last
-    single one is left out."""
+    single one is left out.
+
+    Not where blocks scatter as on a busy host: it lengthens first ones and second ones, which longer turns do not mend.
+    """
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
-    if len(drifts) < 3:
+    if len(drifts) < 3 or scatter(times) > SCATTERED:
         return False
     error = sample_sd(drifts) / math.sqrt(len(drifts))
     return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)

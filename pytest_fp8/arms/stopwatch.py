@@ -1,0 +1,56 @@
+"""Where the time of a session's arms goes: by arm, what was waited for, and the phases of each build."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BUILD = "build"
+"""What is waited for while arms are built; all else answers a question."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds since the session's first arm was started."""
+
+    waited: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(arm, operation) -> seconds that were waited for it. Arms that are built at the same time share their wait."""
+    builds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """Arm -> seconds of each phase of each of its builds, as its process told them."""
+    _began: float | None = None
+
+    @contextlib.contextmanager
+    def clock(self, arm: str, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        if self._began is None:
+            self._began = start
+        try:
+            yield
+        finally:
+            key = arm, what
+            self.waited[key] = self.waited.get(key, 0.0) + time.monotonic() - start
+
+    def built(self, arm: str, phases: Mapping[str, float]) -> None:
+        self.builds.setdefault(arm, []).append(dict(phases))
+
+    @property
+    def by_operation(self) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for (_, what), seconds in self.waited.items():
+            total[what] = total.get(what, 0.0) + seconds
+        return total
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first arm was started; 0 where none was."""
+        return time.monotonic() - self._began if self._began is not None else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """``elapsed`` seconds; ``waited`` by arm and operation; ``builds`` by arm, the phases of each."""
+        waited: dict[str, dict[str, float]] = {}
+        for (arm, what), seconds in self.waited.items():
+            waited.setdefault(arm, {})[what] = seconds
+        return {"elapsed": self.elapsed, "waited": waited, "builds": self.builds}

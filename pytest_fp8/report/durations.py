@@ -1,0 +1,79 @@
+"""Where the time of a session's arms went: what `--fp8-durations` prints, and the same as plain data in report.json."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+BUILD = "build"
+"""The operation that answers no question."""
+Durations = Mapping[str, Any]
+"""``elapsed``; ``waited``: arm -> operation -> seconds; ``builds``: arm -> seconds by phase of each of its builds."""
+
+
+def added(one: Durations, other: Durations) -> dict[str, Any]:
+    """Of two pytest-xdist workers: seconds are added, also those that passed at the same time."""
+    if not one or not other:
+        return dict(one or other)
+    waited = {arm: dict(spent) for arm, spent in one["waited"].items()}
+    for arm, spent in other["waited"].items():
+        mine = waited.setdefault(arm, {})
+        for what, seconds in spent.items():
+            mine[what] = mine.get(what, 0.0) + seconds
+    builds = {arm: list(each) for arm, each in one["builds"].items()}
+    for arm, each in other["builds"].items():
+        builds.setdefault(arm, []).extend(each)
+    return {"elapsed": one["elapsed"] + other["elapsed"], "waited": waited, "builds": builds}
+
+
+def shares(durations: Durations) -> tuple[float, float]:
+    """Of the time since the first arm was started: the shares in which arms answered questions, and were built."""
+    built = sum(spent.get(BUILD, 0.0) for spent in durations["waited"].values())
+    answered = sum(sum(spent.values()) for spent in durations["waited"].values()) - built
+    elapsed = max(durations["elapsed"], answered + built, 1e-9)
+    return answered / elapsed, built / elapsed
+
+
+def duration_lines(durations: Durations) -> list[str]:
+    """The session in one line, then a table: each arm's builds by phase and its operations. Empty without arms."""
+    if not durations or not durations["waited"]:
+        return []
+    from rich.console import Console
+    from rich.text import Text
+
+    from pytest_fp8.report.tables import lines_of, new_table
+
+    answered, built = shares(durations)
+    table = new_table()
+    for column in ("arm", "builds", "waited for builds", "in the arm's process", "questions"):
+        table.add_column(column, no_wrap=column != "questions")
+    for arm, spent in durations["waited"].items():
+        builds = durations["builds"].get(arm, [])
+        asked = {what: seconds for what, seconds in spent.items() if what != BUILD}
+        cells = [arm, str(len(builds) or ""), _seconds(spent.get(BUILD, 0.0)), _parts(_total(builds)), _parts(asked)]
+        table.add_row(*map(Text, cells))
+    console = Console(file=io.StringIO(), width=400, highlight=False, no_color=True)
+    return [
+        f"arms: {durations['elapsed']:.0f} s since the first was started: {answered:.0%} answering questions, "
+        f"{built:.0%} being built, {max(0.0, 1 - answered - built):.0%} neither",
+        *lines_of(table, console),
+    ]
+
+
+def _total(builds: list[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for phases in builds:
+        for phase, seconds in phases.items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    return total
+
+
+def _parts(spent: Mapping[str, float]) -> str:
+    """Largest first, and what is not worth a word left out."""
+    parts = sorted(spent.items(), key=lambda item: -item[1])
+    return ", ".join(f"{what} {_seconds(seconds)}" for what, seconds in parts if seconds >= 0.05)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.05 else ""

@@ -1,0 +1,122 @@
+"""What a session is going to build and how long it may take, known once its tests are collected. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
+from pytest_fp8.case import OWN, QUESTIONS, Case
+from pytest_fp8.gpu import Gpu
+from pytest_fp8.zoo.shapes import SHAPES
+
+BUILD = (13.0, 2.75)
+"""Seconds of a build of arms, and seconds more for each 1e9 parameters. Seen: 65 s for four builds of two 1B arms at a
+time on an H200 (docs/ci.md), 389 s for eleven builds of an 8B arm on an H100. The very first run on a machine, which
+compiles and reads libraries from disk, takes longer."""
+ANSWERS = (35.0, 6.4)
+"""The same of all answers of one case. Seen on an H100: 86 s at 8B; and 480 s, builds among them, for 44 of the 61
+questions of six tiny cases and six of 1B."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Arms that are built at the same time, and what they then answer."""
+
+    arms: tuple[str, ...]
+    build: float
+    """Seconds."""
+    answers: float
+    """Seconds."""
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """The builds of a session in their order. Arms that fit the GPU together stay for each other."""
+
+    builds: Sequence[Build]
+    cases: int
+    turns: Sequence[str] = ()
+    """Models whose arms do not fit the GPU together."""
+    too_large: Sequence[str] = ()
+    """Arms that by estimate do not fit it alone; each is tried once."""
+    memory: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.build + each.answers for each in self.builds)
+
+    def line(self) -> str:
+        """The plan in one line."""
+        arms = sum(len(each.arms) for each in self.builds)
+        said = f"fp8: {self.cases} case(s), {arms} arm(s) to build, about {_time(self.seconds)}"
+        if self.turns:
+            said += f"; the arms of {', '.join(self.turns)} take turns: {self.memory / GIB:.0f} GiB do not hold both"
+        if self.too_large:
+            said += f"; probably too large for it: {', '.join(self.too_large)}"
+        return said
+
+    def table(self) -> list[str]:
+        """The builds in their order, one a line."""
+        return [
+            f"  {index:>3}. {' and '.join(each.arms)}: "
+            f"build about {each.build:.0f} s, answers about {each.answers:.0f} s"
+            for index, each in enumerate(self.builds, 1)
+        ]
+
+
+def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, processes: int = 1) -> SessionPlan:
+    """``asked``: the cases that run, in their order, and the questions that tests ask of each. ``processes``: fresh
+    pairs of processes in which each is timed, several where baselines are updated."""
+    builds: list[Build] = []
+    turns: dict[str, None] = {}
+    too_large: list[str] = []
+    alive: set[str] = set()
+    for case, questions in asked:
+        arms = case.reference().id, case.id
+        order: list[tuple[str, ...]]
+        rounds = processes if "speedup" in questions else 1
+        if peak_bytes(case) > gpu.memory:
+            too_large.append(case.id)
+            order, alive = [(case.id,)], set[str]()
+        elif exceed_together(case, gpu):
+            turns[case.model] = None
+            order, alive = _in_turns(arms, questions, alive, rounds)
+        else:
+            missing = tuple(arm for arm in arms if arm not in alive)
+            order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
+        builds += _timed(order, case, len(questions))
+    return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory)
+
+
+def _in_turns(
+    arms: tuple[str, str], questions: frozenset[str], alive: set[str], rounds: int
+) -> tuple[list[tuple[str, ...]], set[str]]:
+    """The builds of one case, and what is alive then. The reference is timed before and after the FP8 arm, and loads
+    its checkpoint; what else it answers is asked once for all cases, before the first one."""
+    reference, fp8 = arms
+    first = [] if reference in alive else [reference]
+    if questions & {"speedup", "checkpoints"}:
+        order, left = [*first, fp8, reference, *[reference, fp8, reference] * (rounds - 1)], reference
+    else:
+        order, left = [*(first if not alive else []), fp8], fp8
+    return [(arm,) for arm in order], {left}
+
+
+def _together(case: Case, order: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Small arms are built at the same time, large ones one after the other."""
+    if small(case):
+        return [arms for arms in order if arms]
+    return [(arm,) for arms in order for arm in arms]
+
+
+def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int) -> list[Build]:
+    """The answers of a case, spread over its builds."""
+    size = SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
+    build, answers = (base + more * size for base, more in (BUILD, ANSWERS))
+    share = answers * questions / len(QUESTIONS) / max(1, len(order))
+    return [Build(arms, build, share) for arms in order]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,59 @@
+"""A run's report as a file from a stranger: what reads it says one line, and writes nothing elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import accounts
+from benchmarks.gate.record import from_report
+from helpers.fakes import H200, SUITE, install
+from helpers.mutants import mutants
+
+COUNT = 200
+
+
+@pytest.fixture
+def report(pytester, monkeypatch):
+    install(monkeypatch, H200, busy=90.0)
+    pytester.makepyfile(SUITE)
+    pytester.runpytest("--fp8-gpu=h200", "-k", "test_speedup", "--fp8-report-dir=out")
+    return pytester.path / "out" / "report.json"
+
+
+def test_a_mutated_report_is_read_or_refused_in_one_line(report, tmp_path, capsys):
+    text, out = report.read_text(), tmp_path / "recordings"
+    out.mkdir()
+    assert accounts.main([str(report)]) == 0
+    assert len(from_report(report, out)) == 2
+    mutant, refused = tmp_path / "mutant.json", 0
+    for _, data in mutants(text, COUNT, seed=1):
+        mutant.write_bytes(data)
+        for read in (lambda: accounts.main([str(mutant)]), lambda: from_report(mutant, out)):
+            code = code_of(read)
+            said = capsys.readouterr().out
+            if code == 2:
+                refused += 1
+                assert said.startswith(f"{mutant} is not a report that a run wrote: ")
+                assert said.count("\n") == 2
+    assert refused > COUNT / 4
+    assert all(isinstance(json.loads(path.read_text())["provenance"], dict) for path in out.iterdir())
+
+
+def code_of(read):
+    try:
+        read()
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", ".hidden", "", "a/b"])
+def test_a_case_s_name_leaves_no_folder(report, tmp_path, name):
+    data = json.loads(report.read_text())
+    data["entries"] = {name: next(iter(data["entries"].values()))}
+    report.write_text(json.dumps(data))
+    with pytest.raises(SystemExit):
+        from_report(report, tmp_path)
+    assert not list(tmp_path.glob("**/x*"))

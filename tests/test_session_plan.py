@@ -1,0 +1,93 @@
+"""The plan of a session: the order of its builds, and about how long it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.fakes import H100, H200, install
+from pytest_fp8 import Case
+from pytest_fp8.session_plan import ANSWERS, BUILD, plan_session
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+ALL = frozenset({"layers", "numerics", "loss", "speedup", "memory", "checkpoints"})
+REFERENCE = "8b-bf16"
+FIRST, SECOND, THIRD = (f"8b-torchao-{recipe}" for recipe in RECIPES)
+
+
+def cases(model, questions=ALL):
+    return [(Case(model, "torchao", recipe), frozenset(questions)) for recipe in RECIPES]
+
+
+def order(plan):
+    return [" and ".join(each.arms) for each in plan.builds]
+
+
+@pytest.mark.parametrize(
+    ("questions", "builds"),
+    [
+        (ALL, [REFERENCE, FIRST, REFERENCE, SECOND, REFERENCE, THIRD, REFERENCE]),
+        ({"checkpoints"}, [REFERENCE, FIRST, REFERENCE, SECOND, REFERENCE, THIRD, REFERENCE]),
+        ({"layers", "memory"}, [REFERENCE, FIRST, SECOND, THIRD]),
+    ],
+)
+def test_arms_that_take_turns_are_planned_as_they_are_built(questions, builds):
+    plan = plan_session(cases("8b", questions), H100)
+    assert order(plan) == builds
+    assert plan.turns == ["8b"]
+
+
+def test_arms_that_fit_stay_and_small_ones_are_built_at_once():
+    assert order(plan_session(cases("8b"), H200)) == [REFERENCE, FIRST, SECOND, THIRD]
+    small = [f"1b-torchao-{recipe}" for recipe in RECIPES]
+    assert order(plan_session(cases("1b"), H100)) == [f"1b-bf16 and {small[0]}", *small[1:]]
+
+
+def test_an_update_times_several_pairs():
+    assert len(plan_session(cases("8b"), H100, processes=4).builds) == 3 * 12 - 2
+    assert len(plan_session(cases("8b", {"layers"}), H100, processes=4).builds) == 4
+
+
+def test_what_is_too_large_is_tried_once():
+    plan = plan_session([(Case("8b", "transformer_engine", "current"), ALL)], H100)
+    assert order(plan) == ["8b-te-current"]
+    assert "probably too large: 8b-te-current" in plan.line()
+
+
+def test_an_8b_case_takes_what_its_builds_and_answers_take():
+    plan = plan_session(cases("8b")[:1], H100)
+    assert plan.seconds == pytest.approx(3 * (BUILD[0] + 8.03 * BUILD[1]) + ANSWERS[0] + 8.03 * ANSWERS[1], rel=0.01)
+    assert plan.line().startswith("fp8: 1 case(s), 3 arm(s) to build, about 3 min; the arms of 8b take turns: 79 GiB")
+
+
+def test_models_of_ones_own_have_the_least_that_any_takes():
+    plan = plan_session([(Case("own", "torchao", "tensorwise"), frozenset({"layers"}))], H100)
+    assert plan.seconds == pytest.approx(2 * BUILD[0] + ANSWERS[0] / 6)
+
+
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("8b", "torchao", "tensorwise"), Case("tiny", "torchao", "tensorwise", emulated=True)])
+    def test_mine(fp8_pair):
+        pass
+"""
+
+
+def test_the_session_says_it_before_the_first_test(pytester, monkeypatch):
+    world = install(monkeypatch, H100)
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest("--fp8-gpu=h100", "--collect-only")
+    result.stdout.fnmatch_lines(["collected 2 items", "fp8: 1 case(s), 3 arm(s) to build, about * min; *"])
+    result.stdout.no_fnmatch_line("*1. 8b-bf16*")
+    verbose = pytester.runpytest("--fp8-gpu=h100", "--collect-only", "-v")
+    verbose.stdout.fnmatch_lines(["*1. 8b-bf16: build about 35 s, *", "*2. 8b-torchao-tensorwise: *"])
+    assert not world.processes
+
+
+def test_without_a_gpu_and_when_quiet_it_says_nothing(pytester, monkeypatch):
+    install(monkeypatch, None)
+    pytester.makepyfile(SUITE)
+    pytester.runpytest("--collect-only").stdout.no_fnmatch_line("fp8: *case(s)*")
+    install(monkeypatch, H100)
+    pytester.runpytest("--collect-only", "-q").stdout.no_fnmatch_line("fp8: *case(s)*")
