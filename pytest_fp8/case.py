@@ -42,7 +42,11 @@ REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 """Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
-
+PARALLEL = ("ddp", "fsdp2", "zero3", "own")
+"""How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
+ZERO3_QUESTIONS = ("layers", "speedup", "memory")
+"""Those that DeepSpeed leaves to be answered: gradients and weights are in buffers of its own."""
+PARALLEL_BACKENDS = ("bf16", "torchao", "transformer_engine")
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
@@ -82,6 +86,10 @@ class Case:
     """Steps of one loss curve; ``None``: the model's default."""
     loss_seeds: int | None = None
     """Seeds that the loss question starts with; ``None``: the model's default."""
+    gpus: int = 1
+    """Ranks of each arm, a GPU each; on the CPU processes. ``batch`` is that of all ranks together."""
+    parallel: str = ""
+    """How several ranks train one model: ``ddp``, ``fsdp2``, ``zero3``, or ``own``."""
     questions: tuple[str, ...] = QUESTIONS
     """*gate*: the questions this case can answer."""
     tolerance: float = 0.02
@@ -101,7 +109,7 @@ class Case:
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)
         defaults = recipe_facts(self.backend, self.recipe).options
-        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults[k]})
+        object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
             refuse(f"unknown model {self.model!r}", expected=", ".join([*SHAPES, OWN]), seen=self.model)
         if self.emulated:
@@ -127,12 +135,55 @@ class Case:
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
             refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
+        self._require_ranks()
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
         formats = self.checkpoint_formats
         if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
             refuse("checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+
+    def _require_ranks(self) -> None:
+        """Raise :class:`SettingsError` for ranks that cannot train this case together."""
+        if (self.gpus > 1) != bool(self.parallel) or self.gpus < 1:
+            refuse(
+                "gpus and parallel of a case",
+                expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
+                seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
+            )
+        if self.options.get("float8_all_gather") and self.parallel != "fsdp2":
+            refuse("float8_all_gather", expected="parallel='fsdp2', whose gathers of weights it casts", seen=self.id)
+        if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
+            refuse("precompute_scale", expected="float8_all_gather, whose scales it computes at once", seen=self.id)
+        if not self.parallel:
+            return
+        if self.parallel not in PARALLEL:
+            refuse(f"unknown parallel {self.parallel!r}", expected=", ".join(PARALLEL), seen=self.parallel)
+        if self.backend not in PARALLEL_BACKENDS:
+            refuse(
+                f"{self.backend!r} runs on one GPU",
+                expected=f"one of {', '.join(PARALLEL_BACKENDS)} where a case has several",
+                seen=f"gpus={self.gpus}",
+            )
+        if self.parallel == "own" and self.model != OWN:
+            refuse("parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model)
+        if self.parallel == "zero3":
+            if self.compile:
+                refuse(
+                    "parallel='zero3' is DeepSpeed's, which runs uncompiled",
+                    expected="compile=False",
+                    seen="compile=True",
+                    next_step="parallel='fsdp2' shards weights too, and runs compiled",
+                )
+            object.__setattr__(self, "questions", tuple(q for q in self.questions if q in ZERO3_QUESTIONS))
+        tokens = self.tokens
+        if tokens is not None and tokens[0] % self.gpus:
+            refuse(
+                "batch of a case on several GPUs",
+                expected=f"a number of sequences that {self.gpus} ranks can share evenly",
+                seen=str(tokens[0]),
+                next_step=f"batch={self.gpus * max(1, tokens[0] // self.gpus)}",
+            )
 
     def _require_adapters(self) -> None:
         if not self.lora:
@@ -169,6 +220,7 @@ class Case:
             (self.activation_checkpointing, "ac"),
             (self.weights is not None, "weights"),
             (self.lora > 0, ".".join([f"lora{self.lora}", *self.lora_targets])),
+            (self.gpus > 1, f"{self.parallel}.{self.gpus}"),
         ):
             if flag:
                 parts.append(word)
@@ -209,16 +261,17 @@ class Case:
 
     def reference(self) -> Case:
         """The BF16 case with the same weights, data and seeds. It is compiled even where the FP8 arm is not, since FP8
-        must beat the fastest BF16; a user's own model, which might not compile, is compiled where the FP8 arm is."""
-        compiled = self.compile or self.model != OWN
+        must beat the fastest BF16; a user's own model, which might not compile, and DeepSpeed's are compiled where the
+        FP8 arm is."""
+        compiled = self.compile or (self.model != OWN and self.parallel != "zero3")
         return replace(self, backend=REFERENCES.get(self.backend, "bf16"), recipe="none", options={}, compile=compiled)
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
         # Fields that are younger than the first baselines count where they are used, so that old hashes stay.
-        for name in _LATER_FIELDS:
-            if not content[name]:
+        for name, unused in _LATER_FIELDS.items():
+            if content[name] == unused:
                 del content[name]
         content["options"] = self.full_options
         content["weights"] = self.weights is not None
@@ -231,7 +284,7 @@ class Case:
         return {**asdict(self), "options": dict(self.options)}
 
 
-_LATER_FIELDS = ("lora", "lora_targets", "name")
+_LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
 _GATE_FIELDS = (
     "questions",
     "tolerance",

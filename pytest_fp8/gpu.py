@@ -146,11 +146,7 @@ def detect() -> tuple[Gpu | None, str]:
     except pynvml.NVMLError as error:
         return None, f"no NVIDIA GPU ({error})"
     try:
-        first = named[0] if named else "0"
-        if first.isdigit():
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        else:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        handle = _handle(named[0] if named else "0")
         name = _text(pynvml.nvmlDeviceGetName(handle))
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         power = 0.0
@@ -178,11 +174,34 @@ class Conditions:
     """Ids of processes that hold GPU memory and do not belong to this session's arms."""
 
 
-def conditions(gpu: Gpu, own: set[int]) -> Conditions:
-    """Read the state now; ``own`` are the process ids of this session's arms. Empty where NVML does not tell."""
+def conditions(gpu: Gpu, own: set[int], count: int = 1) -> Conditions:
+    """Read the state now; ``own`` are the process ids of this session's arms. Empty where NVML does not tell.
+
+    ``count``: of the first so many GPUs that CUDA programs see, of which ``gpu`` is the first; the slowest clock, and
+    what any of them says.
+    """
+    each = [_conditions(_handle(name), own) for name in visible()[:count]] if count > 1 else []
+    if not each:
+        import pynvml
+
+        return _conditions(pynvml.nvmlDeviceGetHandleByIndex(gpu.index), own)
+    return Conditions(
+        clock=min(one.clock for one in each),
+        throttles=tuple(dict.fromkeys(what for one in each for what in one.throttles)),
+        strangers=tuple(sorted({pid for one in each for pid in one.strangers})),
+    )
+
+
+def _handle(name: str) -> Any:
+    """NVML's of a GPU that ``CUDA_VISIBLE_DEVICES`` names by index or UUID."""
     import pynvml
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _conditions(handle: Any, own: set[int]) -> Conditions:
+    import pynvml
+
     clock, reasons, users = 0, 0, []
     with contextlib.suppress(pynvml.NVMLError):
         clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)

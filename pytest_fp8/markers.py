@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
         ), False
     if gpu.chip != case.chip:
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
-    reason = _library(case) or _recipe(case, gpu)
+    reason = _library(case) or _recipe(case, gpu) or _too_few(case)
     return reason, bool(reason) and settings.declared
 
 
@@ -98,9 +99,20 @@ def _library(case: Case) -> str:
     from pytest_fp8.backends import backend
 
     usable, reason = backend(case.backend).available()
+    if usable and case.parallel == "zero3" and importlib.util.find_spec("deepspeed") is None:
+        return "parallel='zero3' needs DeepSpeed: pip install deepspeed"
     if usable and case.lora and importlib.util.find_spec("peft") is None:
         return "adapters need peft: pip install 'pytest-fp8[lora]'"
     return "" if usable else reason
+
+
+def _too_few(case: Case) -> str:
+    """Why there are not enough GPUs for the case's ranks, or an empty string."""
+    have = len(gpus.visible()) if case.gpus > 1 else 1
+    if have >= case.gpus:
+        return ""
+    whose = "this xdist worker has" if os.environ.get("PYTEST_XDIST_WORKER") else "CUDA programs see"
+    return f"case {case.id} needs {case.gpus} GPUs, and {whose} {have}; -m 'not parallel' leaves such cases out"
 
 
 def _recipe(case: Case, gpu: Gpu) -> str:

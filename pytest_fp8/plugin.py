@@ -38,9 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         settings = read_settings(config)
         if worker is not None:
-            from pytest_fp8.xdist import take_one
+            from pytest_fp8.xdist import take_share
 
-            take_one(worker)
+            take_share(worker)
         elif workers := config.getoption("numprocesses", None):
             from pytest_fp8.xdist import require_enough
 

@@ -26,6 +26,8 @@ class RecipeFacts:
     """Roles whose products run in FP8."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Option -> default."""
+    switches: tuple[str, ...] = ()
+    """Options that are off by default and count where they are on, so that cases without them stay what they were."""
     minimum_capability: tuple[int, int] = (8, 9)
     """The lowest compute capability that can run it."""
     only_capabilities: tuple[int, ...] = ()
@@ -39,7 +41,8 @@ _HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
 _ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_recent", "margin": 0}
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
-    RecipeFacts("torchao", "tensorwise"),
+    # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
+    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather", "precompute_scale")),
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
     RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
@@ -96,6 +99,8 @@ _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),
     "amax_compute_algo": ("max", "most_recent"),
     "fp8_all_gather": (True, False),
+    "float8_all_gather": (True, False),
+    "precompute_scale": (True, False),
 }
 
 
@@ -117,8 +122,8 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
     """
     facts = recipe_facts(backend, name)
     for option, value in given.items():
-        if option not in facts.options:
-            known = ", ".join(facts.options) or "no options"
+        if option not in facts.options and option not in facts.switches:
+            known = ", ".join([*facts.options, *facts.switches]) or "no options"
             refuse(f"recipe {name!r} of {backend!r} has no option {option!r}", expected=known, seen=option)
         if option in _CHOICES and value not in _CHOICES[option]:
             refuse(
@@ -130,4 +135,4 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
             refuse(f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value))
         if option == "margin" and (not isinstance(value, int) or value < 0):
             refuse(f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value))
-    return {**facts.options, **given}
+    return {**facts.options, **{name: value for name, value in given.items() if value or name not in facts.switches}}

@@ -31,6 +31,7 @@ ARGUMENTS = {
     "precision": (),
     "save": ("model", "optimizer", "folder"),
     "load": ("model", "optimizer", "folder"),
+    "parallelize": ("model", "mesh"),
 }
 """The functions of a workload, and the arguments that each is called with."""
 
@@ -66,6 +67,10 @@ class Workload:
     place. What it returns is not used. Neither may change how training goes on otherwise. They are no part of
     :meth:`fingerprint`.
 
+    ``parallelize(model, mesh)`` is your own set-up of several GPUs, with ``parallel="own"`` in the mark. It is called
+    on each rank once the model is converted and compiled, and gives the model, or nothing where it works in place.
+    ``mesh`` is a ``DeviceMesh`` of all ranks. ``batch(step)`` must give this rank's part of the batch.
+
     ``version``: raise it after a change that :meth:`fingerprint` cannot see, so that no stored baseline is compared
     with the changed workload.
     """
@@ -83,6 +88,7 @@ class Workload:
     version: int | str = ""
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
+    parallelize: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""

@@ -1,4 +1,4 @@
-"""pytest-xdist on a host with several GPUs: each worker gets one GPU, and each case one worker."""
+"""pytest-xdist on a host with several GPUs: each worker gets GPUs of its own, and each case one worker."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from pytest_fp8.options import Settings
 
 
-def take_one(worker: dict[str, Any]) -> None:
-    """In a worker: leave it one GPU, chosen by the worker's number. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
+def take_share(worker: dict[str, Any]) -> None:
+    """In a worker: leave it its share of the GPUs, by its number. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
     visible = gpus.visible()
     if len(visible) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(worker["workerid"].removeprefix("gw")) % len(visible)]
+        each = max(1, len(visible) // int(worker["workercount"]))
+        first = int(worker["workerid"].removeprefix("gw")) * each % len(visible)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + each])
         gpus.detect.cache_clear()
 
 

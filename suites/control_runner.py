@@ -12,6 +12,7 @@ from controls.control import Control, Outcome
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm, ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.baselines.source import Source, source_of
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
@@ -45,9 +46,9 @@ class SmallArms(ArmPool):
         """``fork``: processes may be forked; not beside a GPU."""
         super().__init__(None)
         self._fork = fork
-        self._held: dict[str, tuple[str, ArmProcess]] = {}
+        self._held: dict[str, tuple[str, AnyProcess]] = {}
 
-    def live(self, arm: Arm) -> ArmProcess:
+    def live(self, arm: Arm) -> AnyProcess:
         held = self._held.get(_side(arm))
         if held is None or held[0] != arm.key or not held[1].alive:
             self._become([arm])
@@ -67,10 +68,14 @@ class SmallArms(ArmPool):
             process.close()
         self._held.clear()
 
+    def _fresh(self, arm: Arm) -> AnyProcess:
+        gpus = arm.spec.case.gpus
+        return ArmProcess(fork=self._fork) if gpus == 1 else RankedProcess(gpus, fork=self._fork)
+
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
             _, process = self._held.pop(_side(arm), ("", None))
-            process = process if process is not None and process.alive else ArmProcess(fork=self._fork)
+            process = process if process is not None and process.alive else self._fresh(arm)
             self._held[_side(arm)] = (arm.key, process)
             # One thread each: products this small lose more to waiting for each other than they gain.
             process.start_build(replace(arm.spec, threads=1))
@@ -85,7 +90,8 @@ class SmallArms(ArmPool):
 
 
 def _side(arm: Arm) -> str:
-    return "bf16" if arm.spec.case.backend == "bf16" else "fp8"
+    case = arm.spec.case
+    return f"{'bf16' if case.backend == 'bf16' else 'fp8'} of {case.gpus}"
 
 
 class ControlRunner:
@@ -115,7 +121,7 @@ class ControlRunner:
         pair = self.pair_of(control.case, control.workload, broken)
         try:
             outcome = control.ask(pair)
-            return outcome, _look(pair, outcome) if look else None
+            return outcome, _look(pair, outcome) if look and not control.ends_arms else None
         finally:
             if control.leaves_traces:
                 pair.fp8.pool.renew(pair.fp8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import integrations
 from integrations import WEIGHTS_ALONE
@@ -20,8 +21,10 @@ RESUMED = ("tensorwise", "delayed")
 EMULATED = [
     *(Case("tiny", "torchao", recipe, loss_steps=20, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
+    Case("micro", "torchao", "tensorwise", loss_steps=14, loss_seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
 ]
-"""torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores."""
+"""torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores. The last one on
+two processes."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "numerics", "loss", "memory", "checkpoints")) for b, r in RECIPES]
@@ -48,7 +51,45 @@ EIGHT_B = [
 ]
 
 HOPPER = TINY + ONE_B + EIGHT_B
-ALL = EMULATED + HOPPER + integrations.ALL
+
+SHARDED: dict[str, Any] = {
+    "batch": 4,
+    "gpus": 2,
+    "parallel": "fsdp2",
+    "questions": EIGHT_B[0].questions,
+    "checkpoint_formats": ("dcp",),
+    "resume": False,
+}
+"""Two sequences of 4096 tokens on each of two GPUs; like 8B not asked for the loss."""
+PARALLEL = [
+    Case("8b16", "torchao", "tensorwise", **SHARDED),
+    Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True}, **SHARDED),
+    Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True, "precompute_scale": True}, **SHARDED),
+    Case("8b16", "torchao", "rowwise", **SHARDED),
+    Case("8b16", "transformer_engine", "delayed", **SHARDED),
+    Case(
+        "8b16",
+        "transformer_engine",
+        "current",
+        slower_because="Transformer Engine's layers run uncompiled under FSDP2: 0.99x on two H100s",
+        **SHARDED,
+    ),
+    Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", resume=False),
+    Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2", questions=TINY[0].questions),
+    Case(
+        "8b8",
+        "torchao",
+        "tensorwise",
+        batch=4,
+        compile=False,
+        gpus=2,
+        parallel="zero3",
+        slower_because="torchao's casts are not joined with what is around them, uncompiled: 0.59x on two H100s",
+    ),
+]
+"""Two GPUs. The tiny case carries its checkpoints to one GPU, too."""
+
+ALL = EMULATED + HOPPER + PARALLEL + integrations.ALL
 
 OWN = integrations.OWN
 """Asked in the test files that bring their workloads; listed here for `pytest-fp8 baselines`."""
@@ -64,12 +105,15 @@ GROUPS = {
     "dense": "182M to 3B, and Transformer Engine's joined layers",
     "variants": "1B with other options, recomputation, or no torch.compile",
     "own": "users' own loop and models",
+    "parallel": "two GPUs: FSDP2 with 16 of 8B's layers, ZeRO-3 with 8, DDP with 1B",
 }
 """Names for ``-m``, so that a gate can ask a part of the matrix. Each case on a GPU is in one group."""
 
 
 def group_of(case: Case) -> str:
-    """The group of a case, or an empty string for an emulated one."""
+    """The group of a case, or an empty string for an emulated one on one process."""
+    if case.gpus > 1:
+        return "parallel"
     if case.emulated:
         return ""
     if case.model == OWN_MODEL:

@@ -12,7 +12,17 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(Path(__file__).parent.glob("test_*.py"))
-TORCH = ("torch", "torchao", "transformers", "transformer_engine", "accelerate", "peft", "safetensors", "unsloth")
+TORCH = (
+    "torch",
+    "torchao",
+    "transformers",
+    "transformer_engine",
+    "accelerate",
+    "peft",
+    "safetensors",
+    "unsloth",
+    "deepspeed",
+)
 WITH_TORCH = ("worker", "backends", "zoo")
 """Folders whose code runs in an arm's process."""
 MODEL_FIXTURES = {("fixtures", "_model")}

@@ -1,6 +1,7 @@
 """The marker: keyword arguments only, unknown ones named with the test, cases brought together."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -87,9 +88,29 @@ def test_another_step_is_another_case_and_says_its_size(more, size):
     assert other.digest() != usual.digest()
 
 
+def test_several_gpus_are_another_case_and_one_gpu_is_the_case_it_was():
+    alone, several = Case("1b", "torchao", "tensorwise"), Case("1b", "torchao", "tensorwise", gpus=2, parallel="ddp")
+    assert several.id == "1b-torchao-tensorwise-ddp.2"
+    assert several.reference().id == "1b-bf16-ddp.2"
+    sharded = [replace(several, parallel="fsdp2", options={"float8_all_gather": on}) for on in (False, True)]
+    assert sharded[0].id == "1b-torchao-tensorwise-fsdp2.2"
+    assert sharded[1].id == "1b-torchao-tensorwise-float8_all_gather.True-fsdp2.2"
+    digests = {case.digest() for case in (alone, several, *sharded, replace(several, gpus=4))}
+    assert len(digests) == 5
+    assert alone.digest() == "6b917883fa056b2b", "as it was before there were several"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2},
+        {"backend": "torchao", "recipe": "rowwise", "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "fsdp3"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "own"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 3, "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "zero3"},
+        {"backend": "accelerate_torchao", "recipe": "rowwise", "gpus": 2, "parallel": "ddp"},
+        {"backend": "torchao", "recipe": "tensorwise", "options": {"float8_all_gather": True}},
         {"backend": "transformer_engine", "recipe": "current", "emulated": True},
         {"backend": "transformer_engine", "recipe": "delayed", "options": {"fp8_format": "E5M2"}},
         {"backend": "transformer_engine", "recipe": "delayed", "options": {"amax_history_len": 0}},

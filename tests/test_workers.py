@@ -129,6 +129,19 @@ def test_what_cuda_would_see(monkeypatch, named, seen):
     assert gpus.visible() == seen
 
 
+def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
+    told = {
+        "0": gpus.Conditions(1980, (), ()),
+        "3": gpus.Conditions(1500, ("software thermal",), (77,)),
+        "1": gpus.Conditions(100, (), (99,)),
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3,1")
+    monkeypatch.setattr(gpus, "_handle", lambda name: name)
+    monkeypatch.setattr(gpus, "_conditions", lambda name, own: told[name])
+    seen = gpus.conditions(gpus.Gpu("NVIDIA H100", (9, 0), 80, "580", 700.0), set(), 2)
+    assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
+
+
 @pytest.mark.parametrize(("worker", "ahead"), [(False, ["rowwise", "rowwise_with_gw_hp"]), (True, [])])
 def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
     cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
@@ -142,3 +155,34 @@ def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester
     result = pytester.runpytest_subprocess("-n1", "--fp8-update-baselines", "--fp8-reason=torch 2.13")
     result.assert_outcomes(passed=1)
     assert result.ret == 0
+
+
+PARALLEL = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise", gpus=2, parallel="ddp")])
+    def test_two(fp8_case): pass
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
+    def test_one(fp8_case): pass
+"""
+TOO_FEW = "*tiny-torchao-tensorwise-ddp.2 needs 2 GPUs, and CUDA programs see 1; -m 'not parallel'*"
+
+
+@pytest.mark.slow
+def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host, pytester):
+    pytester.makepyfile(PARALLEL)
+    host(2, "--fp8-gpu=h200")[0].assert_outcomes(passed=2)
+    declared, _ = host(1, "--fp8-gpu=h200")
+    declared.assert_outcomes(passed=1, errors=1)
+    declared.stdout.fnmatch_lines([TOO_FEW, "*expected: everything that case*"])
+    auto, _ = host(1, "-rs")
+    auto.assert_outcomes(passed=1, skipped=1)
+    auto.stdout.fnmatch_lines([TOO_FEW])
+
+
+@pytest.mark.slow
+def test_workers_have_disjoint_sets_of_gpus(host):
+    _, seen = host(5, "-n2", "--fp8-gpu=h200")
+    assert {(note["worker"], note["arms see"]) for note in seen} == {("gw0", "GPU-0,GPU-1"), ("gw1", "GPU-2,GPU-3")}

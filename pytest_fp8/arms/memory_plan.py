@@ -11,6 +11,10 @@ from pytest_fp8.zoo.shapes import SHAPES
 # Bytes per parameter between steps: BF16 weight and two BF16 Adam moments. Seen on an H200: 6.97 GiB for 1.24e9
 # parameters, 44.9 GiB for 8.03e9.
 RESIDENT_BYTES = 6
+ZERO3_BYTES = 14
+"""DeepSpeed's master weights and moments are float32."""
+SHARDED = ("fsdp2", "zero3")
+"""Ways in which each of several GPUs holds its part of weights and optimizer."""
 FROZEN_BYTES = 2
 """Bytes per parameter where only adapters are trained: they and their moments are less than a hundredth of the base."""
 CONTEXT_BYTES = int(1.5 * 2**30)
@@ -28,9 +32,10 @@ GIB = 2.0**30
 
 
 def resident_bytes(case: Case) -> int:
-    """What an arm of this case holds between its steps. There is no estimate for user models."""
-    per_parameter = FROZEN_BYTES if case.lora else RESIDENT_BYTES
-    return per_parameter * SHAPES[case.model].parameters + CONTEXT_BYTES
+    """What an arm of this case holds between its steps, on each of its GPUs. There is no estimate for user models."""
+    per_parameter = FROZEN_BYTES if case.lora else ZERO3_BYTES if case.parallel == "zero3" else RESIDENT_BYTES
+    shards = case.gpus if case.parallel in SHARDED else 1
+    return per_parameter * SHAPES[case.model].parameters // shards + CONTEXT_BYTES
 
 
 def step_bytes(case: Case) -> float:
@@ -42,7 +47,7 @@ def step_bytes(case: Case) -> float:
     """
     shape = SHAPES[case.model]
     batch, seq = case.batch or shape.batch, case.seq or shape.seq
-    return 1.5 * batch * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
+    return 1.5 * (batch / case.gpus) * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
 
 
 def small(case: Case) -> bool:

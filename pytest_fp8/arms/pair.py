@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,8 +66,9 @@ class TwoArms:
             return answer(), found
 
     def conditions(self) -> Conditions | None:
-        """The GPU's clocks and neighbours now; ``None`` on a CPU. The question itself lets the GPU stand idle."""
-        return conditions(self.pool.gpu, self.pool.pids) if self.pool.gpu is not None else None
+        """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
+        ranks = self.other.spec.case.gpus
+        return conditions(self.pool.gpu, self.pool.pids, ranks) if self.pool.gpu is not None else None
 
     # -- the cache of evidence ------------------------------------------------------------------------------------
 
@@ -105,6 +108,16 @@ class PairArms(TwoArms):
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(self.bf16, self.fp8)
+        alone = replace(case.reference(), gpus=1, parallel="")
+        self._alone = make_arm(alone, pool, workload, fingerprint, reference_control)
+
+    @contextmanager
+    def on_one_gpu(self) -> Iterator[Arm]:
+        """The reference of a case on several GPUs, on one of them; it ends with the block."""
+        try:
+            yield self._alone
+        finally:
+            self.pool.renew(self._alone)
 
 
 def make_arm(
@@ -121,11 +134,12 @@ def make_arm(
     is never shared with a healthy one.
     """
     on_cpu = case.emulated
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads() if on_cpu else None, control)
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads(case.gpus) if on_cpu else None, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
     return pool.arm(key, spec)
 
 
-def cpu_threads() -> int:
-    """Threads of an arm on the CPU: all cores this process may use, at most 8. Tiny models gain nothing from more."""
-    return min(8, len(os.sched_getaffinity(0)))
+def cpu_threads(ranks: int) -> int:
+    """Threads of a process on the CPU: all cores this process may use, at most 8, shared by an arm's ranks. Tiny models
+    gain nothing from more."""
+    return max(1, min(8, len(os.sched_getaffinity(0))) // ranks)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms import memory_plan
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
@@ -101,7 +102,7 @@ class ArmPool:
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._must_take_turns = turns or memory_plan.exceed_together
-        self._processes: dict[str, ArmProcess] = {}
+        self._processes: dict[str, AnyProcess] = {}
         self._spares = Spares()
         self._soon: list[Arm] = []
         """Arms that may be built next."""
@@ -122,7 +123,7 @@ class ArmPool:
     @property
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
-        return {process.pid for process in self._processes.values()} | self._spares.pids
+        return {pid for process in self._processes.values() for pid in process.pids} | self._spares.pids
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
@@ -152,7 +153,7 @@ class ArmPool:
         """Whether this arm and its partner do not fit the GPU together, so that one is closed for the other."""
         return arm.key in self._turns
 
-    def live(self, arm: Arm) -> ArmProcess:
+    def live(self, arm: Arm) -> AnyProcess:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if arm.key in self._too_large:
             raise self._too_large[arm.key]
@@ -249,7 +250,7 @@ class ArmPool:
         """Build ``arms`` and those of ``ahead``, all at the same time. Raises :class:`ArmError` where one of ``arms``
         fails. One of ``ahead`` that fails is built again for its own test, which then reports the error."""
         optional = {arm.key for arm in ahead}
-        started: list[tuple[Arm, ArmProcess]] = []
+        started: list[tuple[Arm, AnyProcess]] = []
         try:
             for arm in [*arms, *ahead]:
                 with self.stopwatch.clock(arm.label, BUILD):
@@ -274,12 +275,13 @@ class ArmPool:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _start(self, arm: Arm) -> ArmProcess:
+    def _start(self, arm: Arm) -> AnyProcess:
         backend = arm.spec.case.backend
-        if arm.environment is not None:
-            return ArmProcess(backend, arm.environment)
-        spare = self._spares.take(backend)
-        return spare or ArmProcess(backend, fork=self.gpu is None and arm.spec.device == "cpu")
+        fork = self.gpu is None and arm.spec.device == "cpu"
+        if arm.spec.case.gpus > 1:
+            return RankedProcess(arm.spec.case.gpus, backend, arm.environment, fork)
+        spare = self._spares.take(backend) if arm.environment is None else None
+        return spare or ArmProcess(backend, arm.environment, fork)
 
     def tight(self, *arms: Arm) -> bool:
         """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident. Each must then

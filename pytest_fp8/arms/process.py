@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,12 +43,15 @@ class ArmProcess:
         backend: str = "bf16",
         environment: ArmEnvironment | None = None,
         fork: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
         its current variables, import path and folder.
 
         ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
         CUDA cannot be forked.
+
+        ``variables``: further ones, which no library reads while it is imported.
         """
         handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log")
         self.log = Path(name)
@@ -61,7 +65,7 @@ class ArmProcess:
             failed.callback(self.log.unlink, missing_ok=True)
             self._process: subprocess.Popen[bytes] | ForkedProcess
             if fork and environment is None and can_fork(env):
-                self._process = ForkedProcess(theirs, self.log, backend, env)
+                self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
             else:
                 python = environment.python if environment is not None else sys.executable
                 self._process = subprocess.Popen(
@@ -71,7 +75,7 @@ class ArmProcess:
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env=env,
+                    env={**env, **(variables or {})},
                 )
             failed.pop_all()
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
@@ -80,6 +84,14 @@ class ArmProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def pids(self) -> set[int]:
+        return {self.pid}
+
+    def fileno(self) -> int:
+        """For :func:`multiprocessing.connection.wait`: ready when an answer is there, or the process is gone."""
+        return self._connection.fileno()
 
     @property
     def alive(self) -> bool:

@@ -27,7 +27,8 @@ class Spares:
         """Start processes for arms that may be built next."""
         for spec in soon:
             backend = spec.case.backend
-            if spec.device == "cuda" and backend not in self._waiting and len(self._waiting) < MOST_SPARES:
+            alone = spec.device == "cuda" and spec.case.gpus == 1
+            if alone and backend not in self._waiting and len(self._waiting) < MOST_SPARES:
                 self._waiting[backend] = process(backend)
 
     def take(self, backend: str) -> ArmProcess | None:

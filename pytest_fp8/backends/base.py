@@ -136,6 +136,9 @@ class Backend(ABC):
     def reset_scaling(self, model: torch.nn.Module) -> None:  # noqa: B027 - dynamic scaling keeps no state
         """Bring scaling state back to that of a fresh model."""
 
+    def stepped(self, model: torch.nn.Module) -> None:  # noqa: B027 - most libraries need nothing
+        """Called after each training step."""
+
     def calibration_passes(self, recipe: str) -> int:
         """How many forward and backward passes a fresh model needs before its scales fit."""
         return 0

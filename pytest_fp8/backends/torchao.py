@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.base import Backend, Conversion
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_fp8.case import Case
+
+ALL_GATHER, PRECOMPUTE = "float8_all_gather", "precompute_scale"
 _RECIPE_FIELDS = (
     "cast_config_input",
     "cast_config_input_for_grad_weight",
@@ -49,6 +52,7 @@ class TorchAO(Backend):
     name = "torchao"
     distribution = "torchao"
     minimum_version = "0.14"
+    _precomputes = False
 
     def import_library(self) -> None:
         import torchao.float8  # noqa: F401
@@ -68,10 +72,28 @@ class TorchAO(Backend):
             return False, f"torch._scaled_mm needs compute capability 8.9; this GPU has {capability[0]}.{capability[1]}"
         return True, ""
 
-    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
+    def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
+        conversion = self.convert(model, case.recipe, case.emulated, case.options.get(ALL_GATHER, False))
+        self._precomputes = bool(case.options.get(PRECOMPUTE))
+        return Prepared(model if conversion.model is None else conversion.model, conversion)
+
+    def stepped(self, model: torch.nn.Module) -> None:
+        """Scales of all weights at once, as torchao advises after each step of the optimizer. Without it the gather of
+        each weight reduces its largest magnitude by itself."""
+        if self._precomputes:
+            from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+            precompute_float8_dynamic_scale_for_fsdp(model)
+
+    def reset_scaling(self, model: torch.nn.Module) -> None:
+        self.stepped(model)
+
+    def convert(
+        self, model: torch.nn.Module, recipe: str, emulated: bool, float8_all_gather: bool = False
+    ) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 
-        config = torchao_config(recipe, emulated)
+        config = torchao_config(recipe, emulated, float8_all_gather)
         result = plan(model)
         before = linears(model)
         wanted = {name: before[name] for name in result.converted}
@@ -93,6 +115,10 @@ class TorchAO(Backend):
 
         return isinstance(module, Float8Linear)
 
+    def _switches(self, config: Any) -> dict[str, Any]:
+        on = {ALL_GATHER: config.enable_fsdp_float8_all_gather, PRECOMPUTE: self._precomputes}
+        return {name: True for name, value in on.items() if value}
+
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
         from torchao.float8 import Float8LinearConfig
 
@@ -102,18 +128,20 @@ class TorchAO(Backend):
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
             known = Float8LinearConfig.from_recipe_name(recipe)
             if all(getattr(config, part) == getattr(known, part) for part in _RECIPE_FIELDS):
-                return {"recipe": recipe}
+                return {"recipe": recipe, **self._switches(config)}
         return {"recipe": "custom"}
 
 
-def torchao_config(recipe: str, emulated: bool) -> Any:
-    """The library's configuration of a recipe, with its FP8 products computed in high precision where ``emulated``."""
+def torchao_config(recipe: str, emulated: bool, float8_all_gather: bool = False) -> Any:
+    """The library's configuration of a recipe, with its FP8 products computed in high precision where ``emulated``.
+    ``float8_all_gather``: FSDP2 gathers weights in FP8."""
     from dataclasses import replace
 
     from torchao.float8 import Float8LinearConfig
 
     # replace() runs the configuration's __post_init__ again, which leaves the recipe's fields as they are.
-    return replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated)
+    known = Float8LinearConfig.from_recipe_name(recipe)
+    return replace(known, emulate=emulated, enable_fsdp_float8_all_gather=float8_all_gather)
 
 
 def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:

@@ -77,6 +77,9 @@ class PairArms(TwoArms, Protocol):
     @property
     def fp8(self) -> Arm: ...
 
+    def on_one_gpu(self) -> AbstractContextManager[Arm]:
+        """The reference of a case on several GPUs, on one of them; it ends with the block."""
+
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""
 

@@ -6,9 +6,13 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
+
+from pytest_fp8.worker.ranks import rank, ranks
+from pytest_fp8.worker.shards import full, is_sharded, plain_shards
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
@@ -25,30 +29,50 @@ def write(
     aliases: Mapping[str, str],
 ) -> None:
     """Write weights and optimizer state to ``folder``. ``store``: ``safetensors`` or ``dcp``. ``aliases``: second names
-    of tied weights, which only safetensors' metadata can hold."""
+    of tied weights, which only safetensors' metadata can hold. Of several ranks each writes its shards to DCP, and rank
+    0 the whole to safetensors."""
     if store == "safetensors":
-        tensors = {name: value.contiguous() for name, value in {**weights, **state}.items()}
-        write_safetensors(tensors, folder, {"aliases": json.dumps(aliases)})
+        tensors = whole_on_first_rank({**weights, **state})
+        if rank() == 0:
+            write_safetensors(tensors, folder, {"aliases": json.dumps(aliases)})
         return
     import torch.distributed.checkpoint as dcp
 
     named = {MODEL + name: value for name, value in weights.items()}
     # The folder is read once and removed, so there is no need to wait until the disk has it.
     writer = dcp.FileSystemWriter(str(folder), thread_count=WRITERS, sync_files=False)
-    dcp.save({**named, **state}, storage_writer=writer, no_dist=True)
+    dcp.save({**named, **state}, storage_writer=writer, no_dist=ranks() == 1)
 
 
-def read(folder: Path, store: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """All tensors of a store, by the keys on disk, on ``device``."""
+def whole_on_first_rank(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Whole tensors in plain memory on rank 0, nothing on the others. Sharded ones go to the host one by one: the GPU
+    holds no whole model."""
+    whole: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        value = full(tensor)
+        if rank() == 0:
+            whole[name] = (value.cpu() if is_sharded(tensor) else value).contiguous()
+    return whole
+
+
+def read(
+    folder: Path, store: str, device: torch.device, held: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> dict[str, torch.Tensor]:
+    """All tensors of a store, by the keys on disk, on ``device``. ``held``: live weights by plain names; what DCP has
+    of a sharded one, its optimizer state too, is read into shards."""
     if store == "safetensors":
         return read_safetensors(folder, device)
     import torch.distributed.checkpoint as dcp
 
-    targets = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
-        for name, entry in _dcp_entries(folder).items()
-    }
-    dcp.load(targets, checkpoint_id=str(folder), no_dist=True)
+    def target(name: str, entry: Any) -> torch.Tensor:
+        of_optimizer, _, _ = name.removeprefix(OPTIMIZER).rpartition("/")
+        weight = held.get(of_optimizer if name.startswith(OPTIMIZER) else name.removeprefix(MODEL))
+        if weight is not None and is_sharded(weight) and weight.shape == entry.size:
+            return torch.empty_like(plain_shards(weight), dtype=entry.properties.dtype)
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+
+    targets = {name: target(name, entry) for name, entry in _dcp_entries(folder).items()}
+    dcp.load(targets, checkpoint_id=str(folder), no_dist=ranks() == 1)
     return targets
 
 
@@ -114,7 +138,7 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     elements; modulo 2^64."""
     result = {}
     for name, tensor in tensors.items():
-        flat = tensor.detach().reshape(-1)
+        flat = full(tensor).detach().reshape(-1)
         size = flat.element_size()
         whole = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
         total = 0

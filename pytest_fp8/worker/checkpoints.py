@@ -18,6 +18,8 @@ from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER, digests, dtype
 from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.ledger_weights import untied
 from pytest_fp8.worker.load_watch import LoadWatch
+from pytest_fp8.worker.ranks import rank, wait_for_all
+from pytest_fp8.worker.shards import assign, is_sharded, plain_shards
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -43,11 +45,13 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
-    optimizer_extras.write({key: value for key, value in held.items() if key not in state}, path)
-    if optimizer:
-        training_state.write(engine.optimizer, path)
-        optimizer_state.save_schedule(engine.optimizer, path)
+    if rank() == 0:
+        optimizer_extras.write({key: value for key, value in held.items() if key not in state}, path)
+        if optimizer:
+            training_state.write(engine.optimizer, path)
+            optimizer_state.save_schedule(engine.optimizer, path)
     engine.synchronize()
+    wait_for_all()
     return {
         "keys": sorted(weights),
         "wrapped": sorted(name for name in written if plain_name(name) != name),
@@ -69,7 +73,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     """
     weights, aliases, scaling = weights_of(engine)
     path = Path(folder)
-    stored = checkpoint_stores.read(path, store, engine.device)
+    stored = checkpoint_stores.read(path, store, engine.device, weights)
     found = {
         plain_name(name.removeprefix(MODEL)): value for name, value in stored.items() if not name.startswith(OPTIMIZER)
     }
@@ -96,7 +100,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     with torch.no_grad():
         if not engine.fault_points.fill(engine, weights, stored):
             for name, parameter in weights.items():
-                parameter.copy_(found[name])
+                assign(parameter, found[name])
     # Free the copies before anything is computed: at 8B they are 15 GiB.
     found.clear()
     stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
@@ -121,6 +125,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     scaling: list[str] = []
     owner: dict[tuple[int, torch.Size], str] = {}
     fused = _plain_fused(engine)
+    live = dict(engine.model.named_parameters(remove_duplicate=False))
     for key, value in engine.model.state_dict().items():
         name = plain_name(key)
         if not engine.backend.is_checkpointed(key):
@@ -132,14 +137,16 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys have the same name {name!r} once wrapper prefixes are removed")
-        if hasattr(value, "__tensor_flatten__") and not value.data_ptr():
+        sharded = is_sharded(value)
+        if not sharded and hasattr(value, "__tensor_flatten__") and not value.data_ptr():
             raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
-        identity = (value.data_ptr(), value.shape)
+        # A rank's shard may be empty, and then has no address.
+        identity = (id(live[key]) if sharded else value.data_ptr(), value.shape)
         if value.numel() and identity in owner:
             aliases[name] = owner[identity]
             continue
         owner[identity] = name
-        weights.update(split([(name, value)], fused))
+        weights.update(split([(name, plain_shards(value))], fused))
     return weights, aliases, scaling
 
 

@@ -1,6 +1,7 @@
 """One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
 
-The order of construction is the one that works: build, convert, activation checkpointing, compile, warm up.
+The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm
+up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversi
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.shipping import unship
+from pytest_fp8.worker import ranks
 from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.curves import curve
 from pytest_fp8.worker.dropped_behaviour import dropped_behaviour, with_behaviour
@@ -29,6 +31,7 @@ from pytest_fp8.worker.fault_points import fault_points_of
 from pytest_fp8.worker.first_step import first_step
 from pytest_fp8.worker.ledger_weights import weights_of
 from pytest_fp8.worker.own_state import OwnState, own_state_kept
+from pytest_fp8.worker.parallel import inner_model, parallelized
 from pytest_fp8.worker.phases import StepCounts
 from pytest_fp8.worker.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.seed_weights import copy_model, copy_values
@@ -48,9 +51,9 @@ class Engine:
         """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
         emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
-        self.device = torch.device(spec.device)
+        _require_device(torch.device(spec.device))
+        self.device = ranks.join(self.case, torch.device(spec.device))
         self.backend = backend(self.case.backend)
-        _require_device(self.device)
         if spec.threads:
             torch.set_num_threads(spec.threads)
         multiply_bfloat16_through_float32(self.device)
@@ -74,7 +77,7 @@ class Engine:
         gc.freeze()
         self.fault_points.warm(self)
 
-    # -- construction: build, convert, activation checkpointing, compile, warm up -------------------------------------
+    # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up ------------------------
 
     def _build(self) -> None:
         own = self.setup.own
@@ -94,13 +97,16 @@ class Engine:
             checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
         if self.compiled and not self.backend.compiles_itself:
             compile_blocks(self.model)
+        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup))
+        self.wrapped = parallel.wrapped
+        """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
+        self.model = inner_model(self.wrapped, self.model)
         prepared = self._prepared or Prepared(self.model, self.conversion)
         self.loss_of = prepared.loss_of or self.setup.loss()
-        self.backward = prepared.backward
-        self.optimizer = self.fault_points.optimizer(
-            self, lambda: prepared.optimizer or self.setup.optimizer(self.model)
-        )
-        self._renews_optimizer = own is not None and prepared.optimizer is None
+        self.backward = parallel.backward or prepared.backward
+        made = parallel.optimizer or prepared.optimizer
+        self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
+        self._renews_optimizer = own is not None and made is None
         # After the conversion, so that what convert() set is the arm's own.
         self._own_state = OwnState(self.model)
 
@@ -145,7 +151,8 @@ class Engine:
                     else:
                         require_whole(self.own_step, *self._run_own(self.own_step, batch))
         except Exception as error:
-            if explain_failure is not None:
+            # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
+            if explain_failure is not None and self.case.gpus == 1:
                 explain_failure(self)
             self.backend.raise_explained(error)
             raise
@@ -156,9 +163,9 @@ class Engine:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
         return self.setup.fresh_model(seed)
 
-    def training_batch(self, seed: int, step: int) -> Any:
-        """The batch of one step of a loss curve; the same in every arm."""
-        return self.setup.training_batch(*self.fault_points.batch(seed, step))
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
+        return self.setup.training_batch(*self.fault_points.batch(seed, step), whole)
 
     def timing_batch(self, step: int) -> Any:
         """The batch of one timed step."""
@@ -218,10 +225,11 @@ class Engine:
         before the optimizer steps."""
         if self.own_step is not None:
             own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
+            self.backend.stepped(self.model)
             self.fault_points.stepped(self)
             return own_loss
         loss = training.training_step(
-            self.model,
+            self.wrapped,
             batch,
             loss_of=self.loss_of,
             optimizer=self.optimizer,
@@ -233,6 +241,7 @@ class Engine:
         schedule = schedule_of(self.optimizer)
         if schedule is not None:
             schedule.step()
+        self.backend.stepped(self.model)
         self.fault_points.stepped(self)
         return loss
 
@@ -243,7 +252,7 @@ class Engine:
         phase: training.Phase = nullcontext,
         on_gradients: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, StepCounts]:
-        return run_step(step, self.model, batch, self.optimizer, self.precision, phase, on_gradients)
+        return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
 
     def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
         """See :func:`pytest_fp8.worker.curves.curve`."""
@@ -253,6 +262,7 @@ class Engine:
         """Give cached memory back to the device, so that the pair's other arm can use it."""
         # On the model, not the optimizer, which may not hold every parameter that gets a gradient.
         self.model.zero_grad(set_to_none=True)
+        ranks.reshard(self.model)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

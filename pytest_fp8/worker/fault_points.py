@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.backends.base import Backend, Conversion
     from pytest_fp8.case import Case
+    from pytest_fp8.worker.parallel import Parallel
     from pytest_fp8.worker.recompute import Recompute
     from pytest_fp8.worker.training_setup import TrainingSetup
     from pytest_fp8.zoo.training import LossFunction
@@ -68,6 +69,10 @@ class FaultPoints:
         """Called before activation checkpointing is switched on. Returns the function that recomputes activations
         (``None``: torch's own) and further arguments for it."""
         return recompute, {}
+
+    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], Parallel]) -> Parallel:
+        """Called before the optimizer is made, in place of parallelizing the model, which is ``parallelize``."""
+        return parallelize()
 
     def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Called after the conversion, in place of making the optimizer, which is ``make``."""

@@ -15,6 +15,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
 from pytest_fp8.shipping import unship
 from pytest_fp8.worker.observe import Part
+from pytest_fp8.worker.parallel import parallelized
 from pytest_fp8.worker.preparation import checkpoint_activations
 from pytest_fp8.worker.restored import hooked
 from pytest_fp8.worker.step import muted, run_step
@@ -69,6 +70,8 @@ def executed(spec: ArmSpec) -> dict[str, Any]:
             "buffers": [[name, *_kind(buffer)] for name, buffer in model.named_buffers()],
             "batch": _shapes(setup.timing_batch(0)),
         }
+        if case.parallel != "zero3":
+            model = parallelized(model, setup).wrapped
         run = _step(setup, model)
         calls, others = (_calls(model, run, setup.timing_batch(index)) for index in range(2))
         return {**told, "calls": calls if calls == others else VARY}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +16,11 @@ from pytest_fp8.worker.instrumented import SEED, fit_scales
 from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.moved_weights import moved_weights
 from pytest_fp8.worker.restored import hooked
+from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept
 from pytest_fp8.zoo import data
+from pytest_fp8.zoo.training import Phase
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -71,8 +73,8 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
     sketches: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
     before = random_state()
-    with engine.standing_still(), sketched(engine, sketches, filled) as reached:
-        loss = engine.step(batch)
+    with engine.standing_still(), sketched(engine, sketches, filled) as (reached, phase):
+        loss = engine.step(batch, phase)
     silent = sorted(
         plain_name(name)
         for name, parameter in engine.model.named_parameters(remove_duplicate=False)
@@ -92,11 +94,14 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
 
 
 @contextmanager
-def sketched(engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str, torch.Tensor]) -> Iterator[set[int]]:
+def sketched(
+    engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str, torch.Tensor]
+) -> Iterator[tuple[set[int], Phase]]:
     """While open, note each parameter's gradient whenever it was accumulated; the last one counts. Gives the ids of the
-    parameters that got one. ``filled``: for the share of values that are not 0.
+    parameters that got one, and the phase to run the step with. ``filled``: for the share of values that are not 0.
 
-    Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that.
+    Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that. With
+    several ranks at the end of each backward pass, when gradients are reduced; of a sharded one the whole.
     """
     fused, places = engine.fused_params, rotated(engine.device)
     reached: set[int] = set()
@@ -105,7 +110,7 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str
         def note(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None
             reached.add(id(parameter))
-            for part, gradient in split([(name, parameter.grad.detach())], fused):
+            for part, gradient in split([(name, full(parameter.grad.detach()))], fused):
                 plain = plain_name(part)
                 sketches.pop(plain, None)
                 sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
@@ -113,13 +118,20 @@ def sketched(engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str
 
         return note
 
-    handles = [
-        parameter.register_post_accumulate_grad_hook(noting(name))
-        for name, parameter in engine.model.named_parameters()
-        if parameter.requires_grad
-    ]
-    with hooked(handles):
-        yield reached
+    trained = [(name, p) for name, p in engine.model.named_parameters() if p.requires_grad]
+    if engine.case.gpus > 1:
+
+        @contextmanager
+        def phase(name: str) -> Iterator[None]:
+            yield
+            for one, parameter in trained if name == "backward" else ():
+                if parameter.grad is not None:
+                    noting(one)(parameter)
+
+        yield reached, phase
+        return
+    with hooked([p.register_post_accumulate_grad_hook(noting(name)) for name, p in trained]):
+        yield reached, nullcontext
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.worker.model_output import first_inputs, inputs_noted, output_of
+from pytest_fp8.worker.ranks import reshard
 from pytest_fp8.worker.step import first_output, forward_alone
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept, generators_kept
@@ -26,9 +27,11 @@ def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
     with generators_kept(), buffers_kept(engine.model), stance:
         # Dropout masks are the same in every arm, whatever generator draws them.
         seed_generators(seed)
-        batch = engine.training_batch(seed, STEP)
+        # Each rank computes the whole, as an arm on one GPU does.
+        batch = engine.training_batch(seed, STEP, whole=True)
         with inputs_noted(engine.model) as inputs:
             output = output_on(engine, batch)
+        reshard(engine.model)
         return output, inputs[0] if inputs else 0
 
 
@@ -47,16 +50,16 @@ def output_on(engine: Engine, batch: Any) -> torch.Tensor:
             return logits
         # With gradients, as in training: a loss may take some of its own, and evaluation does not count.
         if engine.own_step is not None:
-            return first_output(engine.own_step, engine.model, batch, engine.optimizer, engine.precision)
+            return first_output(engine.own_step, engine.wrapped, batch, engine.optimizer, engine.precision)
         return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))
 
 
 def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
     """Arguments of the model on a held-out batch; ``None`` where the loss or step calls parts of the model alone."""
-    own, step, model = engine.setup.own, engine.own_step, engine.model
+    own, step, model = engine.setup.own, engine.own_step, engine.wrapped
     with generators_kept(), buffers_kept(model), torch.compiler.set_stance("force_eager"):
         seed_generators(seed)
-        batch = engine.training_batch(seed, STEP)
+        batch = engine.training_batch(seed, STEP, whole=True)
         if own is None:
             return (), {"input_ids": batch["input_ids"]}
         with engine.precision(), forward_alone(engine.optimizer):
@@ -74,6 +77,7 @@ def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:
         with generators_kept(), torch.no_grad(), engine.precision(), torch.compiler.set_stance("force_eager"):
             engine.model(*args, **kwargs)
     finally:
+        reshard(engine.model)
         # By train(), too: a layer may note there that training goes on.
         engine.model.train()
         for module, training in modes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,9 @@ from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.ledger_operators import OperatorWatch
 from pytest_fp8.worker.ledger_weights import optimizer_note, random_state, switches_of
 from pytest_fp8.worker.operators import dtype_name
+from pytest_fp8.worker.ranks import uncompiled_step_fits
 from pytest_fp8.worker.second_forward import SecondForward
+from pytest_fp8.worker.shards import full
 from pytest_fp8.worker.updates import around_step, updates
 from pytest_fp8.zoo.batch import tensors_in
 
@@ -96,7 +99,7 @@ class StepLedger:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
         with _disable_current_modes():
-            return float(torch.nn.utils.get_total_norm(gradients)) if gradients else math.nan
+            return float(full(torch.nn.utils.get_total_norm(gradients))) if gradients else math.nan
 
 
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()
@@ -140,6 +143,8 @@ def _taken(engine: Engine) -> ArmLedger:
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
         uncertain=operators.uncertain,
+        ranks=engine.case.gpus,
+        wire=[replace(one, count=count) for one, count in operators.wire.items()],
         watched=seen.watched,
         # What was drawn names the layer less surely.
         recomputed_otherwise=seen.inputs.other() or seen.draws.other(),
@@ -151,18 +156,22 @@ def _updates(engine: Engine) -> Updates:
     try:
         return updates(engine)
     except torch.OutOfMemoryError:
-        pass
+        if engine.case.gpus > 1:
+            raise
     engine.park()
     return NO_UPDATES
 
 
 def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
-    """The instrumented step; with activations in the host's memory where they do not fit the GPU."""
+    """The instrumented step; with activations in the host's memory where they do not fit the GPU. Several ranks cannot
+    try: they decide it together beforehand."""
     seen = StepLedger(engine)
     try:
-        return seen, instrumented_step(engine, seen)
+        with nullcontext() if uncompiled_step_fits(engine.case, engine.device) else kept_on_host():
+            return seen, instrumented_step(engine, seen)
     except torch.OutOfMemoryError:
-        pass
+        if engine.case.gpus > 1:
+            raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen = StepLedger(engine)

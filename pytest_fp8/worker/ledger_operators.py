@@ -14,13 +14,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_fp8.questions.ledger.evidence import Draw, OwnedProduct
+from pytest_fp8.questions.ledger.evidence import Collective, Draw, OwnedProduct
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.ledger_modules import COMPUTED, ROUTED, ModuleWatch, shape_of
 from pytest_fp8.worker.ledger_weights import random_state
 from pytest_fp8.worker.operators import dtype_name, products_of_call
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.restored import replaced
+from pytest_fp8.worker.wire import collective_of
 from pytest_fp8.zoo.batch import tensors_in
 
 READ = "_local_scalar_dense"
@@ -52,6 +53,8 @@ NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
 NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
 ROOTS = ("rsqrt", "sqrt")
 """What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
+SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
+"""FSDP2's own copies, which differ where weights are gathered in FP8."""
 LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
 """Folders of the libraries that switch FP8 on."""
 TORCH = f"{os.sep}torch{os.sep}"
@@ -77,6 +80,7 @@ class OperatorWatch(TorchDispatchMode):
         """The number that the last operator added; empty where that was no addition."""
         self.draws: list[Draw] = []
         self.waits: Counter[str] = Counter()
+        self.wire: Counter[Collective] = Counter()
         self.uncertain = False
         self.phase = ""
         self._fp8_layers = fp8_layers
@@ -179,6 +183,9 @@ class OperatorWatch(TorchDispatchMode):
         flags = 0
         for tensor in given:
             flags |= self.flags(tensor)
+        collective = collective_of(self.where(), operator, given + _flat(result))
+        if collective is not None:
+            self.wire[collective] += 1
         if operator == READ:
             self._read(given[0], flags)
             return
@@ -193,7 +200,7 @@ class OperatorWatch(TorchDispatchMode):
         if products or operator == "attention":
             flags |= COMPUTED
         counted = operator not in NOT_COUNTED and not routed and not products and self.where() == "forward"
-        if counted and not _by_a_library():
+        if counted and collective is None and not _by_a_library():
             self._count(operator, args, made)
         if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
             self._wait()
@@ -231,6 +238,8 @@ def _by_a_library() -> bool:
     innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
     frame = sys._getframe(3)
     while frame is not None and TORCH in frame.f_code.co_filename:
+        if SHARDING in frame.f_code.co_filename:
+            return True
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
 

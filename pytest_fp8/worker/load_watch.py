@@ -13,6 +13,7 @@ from pytest_fp8.worker.held_out import evaluate, held_out_inputs
 from pytest_fp8.worker.own_state import own_state_kept
 from pytest_fp8.worker.product_accuracy import is_product
 from pytest_fp8.worker.restored import hooked
+from pytest_fp8.worker.shards import full, is_plain
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -49,7 +50,7 @@ class LoadWatch:
         """Evaluate with the weights that are there now."""
         if self._evaluated():
             weights = {name: layer._parameters["weight"] for name, layer in self._layers.items()}
-            self._before = {name: _some(weight).detach().clone() for name, weight in weights.items()}
+            self._before = {name: _some(full(weight)).detach().clone() for name, weight in weights.items()}
 
     def stale(self) -> list[str]:
         """Evaluate again: the layers that multiply by other weights than theirs, of :meth:`before` or older ones."""
@@ -134,8 +135,8 @@ def _is_stale(new: float, old: float, trained: float, power: float) -> bool:
 
 
 def _is_trained(weight: torch.nn.Parameter | None) -> bool:
-    """Whether it is a plain tensor, and trained."""
-    return type(weight) is torch.nn.Parameter and weight.requires_grad and weight.dtype.itemsize > 1
+    """Whether it is a plain tensor, or plain in its shards, and trained."""
+    return weight is not None and is_plain(weight) and weight.requires_grad and weight.dtype.itemsize > 1
 
 
 def _some(lines: torch.Tensor) -> torch.Tensor:

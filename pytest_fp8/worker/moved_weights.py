@@ -11,6 +11,7 @@ import torch
 
 from pytest_fp8.worker.held_out import compared, held_out_output
 from pytest_fp8.worker.restored import values_kept
+from pytest_fp8.worker.shards import local
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.engine import Engine
@@ -28,7 +29,7 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
     weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
     with values_kept(weights.values()):
         with torch.no_grad():
-            for weight in weights.values():
+            for weight in map(local, weights.values()):
                 noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
                 weight.copy_(weight * noise)
         yield

@@ -19,6 +19,7 @@ from pytest_fp8.worker.instrumented import SEED, Observer, fit_scales, instrumen
 from pytest_fp8.worker.outputs import OutputWatch
 from pytest_fp8.worker.product_accuracy import STATISTICS, Expected, Operand, decibels, is_product, square_amax
 from pytest_fp8.worker.restored import hooked
+from pytest_fp8.worker.shards import full, is_plain, is_sharded
 from pytest_fp8.worker.training_setup import seed_generators
 from pytest_fp8.worker.training_state import buffers_kept
 
@@ -112,11 +113,18 @@ class ProductWatch:
         self._calls: dict[str, int] = {}
         self._found: list[tuple[str, Role, torch.Tensor]] = []
         self._indices: dict[int, torch.Tensor] = {}
+        self._gathered: dict[str, dict[Role, Operand]] = {}
+        """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
 
     # -- the observer -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        self._gathered = {
+            name: self._lines_of(full(weight))
+            for name, module in self._layers.items()
+            if (weight := module._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
+        }
         handles: list[Any] = []
         for name, module in self._layers.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
@@ -210,7 +218,7 @@ class ProductWatch:
         rows, outs = self._some(len(given)), self._some(output.shape[-1])
         expected = Expected(
             Operand(given[rows], given.abs().amax()),
-            self._weight(call.weight, outs, FPROP),
+            self._weight(call, outs, FPROP),
             self._casts.get(FPROP),
             output.dtype,
             bias.detach()[outs] if bias is not None and bias.numel() else None,
@@ -224,7 +232,7 @@ class ProductWatch:
             gradient = gradient.detach().reshape(-1, gradient.shape[-1])
             amax = gradient.abs().amax()
             rows, ins = self._some(len(gradient)), self._some(call.weight.shape[1])
-            weight = self._weight(call.weight, ins, DGRAD)
+            weight = self._weight(call, ins, DGRAD)
             left = Operand(gradient[rows], amax)
             call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
             if call.columns is None or call.amax is None:
@@ -256,16 +264,23 @@ class ProductWatch:
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
-    def _weight(self, weight: torch.Tensor, lines: torch.Tensor, role: Role) -> Operand:
+    def _weight(self, call: _Call, lines: torch.Tensor, role: Role) -> Operand:
         """Some lines of the weight along the inner dimension: rows in fprop, columns in dgrad."""
+        if call.name in self._gathered:
+            return self._gathered[call.name][role]
         # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
-        dense = weight.detach().dequantize() if _is_quantized(weight) else weight.detach()
+        dense = call.weight.detach().dequantize() if _is_quantized(call.weight) else call.weight.detach()
         dense = dense if role == FPROP else dense.t()
         casts = self._casts.get(role)
         squares = None
         if casts is not None and casts[1].scales == SQUARE:
             squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
         return Operand(dense[lines], dense.abs().amax(), squares)
+
+    def _lines_of(self, weight: torch.Tensor) -> dict[Role, Operand]:
+        rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
+        amax = weight.abs().amax()
+        return {FPROP: Operand(weight[rows], amax), DGRAD: Operand(weight.t()[columns], amax)}
 
     def _some(self, size: int) -> torch.Tensor:
         """At most :data:`LINES` of ``size`` indices, at random: a regular choice could miss a regular fault."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.worker.shards import is_sharded
 
 FILE = "optimizer_extras.pt"
 _PLAIN = (bool, int, float, str, type(None))
@@ -30,8 +31,8 @@ class UnstorableStateError(TypeError):
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether every store takes the value as it is: a tensor, and not of a class that wraps other tensors."""
-    return isinstance(value, torch.Tensor) and not hasattr(value, "__tensor_flatten__")
+    """Whether every store takes the value as it is: a tensor, and not of a class that wraps others, but for shards."""
+    return isinstance(value, torch.Tensor) and (is_sharded(value) or not hasattr(value, "__tensor_flatten__"))
 
 
 def leaves(key: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -64,7 +64,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     )
     state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
     with _reported("save", function):
-        function(engine.model, engine.optimizer, path)
+        function(engine.wrapped, engine.optimizer, path)
     engine.synchronize()
     now = digests(checkpoints.weights_of(engine)[0])
     return {
@@ -100,7 +100,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         seed_generators(OTHER_SEED)
         strange = generators()
         with _reported("load", function):
-            function(engine.model, engine.optimizer, Path(folder))
+            function(engine.wrapped, engine.optimizer, Path(folder))
         found = kept(engine.model, engine.optimizer, engine.backend)
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
     weights, _, scaling = checkpoints.weights_of(engine)

@@ -8,6 +8,7 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.fused_params import split
+from pytest_fp8.worker.shards import assign
 
 
 @torch.no_grad()
@@ -39,8 +40,8 @@ def copy_values(
         target = live.pop(name, None)
         if target is None:
             continue
-        target.copy_(value)
+        assign(target, value)
         if jitter:
             noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
-            target.copy_(value * noise)
+            assign(target, value * noise)
     return sorted(live)

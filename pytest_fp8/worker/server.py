@@ -25,6 +25,7 @@ from pytest_fp8.worker.moved_weights import first_losses, moved_outputs, moved_r
 from pytest_fp8.worker.numerics import numerics
 from pytest_fp8.worker.timing import timed_blocks
 from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
+from pytest_fp8.worker.zero import size
 
 
 class ArmServer:
@@ -61,7 +62,8 @@ class ArmServer:
         try:
             result = operations[operation](**arguments)
         except (RuntimeError, AssertionError, ValueError):
-            explain_rows(self.engine)
+            if self.engine.case.gpus == 1:
+                explain_rows(self.engine)
             raise
         self.engine.backend.drop_pending_recomputation()
         # After every question cached memory is given back: the pair's other arm may need it. Not between blocks, where
@@ -78,7 +80,7 @@ class ArmServer:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
-            "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "parameters": sum(map(size, engine.model.parameters())),
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,

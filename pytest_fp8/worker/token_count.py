@@ -126,7 +126,7 @@ def _run_forward(engine: Engine, batch: Any) -> None:
         with torch.compiler.set_stance("force_eager"):
             if engine.own_step is not None:
                 with engine.standing_still():
-                    engine.own_step(engine.model, batch, engine.optimizer, engine.precision)
+                    engine.own_step(engine.wrapped, batch, engine.optimizer, engine.precision)
             else:
                 with torch.no_grad(), engine.precision():
                     engine.loss_of(engine.model, batch)

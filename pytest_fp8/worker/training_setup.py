@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
 from pytest_fp8.worker.given import Drawn, checked_batch, checked_loss, checked_optimizer, require_weights
+from pytest_fp8.worker.ranks import part_of
 from pytest_fp8.worker.step import WorkloadError
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
@@ -53,12 +54,13 @@ class TrainingSetup:
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
         return model
 
-    def training_batch(self, seed: int, step: int) -> Any:
-        """The batch of one step of a loss curve; the same in every arm."""
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
         if self.own is None:
             tokens = self.case.tokens
             assert tokens is not None, "a model of the suite has its sizes"
-            return self._place(data.text_batch(*tokens, seed, step))
+            text = data.text_batch(*tokens, seed, step)
+            return self._place(text if whole else part_of(self.case, text))
         seed_generators(1_000_003 * (seed + 1) + step)
         batch = checked_batch(self.own, self.own.batch(step))
         self.drawn = Drawn.of(seed, step, batch)
@@ -69,7 +71,8 @@ class TrainingSetup:
         tokens = self.case.tokens
         if self.own is not None or tokens is None:
             return self.training_batch(seed=0, step=step)
-        return self._place(data.random_batch(*tokens, SHAPES[self.case.model].vocab, step))
+        whole = data.random_batch(*tokens, SHAPES[self.case.model].vocab, step)
+        return self._place(part_of(self.case, whole))
 
     def loss(self) -> training.LossFunction:
         """The forward pass up to the loss."""

@@ -18,6 +18,7 @@ from pytest_fp8.worker.instrumented import RANDOM, SEED
 from pytest_fp8.worker.ledger_modules import digest_of
 from pytest_fp8.worker.phases import closure_of, innermost
 from pytest_fp8.worker.restored import replaced
+from pytest_fp8.worker.shards import full, is_plain, is_sharded, local
 from pytest_fp8.worker.step import schedule_kept
 from pytest_fp8.worker.training_setup import seed_generators
 
@@ -76,7 +77,7 @@ class _Given:
         self._weights = {
             plain_name(name): parameter
             for name, parameter in engine.model.named_parameters()
-            if id(parameter) in stepped and name not in fused and type(parameter) is torch.nn.Parameter
+            if id(parameter) in stepped and name not in fused and is_plain(parameter) and local(parameter).numel()
         }
         self._places = rotated(engine.device)
         self._start: dict[str, torch.Tensor] = {}
@@ -90,7 +91,11 @@ class _Given:
         for name, weight in live.items():
             if name not in self._start:
                 self._start[name] = self._sketch(name, weight)
-            weight.grad = _numbers(weight.grad, self._size, zlib.crc32(f"{name} {self._steps}".encode()))
+            seed = zlib.crc32(f"{name} {self._steps}".encode())
+            # A rank gets the numbers of its own part: the same in both arms, which are sharded alike.
+            gradient: Any = weight.grad
+            made = _numbers(local(gradient), self._size, seed)
+            weight.grad = gradient if is_sharded(gradient) else made
         self._steps += 1
         # For an optimizer that rounds stochastically.
         seed_generators(RANDOM + self._steps)
@@ -102,18 +107,18 @@ class _Given:
         return Updates(
             steps=self._steps,
             size=self._size,
-            digests={name: digest_of(self._weights[name].detach()) for name in moved},
+            digests={name: digest_of(local(self._weights[name]).detach()) for name in moved},
             sketches={name: b64encode(each.cpu().numpy().tobytes()).decode() for name, each in moved.items()},
         )
 
     def _sketch(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        return sketch(weight, zlib.crc32(name.encode()), self._places)
+        return sketch(local(weight), zlib.crc32(name.encode()), self._places)
 
 
 def _size(gradients: list[Any]) -> float:
     """Their root mean square, rounded to a power of :data:`BASE`; 0 where it is none."""
     count = sum(gradient.numel() for gradient in gradients)
-    mean = float(torch.nn.utils.get_total_norm(gradients)) / math.sqrt(count)
+    mean = float(full(torch.nn.utils.get_total_norm(gradients))) / math.sqrt(count)
     return BASE ** round(math.log(mean, BASE)) if mean > 0 and math.isfinite(mean) else 0.0
 
 

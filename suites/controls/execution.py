@@ -31,7 +31,7 @@ def with_forward(engine: BreakableEngine, forward_of: Callable[[Any], Forward]) 
         layer.forward = forward_of(layer)
 
 
-def _plain_linear(layer: Any) -> Forward:
+def plain_linear(layer: Any) -> Forward:
     import torch.nn.functional as F
 
     return lambda given: F.linear(given, layer.weight, layer.bias)
@@ -144,7 +144,7 @@ class EvalSwitchesOff(Control):
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         def while_training(layer: Any) -> Forward:
-            own, plain = layer.forward, _plain_linear(layer)
+            own, plain = layer.forward, plain_linear(layer)
             return lambda given: own(given) if layer.training else plain(given)
 
         with_forward(engine, while_training)
@@ -200,7 +200,7 @@ class Fp8Off(Control):
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        with_forward(engine, _plain_linear)
+        with_forward(engine, plain_linear)
 
 
 class RecomputeOutsideAutocast(Control):

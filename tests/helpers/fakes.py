@@ -108,6 +108,7 @@ class FakeProcess:
     def __init__(self, backend: str = "bf16", environment: Any = None, fork: bool = False) -> None:
         self.side = environment.name if environment is not None else ""
         self.pid = next(self._pids)
+        self.pids = {self.pid}
         self.alive = True
         self.spec: Any = None
         self.asked: tuple[str, dict[str, Any]] | None = None

@@ -12,13 +12,14 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fp8.case import OWN_STORE, Case
+from pytest_fp8.case import OWN, OWN_STORE, Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.checkpoints.resuming import check_resumed
 
+DCP = "dcp"
 STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
 SEED = 7
@@ -72,7 +73,8 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         pair.bf16.request("curve", seed=SEED, steps=1)
         to_bf16 = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
-    return with_moved_reference(pair, to_bf16 + to_fp8)
+        between = _carry_between_ranks(pair, forth, apart) if _changes_ranks(pair.case) else []
+    return with_moved_reference(pair, to_bf16 + between + to_fp8)
 
 
 def reference_source(pair: PairArms) -> tuple[Output, Source]:
@@ -82,6 +84,24 @@ def reference_source(pair: PairArms) -> tuple[Output, Source]:
     stores = _stores(pair)
     what = f"checkpoint {pair.case.resume} {stores}"
     return start, pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
+
+
+def _changes_ranks(case: Case) -> bool:
+    """Whether checkpoints are also carried between this case's ranks and one GPU. Not where it does not resume: such a
+    case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank."""
+    return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and case.model != OWN
+
+
+def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:
+    """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
+    several, case = f"{pair.case.gpus} ranks", pair.case
+    with pair.on_one_gpu() as alone, tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
+        transfers = [_carry(case, f"fp8 on {several} -> bf16 on one", DCP, forth, alone, start)]
+        back = _source(case, alone, Path(name), (DCP,))
+        transfers.append(_carry(case, f"bf16 on one -> fp8 on {several}", DCP, back, pair.fp8, start))
+    # Ranks are given parts of each batch, so fingerprints of what was given are others.
+    seen = [replace(t.resumed, data=t.source.data, inputs=t.source.inputs) for t in transfers]
+    return [replace(transfer, resumed=each) for transfer, each in zip(transfers, seen, strict=True)]
 
 
 def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Transfer]:
@@ -160,7 +180,7 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
 def _with_optimizer(case: Case, store: str) -> bool:
     """Weights travel alone through safetensors, as they are published; the training state through DCP and through the
     user's own functions."""
-    return case.resume and store in ("dcp", OWN_STORE)
+    return case.resume and store in (DCP, OWN_STORE)
 
 
 def _resumed(arm: Arm) -> Resumed:

@@ -11,6 +11,7 @@ from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_r
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
 from pytest_fp8.questions.layers.products import StepProducts, role_table
+from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, never_called
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
@@ -43,6 +44,7 @@ def check_layers(
         find_in_conversion(case, evidence)
         or find_in_recipe(case, evidence)
         or find_in_execution(case, evidence, step)
+        or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         or _counts(counted(numbers), baseline_counts or {})
         or _scaling(evidence)
@@ -89,6 +91,10 @@ def _beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> str:
     if otherwise:
         where = some([name or "the model" for name in otherwise])
         said += f"; recomputation computes something else than the first forward in both arms: {where}"
+    wire = travelled(ledgers.fp8) if ledgers is not None else ""
+    said += f"; on the wire, a step of a rank: {wire}" if wire else ""
+    if ledgers is not None and same_on_all_ranks(ledgers.fp8):
+        said += "; all ranks were given one and the same batch: cut it by rank in batch(step)"
     if not evidence.stacked_weights:
         return said
     return f"{said}; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"

@@ -120,6 +120,20 @@ NO_UPDATES = Updates(0, 0.0, {}, {})
 
 
 @dataclass(frozen=True)
+class Collective:
+    """Equal collectives of one step of one rank."""
+
+    phase: str
+    operation: str
+    """``all-gather``, ``reduce-scatter``, ``all-reduce``, ``broadcast`` or ``all-to-all``."""
+    dtype: str
+    """As it travels: FSDP2 sends what it gathers in several types as ``uint8``."""
+    bytes: int
+    """Of the whole tensor that is gathered or reduced."""
+    count: int
+
+
+@dataclass(frozen=True)
 class ArmLedger:
     """One instrumented step of an arm, from the same weights, batch and random state as the other arm's."""
 
@@ -163,6 +177,9 @@ class ArmLedger:
     """Whether operators were watched. Not where a library brings compiled code that refuses it."""
     recomputed_otherwise: Sequence[str] = ()
     """Layers at which recomputation had other values than the first forward pass: another dropout mask."""
+    ranks: int = 1
+    wire: Sequence[Collective] = ()
+    """What travelled between the ranks."""
 
     def routes(self) -> bool:
         """Whether any size follows from numbers that the model computed."""

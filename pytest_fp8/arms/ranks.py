@@ -1,0 +1,213 @@
+"""An arm of several ranks seen from pytest: a process for each, asked the same in step, answering as one.
+
+The ranks are started as ``torchrun`` starts them (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``,
+``MASTER_PORT``) and kept as long as the arm. Rank i takes the i-th GPU that this process sees. What goes wrong on one
+rank is the arm's: all ranks end, and the error names the one that began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pytest_fp8.arms.merging import RanksDisagree, merged
+from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.errors import ArmError
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
+
+GRACE_SECONDS = 5.0
+"""How long the other ranks may still answer after one has failed. They may wait for it in a collective for minutes."""
+ADDRESS = "127.0.0.1"
+CONSEQUENCE = re.compile(r"closed by peer|reset by peer|Broken pipe|gloo|NCCL|DistBackendError|DistNetworkError", re.I)
+"""What a rank says whose partner has failed."""
+PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+IN_A_COLLECTIVE = re.compile(r"torch/distributed/|_engine_run_backward")
+"""In the stack of a rank that waits for the others. A rank that is elsewhere keeps them waiting."""
+
+
+class RankedProcess:
+    """The processes of an arm's ranks, with the methods of :class:`~pytest_fp8.arms.process.ArmProcess`."""
+
+    def __init__(
+        self, ranks: int, backend: str = "bf16", environment: ArmEnvironment | None = None, fork: bool = False
+    ) -> None:
+        self.name = "an arm"
+        self._asked, self._answer_due = "", False
+        self._reserved = reserved_port()
+        self.port: int = self._reserved.getsockname()[1]
+        self.ranks: list[ArmProcess] = []
+        try:
+            for rank in range(ranks):
+                self.ranks.append(ArmProcess(backend, environment, fork, self._variables(rank, ranks)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _variables(self, rank: int, ranks: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": ADDRESS,
+            "MASTER_PORT": str(self.port),
+        }
+
+    @property
+    def pid(self) -> int:
+        """Of rank 0."""
+        return self.ranks[0].pid
+
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self.ranks}
+
+    @property
+    def alive(self) -> bool:
+        return all(process.alive for process in self.ranks)
+
+    def start_build(self, spec: ArmSpec) -> None:
+        self.name = spec.name
+        self._note_asked("build")
+        for rank, process in enumerate(self.ranks):
+            process.start_build(spec)
+            process.name = f"{spec.name}, rank {rank} of {len(self.ranks)}"
+
+    def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
+        self.start_build(spec)
+        answer: dict[str, Any] = self.receive(timeout)
+        return answer
+
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        self.send(operation, **arguments)
+        return self.receive(timeout)
+
+    def send(self, operation: str, **arguments: Any) -> None:
+        self._note_asked(operation)
+        for process in self.ranks:
+            process.send(operation, **arguments)
+
+    def _note_asked(self, operation: str) -> None:
+        if self._answer_due:
+            raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
+        self._asked, self._answer_due = operation, True
+
+    def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
+        """Wait for all ranks' answers to the last request; what they say together. Raises :class:`ArmError`."""
+        answers: dict[int, Any] = {}
+        errors: dict[int, ArmError] = {}
+        try:
+            silent = self._collect(timeout, answers, errors)
+            if silent and not errors:
+                self._raise_hung(silent, timeout)
+        except BaseException:
+            self.close()
+            raise
+        self._reserved.close()
+        self._answer_due = False
+        if errors:
+            if silent or not self.alive:
+                self.close()
+            raise self._explained(_began(errors))
+        try:
+            return merged(self._asked, [answers[rank] for rank in range(len(self.ranks))])
+        except RanksDisagree as difference:
+            raise self._disagreement(difference) from None
+
+    def _collect(self, timeout: float, answers: dict[int, Any], errors: dict[int, ArmError]) -> list[int]:
+        """Fill in what each rank answers, or the error that it ended with; gives the ranks that said nothing in time,
+        which is short once one has failed."""
+        deadline = time.monotonic() + timeout
+        silent = dict(enumerate(self.ranks))
+        while silent:
+            ready = wait([process.fileno() for process in silent.values()], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, process in silent.items() if process.fileno() in ready]:
+                try:
+                    answers[rank] = silent.pop(rank).receive(timeout)
+                except ArmError as error:
+                    errors[rank] = error
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        return sorted(silent)
+
+    def close(self) -> None:
+        """End all ranks and what they started. Safe to call twice."""
+        self._reserved.close()
+        for process in self.ranks:
+            process.close()
+
+    # -- what went wrong ------------------------------------------------------------------------------------------
+
+    def _raise_hung(self, silent: list[int], timeout: float) -> NoReturn:
+        """Of the ranks without an answer the one that no collective holds, where there is one."""
+        for rank in silent:
+            # faulthandler in the worker writes every thread's stack to the log.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.ranks[rank].pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        tails = {rank: self.ranks[rank].tail() for rank in silent}
+        guilty = next((rank for rank in silent if not IN_A_COLLECTIVE.search(tails[rank])), silent[0])
+        others = [rank for rank in silent if rank != guilty]
+        raise ArmError(
+            "hung",
+            f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped: "
+            f"rank {guilty} hangs" + (f", and rank {', '.join(map(str, others))} waits for it" if others else ""),
+            expected=f"an answer of all {len(self.ranks)} ranks within {timeout:.0f} s",
+            seen="\n".join(f"the end of the output of rank {rank}:\n{tails[rank]}" for rank in [guilty, *others]),
+            cause="a deadlock: collectives that not every rank calls, or calls in another order; or work far slower "
+            "than planned. The stacks above say where each rank was",
+            next_step="run the same case alone with -k, and with TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        )
+
+    def _explained(self, error: ArmError) -> ArmError:
+        if not PORT_TAKEN.search(error.seen):
+            return error
+        return ArmError(
+            "raised",
+            f"the ranks of the arm {self.name!r} could not meet: port {self.port} is in use",
+            expected=f"{ADDRESS}:{self.port}, which was free when the arm was started",
+            seen=error.seen,
+            cause="another program on this machine took the port in the seconds between",
+            next_step="run the test again: each arm looks for a free port anew",
+        )
+
+    def _disagreement(self, difference: RanksDisagree) -> ArmError:
+        return ArmError(
+            "ranks disagree",
+            f"rank {difference.rank} of the arm {self.name!r} differs from rank 0: {difference.what}",
+            expected=f"the same on all {len(self.ranks)} ranks",
+            seen=f"rank 0: {difference.first}\nrank {difference.rank}: {difference.other}",
+            cause=difference.cause,
+            next_step=difference.next_step,
+        )
+
+
+AnyProcess = ArmProcess | RankedProcess
+
+
+def reserved_port() -> socket.socket:
+    """A socket bound to a free port, and not listening: rank 0 can listen on it, and nothing else is given it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((ADDRESS, 0))
+    return holder
+
+
+def _began(errors: dict[int, ArmError]) -> ArmError:
+    """The error that the others follow from: a death or a lack of memory first, a broken connection last."""
+    first = ("died", "out of memory")
+
+    def order(rank: int) -> tuple[bool, bool, int]:
+        return errors[rank].kind not in first, bool(CONSEQUENCE.search(errors[rank].seen)), rank
+
+    return errors[min(errors, key=order)]

@@ -1,0 +1,68 @@
+"""Does what travels between ranks travel in the precision that the configuration promises? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_fp8.case import Case
+from pytest_fp8.questions.findings import Finding, fail
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
+
+PADDING = 0.02
+"""Share of bytes more than the weights take. FSDP2 pads each shard: 0.3 % with the micro model's weights, the smallest
+of the suite (two ranks, gloo)."""
+
+
+def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> Finding | None:
+    """FP8 all-gather that gathers BF16. Held against the reference, whose step gathers the same weights."""
+    if not case.options.get("float8_all_gather"):
+        return None
+    sizes = [inputs * outputs for name, (inputs, outputs) in evidence.originals.items() if name in evidence.converted]
+    before, now = (_gathered(arm) for arm in (ledgers.reference, ledgers.fp8))
+    promised = before - sum(sizes)
+    if now <= promised * (1 + PADDING):
+        return None
+    return fail(
+        "FP8 all-gather was asked for, and BF16 is gathered",
+        expected=f"{_words(promised)} gathered in a forward pass: BF16's {_words(before)}, with one byte in place of "
+        f"two for each element of the {len(sizes)} converted weights",
+        seen=f"{_words(now)}: {travelled(ledgers.fp8)}",
+        cause="FSDP2 does not see the converted weights as torchao's: they were replaced after the conversion",
+        next_step="shard the converted model itself; each weight's local tensor must be a "
+        "WeightWithDynamicFloat8CastTensor",
+    )
+
+
+def travelled(ledger: ArmLedger) -> str:
+    """One rank's collectives of a step, in words; empty where there are none."""
+    kinds: dict[str, list[Collective]] = {}
+    for one in ledger.wire:
+        kinds.setdefault(f"{one.operation} ({one.dtype})", []).append(one)
+    return ", ".join(f"{_count(each)} {kind} of {_words(_bytes(each))}" for kind, each in kinds.items())
+
+
+def same_on_all_ranks(ledger: ArmLedger) -> bool:
+    """Whether each of several ranks was given the same batch. ``batch`` lists the ranks' parts one after another."""
+    part = len(ledger.batch) // ledger.ranks
+    known = all(note.digest for note in ledger.batch)
+    return ledger.ranks > 1 and part > 0 and known and list(ledger.batch) == [*ledger.batch[:part]] * ledger.ranks
+
+
+def _gathered(ledger: ArmLedger) -> int:
+    return _bytes([one for one in ledger.wire if (one.operation, one.phase) == ("all-gather", "forward")])
+
+
+def _bytes(collectives: Sequence[Collective]) -> int:
+    return sum(one.bytes * one.count for one in collectives)
+
+
+def _count(collectives: Sequence[Collective]) -> int:
+    return sum(one.count for one in collectives)
+
+
+def _words(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"

@@ -1,0 +1,90 @@
+"""Several ranks train one model: the process group, each rank's part of a batch, what all ranks decide together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from pytest_fp8.case import Case
+from pytest_fp8.zoo.batch import with_tensors
+
+COLLECTIVE_SECONDS = 3600
+"""How long a collective waits for the other ranks. Longer than pytest waits for an answer: it looks at all ranks, and
+tells the one that hangs from those that wait for it."""
+
+UNCOMPILED = 2
+"""Activations of an uncompiled step over those of a compiled one, roughly and rather too much."""
+
+
+def join(case: Case, device: torch.device) -> torch.device:
+    """Become the rank that the environment says, as under ``torchrun``; gives this rank's device. A case on one GPU
+    stays as it is, also where pytest itself runs under ``torchrun``."""
+    if case.gpus == 1:
+        return device
+    import torch.distributed as dist
+
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)
+        )
+    if dist.get_world_size() != case.gpus:
+        raise RuntimeError(f"this process is one of {dist.get_world_size()} ranks, and the case has {case.gpus}")
+    return device
+
+
+def rank() -> int:
+    """This process's rank; 0 where it is alone."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def ranks() -> int:
+    """How many there are."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def wait_for_all() -> None:
+    """Return when every rank has come here. On the CPU, so that no GPU works for it."""
+    if ranks() > 1:
+        torch.distributed.all_reduce(torch.zeros(1))
+
+
+def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
+    """Whether on every rank more memory is free than twice what a step has needed so far. True for an arm on one GPU,
+    which may try."""
+    if case.gpus == 1 or device.type != "cuda":
+        return True
+    import torch.distributed as dist
+
+    needed = UNCOMPILED * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
+    dist.all_reduce(fits, dist.ReduceOp.MIN)
+    return bool(fits)
+
+
+def part_of(case: Case, batch: Any) -> Any:
+    """This rank's sequences of a batch of the suite's: so many steps of N ranks are those of one GPU."""
+    if case.gpus == 1:
+        return batch
+    here = rank()
+    return with_tensors(batch, lambda tensor: tensor.chunk(case.gpus)[here].contiguous())
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """After a forward pass without a backward one, FSDP2 holds the root's weights unsharded, and would go on with these
+    old ones after new weights were loaded."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    if loaded is not None:
+        for module in model.modules():
+            if isinstance(module, loaded.FSDPModule):
+                module.reshard()

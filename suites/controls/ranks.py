@@ -1,0 +1,129 @@
+"""Controls of arms of several ranks: one rank that does otherwise than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from controls.control import Control, Outcome, micro
+from controls.execution import fp8_layers, plain_linear, with_forward
+from pytest_fp8.errors import ArmError
+from pytest_fp8.worker.fault_points import BreakableEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+    from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.worker.parallel import Parallel
+
+DDP = micro(gpus=2, parallel="ddp", loss_steps=14, loss_seeds=2)
+FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)
+GATHERED = micro(gpus=2, parallel="fsdp2", resume=False, options={"float8_all_gather": True})
+
+
+def second_rank() -> bool:
+    """Whether this process is the one to be broken."""
+    import torch.distributed as dist
+
+    return dist.get_rank() == 1
+
+
+class OneRankOnOtherData(Control):
+    """Rank 1 draws its part of each batch from another seed, as a sampler that was seeded by rank does."""
+
+    number, id = 103, "rank-other-data"
+    title = "one rank of the FP8 arm trains on other data"
+    question, cause = "loss", "the arms trained on different data"
+    case = DDP
+    verdicts = ("INVALID",)
+
+    def batch(self, seed: int, step: int) -> tuple[int, int]:
+        return seed + 1000 * second_rank(), step
+
+
+class Disagreeing(Control):
+    """Ranks that disagree are the arm's error, which each question of the arm ends with."""
+
+    ends_arms = True
+
+    @classmethod
+    def ask(cls, pair: Fp8Pair | None) -> Outcome:
+        try:
+            return super().ask(pair)
+        except ArmError as error:
+            return Outcome(cls, "FAIL", error.headline, error.message)
+
+
+class OneRankInBf16(Disagreeing):
+    """The layers of rank 1 multiply BF16: FP8 was switched on by a variable that its launcher did not pass on."""
+
+    number, id = 104, "rank-in-bf16"
+    title = "FP8 is off on one rank of two"
+    question, cause = "layers", "FP8 is off on one of them"
+    case = DDP
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        if second_rank():
+            with_forward(engine, plain_linear)
+
+
+class GradientsNotReduced(Disagreeing):
+    """The step calls the model inside DistributedDataParallel: each rank trains a model of its own."""
+
+    number, id = 105, "gradients-not-reduced"
+    title = "gradients are not reduced over the ranks"
+    source = "DistributedDataParallel called by its .module"
+    question, cause = "loss", "gradients are not reduced over all ranks"
+    case = DDP
+
+    def parallel(self, engine: BreakableEngine, parallelize: Callable[[], Parallel]) -> Parallel:
+        return replace(parallelize(), wrapped=engine.model)
+
+
+class ShardNotSaved(Control):
+    """Rank 1 writes zeros in place of its shards, as where only rank 0 saves what it holds."""
+
+    number, id = 106, "shard-not-saved"
+    title = "a rank's shards are not in the checkpoint"
+    question, cause = "checkpoints", "weights changed on the way"
+    case = FSDP2
+
+    def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value * 0 for name, value in weights.items()} if second_rank() else weights
+
+
+class Bf16OnTheWire(Control):
+    """Converted weights are plain parameters again before FSDP2 shards them: it gathers them in BF16."""
+
+    number, id = 107, "bf16-on-the-wire"
+    title = "FP8 all-gather gathers BF16"
+    question, cause = "layers", "FP8 all-gather was asked for, and BF16 is gathered"
+    case = GATHERED
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        import torch
+
+        for layer in fp8_layers(engine):
+            layer.weight = torch.nn.Parameter(layer.weight._tensor)
+
+
+class AmaxGroupOfOne(Control):
+    """Each rank casts its shards by their own largest magnitude, and the gathered weight is read by its own scale."""
+
+    number, id = 108, "amax-group-of-one"
+    title = "weights' scales are not reduced over the ranks"
+    question, cause = "numerics", "a scale that does not fit"
+    case = GATHERED
+    leaves_traces = True
+
+    def start(self, engine: BreakableEngine) -> None:
+        from torchao.float8 import fsdp_utils
+
+        real = fsdp_utils.hp_tensor_to_float8_dynamic
+
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            return real(*args, **{**kwargs, "reduce_amax": False})
+
+        fsdp_utils.hp_tensor_to_float8_dynamic = alone

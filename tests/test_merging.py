@@ -1,0 +1,122 @@
+"""What the ranks of an arm answer, as one answer: the worst of each, and who says otherwise. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pytest_fp8.arms.merging import RanksDisagree, merged
+
+
+def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, **course):
+    counts = {"forward": {"fp8": fp8, "other": other}}
+    return {
+        "losses": list(losses),
+        "gradient_norms": list(norms),
+        "data": data,
+        "course": {"rates": [[1e-3]], "stepped": [1], "state": {}, "left": [], "alone": {}, **course},
+        "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
+        "first_products": counts,
+        "last_products": counts,
+        "calls": {"fp8": [fp8], "other": [other]},
+    }
+
+
+def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
+    alike = {key: ["a"] for key in ("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval")}
+    return {
+        **alike,
+        "dropped_behaviour": {},
+        "switches": {},
+        "recipes": {"a": {"recipe": "tensorwise"}},
+        "products": [{"phase": "forward", "kind": kind} for kind in kinds],
+        "milliseconds": {"busy": busy},
+        "step_ms": [busy + 1],
+        "busy_ms": [busy],
+        "waits": {"cudaStreamSynchronize": round(busy)},
+        "stale_amax": [],
+        **changes,
+    }
+
+
+# -- the worst rank, and the whole batch --------------------------------------------------------------------------
+
+
+def test_a_loss_is_the_mean_over_the_whole_batch():
+    told = merged("curve", [curve((3.0, 2.0), data=1), curve((5.0, 2.5), data=2)])
+    assert told["losses"] == [4.0, 2.25]
+    swapped = merged("curve", [curve(data=2), curve(data=1)])
+    assert told["data"] != swapped["data"], "which rank was given what counts"
+
+
+def test_a_time_is_the_slowest_ranks():
+    blocks = [{"milliseconds": [10.0, 12.0], "compilations": 0}, {"milliseconds": [11.0, 9.0], "compilations": 2}]
+    assert merged("blocks", blocks) == {"milliseconds": [11.0, 12.0], "compilations": 2}
+    told = merged("layers", [layers(busy=10.0), layers(busy=14.0)])
+    assert (told["milliseconds"], told["step_ms"], told["busy_ms"]) == ({"busy": 14.0}, [15.0], [14.0])
+    assert told["waits"] == {"cudaStreamSynchronize": 14}
+
+
+def test_memory_is_the_worst_ranks():
+    peaks = [{"peak_allocated": 10, "resident": 5}, {"peak_allocated": 12, "resident": 4}]
+    assert merged("memory", peaks) == peaks[1]
+
+
+def test_products_of_all_ranks_are_judged():
+    def numerics(rank):
+        gradients = {"silent": [], "sketches": {"w": "same"}, "loss": float(rank), "data": rank, "random": "r"}
+        return {"products": [rank], "later": [-rank], "gradients": gradients, "moved": None, "outputs": {}}
+
+    told = merged("numerics", [numerics(1), numerics(2)])
+    assert (told["products"], told["later"]) == ([1, 2], [-1, -2])
+    assert told["gradients"]["loss"] == 1.5
+
+
+def test_what_needs_no_merging_is_rank_0s():
+    assert merged("logits", [b"rank 0", b"rank 1"]) == b"rank 0"
+
+
+# -- who says otherwise -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "answers", "what", "cause"),
+    [
+        ("curve", [curve(), curve(norms=(1.0, 0.6))], "gradient_norms[1]", "gradients are not reduced"),
+        ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "built or converted otherwise"),
+        ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off on one of them"),
+        ("layers", [layers(), layers(kinds=("bfloat16",) * 3)], "products of forward", "FP8 is off on one of them"),
+        ("layers", [layers(), layers(live_fp8=["b"])], "live_fp8[0]", "built or converted otherwise"),
+        ("layers", [layers(), layers(recipes={"a": {"recipe": "off"}})], "recipe in force, a, recipe", "otherwise"),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_what_differs(operation, answers, what, cause):
+    with pytest.raises(RanksDisagree) as found:
+        merged(operation, answers)
+    assert found.value.rank == 1
+    assert found.value.what == what
+    assert cause in found.value.cause
+    assert found.value.next_step
+
+
+def test_a_shard_that_another_rank_loads_otherwise_is_named_by_its_weight():
+    saved = {"keys": ["w"], "digests": {"v": 1, "w": 2}, "optimizer_digests": {}}
+    with pytest.raises(RanksDisagree) as found:
+        merged("save", [saved, saved, {**saved, "digests": {"v": 1, "w": 3}}])
+    assert (found.value.rank, found.value.what) == (2, "digests, w")
+    assert (found.value.first, found.value.other) == ("2", "3")
+
+
+def test_a_number_that_is_none_on_every_rank_is_no_difference():
+    told = merged("curve", [curve(norms=(1.0, math.nan)), curve(norms=(1.0, float("nan")))])
+    assert math.isnan(told["gradient_norms"][1])
+
+
+def test_a_router_may_give_one_ranks_experts_less():
+    """Fewer products in FP8 and no more in high precision: that FP8 is off would look otherwise."""
+    assert merged("layers", [layers(), layers(kinds=("fp8", "bfloat16"))])
+
+
+def test_a_layer_that_one_rank_never_called_has_a_recipe_on_the_others():
+    assert merged("layers", [layers(), layers(recipes={})])

@@ -1,0 +1,269 @@
+"""Arms of two ranks in real processes, on a CPU with gloo: they train as one, and fail as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from helpers.arms import all_end, make_batch, make_model, square
+from pytest_fp8 import ArmError, Case, Workload
+from pytest_fp8.arms import ranks
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.ranks import RankedProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.options import Settings
+from pytest_fp8.pair import Fp8Pair
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.shipping import ship, unship
+
+pytestmark = pytest.mark.slow
+STEPS = 6
+TOLD = 2e-3
+"""Relative: a sum over the batch's parts rounds otherwise than one over the whole batch."""
+
+
+def micro(parallel="", backend="torchao", **more):
+    recipe = "tensorwise" if backend == "torchao" else "none"
+    several = {"gpus": 2, "parallel": parallel} if parallel else {}
+    return Case("micro", backend, recipe, emulated=True, **several, **more)
+
+
+def own(parallel="ddp", **functions):
+    workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
+    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel)
+    return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
+
+
+@pytest.fixture(scope="module")
+def arm():
+    """Two ranks, which become one arm after another."""
+    process = RankedProcess(2, fork=True)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def fresh():
+    process = RankedProcess(2, fork=True)
+    yield process
+    process.close()
+
+
+def call(arm, function):
+    """What ``function()`` gives on rank 0; it runs on every rank."""
+    return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
+
+
+def rank():
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+# -- as one -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_one():
+    """Backend -> the losses of one process on the whole batch."""
+    process = ArmProcess(fork=True)
+    losses = {}
+    for backend in ("bf16", "torchao"):
+        process.build(ArmSpec(micro(backend=backend), "cpu", threads=1))
+        losses[backend] = process.request("curve", seed=1, steps=STEPS)["losses"]
+    process.close()
+    return losses
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("backend", ["bf16", "torchao"])
+def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend, parallel):
+    arm.build(ArmSpec(micro(parallel, backend), "cpu", threads=1))
+    curve = arm.request("curve", seed=1, steps=STEPS)
+    assert curve["losses"] == pytest.approx(on_one[backend], rel=TOLD)
+    assert arm.request("curve", seed=1, steps=STEPS) == curve
+
+
+def test_weights_gathered_in_fp8_train_alike(arm, on_one):
+    reduced = []
+    for options in ({"float8_all_gather": True}, {"float8_all_gather": True, "precompute_scale": True}):
+        arm.build(ArmSpec(micro("fsdp2", options=options), "cpu", threads=1))
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=TOLD)
+        recipes = arm.request("layers")["recipes"].values()
+        assert all(recipe == {"recipe": "tensorwise", **options} for recipe in recipes)
+        wire = arm.request("ledger")["wire"]
+        gathers = {one["dtype"] for one in wire if one["operation"] == "all-gather"}
+        assert gathers == {"bfloat16", "uint8"}, "embedding and head, and the blocks"
+        reduced.append(sum(one["count"] for one in wire if one["operation"] == "all-reduce"))
+    # The largest magnitude of each of 14 weights, forward and backward; or all of them before the step.
+    assert reduced == [28, 0]
+
+
+def test_a_workloads_own_way_to_parallelize_is_called_on_each_rank(arm):
+    def parallelize(model, mesh):
+        from torch.distributed.fsdp import fully_shard
+
+        assert mesh.size() == 2
+        fully_shard(model, mesh=mesh)
+
+    def batch(step):
+        import torch
+
+        return torch.randn(32, 32)
+
+    arm.build(own("own", parallelize=parallelize, batch=lambda step: batch(step).chunk(2)[rank()]))
+    losses = arm.request("curve", seed=1, steps=STEPS)["losses"]
+    single = ArmProcess(fork=True)
+    try:
+        alone = Case("own", "torchao", "tensorwise", emulated=True)
+        single.build(ArmSpec(alone, "cpu", own(batch=batch).workload, threads=1))
+        assert losses == pytest.approx(single.request("curve", seed=1, steps=STEPS)["losses"], rel=0.02)
+    finally:
+        single.close()
+
+
+def test_ranks_that_are_given_the_same_batch_are_told_of_it():
+    pool = ArmPool(None)
+    try:
+        spec = own()
+        arms = PairArms(spec.case, pool, spec.workload)
+        arms.start()
+        pair = Fp8Pair(arms, Settings(), Ledger(), None, "", "a hash")
+        decision = pair.layers()
+        assert decision.verdict.passes
+        assert "all ranks were given one and the same batch" in decision.headline
+        assert "1 all-reduce (bfloat16)" in decision.headline
+    finally:
+        pool.close()
+
+
+def test_without_a_way_to_parallelize_the_workload_is_asked_for_one(arm):
+    with pytest.raises(ArmError, match="has no parallelize") as failure:
+        arm.build(own("own"))
+    assert "Workload(parallelize=" in failure.value.next_step
+    arm.build(own())
+    assert arm.request("curve", seed=0, steps=1), "the ranks go on"
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
+    fresh.build(own())
+    pids = fresh.pids
+    threading.Timer(0.5, os.kill, (fresh.ranks[1].pid, signal.SIGKILL)).start()
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*SIGKILL") as failure:
+        fresh.request("curve", seed=0, steps=100_000)
+    assert failure.value.kind == "died"
+    assert all_end(*pids)
+
+
+def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+
+    def loss(model, batch):
+        if rank() == 1:
+            raise OverflowError("too much")
+        return square(model, batch)
+
+    pids = fresh.pids
+    with pytest.raises(ArmError, match="rank 1 of 2") as failure:
+        fresh.build(own(loss=loss))
+    assert "OverflowError: too much" in failure.value.seen
+    assert all_end(*pids)
+
+
+def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+
+    def loss(model, batch):
+        import torch
+
+        if rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return square(model, batch)
+
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
+        fresh.build(own(loss=loss))
+    assert failure.value.kind == "out of memory"
+
+
+def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(fresh):
+    def loss(model, batch):
+        if rank() == 1 and os.environ.get("HANGS"):
+            time.sleep(600)
+        return square(model, batch)
+
+    fresh.build(own(loss=loss))
+    call(fresh, lambda: os.environ.update(HANGS="1"))
+    pids = fresh.pids
+    with pytest.raises(ArmError, match="rank 1 hangs, and rank 0 waits for it") as failure:
+        fresh.request("curve", timeout=3, seed=0, steps=2)
+    assert failure.value.kind == "hung"
+    assert "in loss" in failure.value.seen
+    assert all_end(*pids)
+
+
+def test_ranks_that_raise_alike_are_asked_again(fresh):
+    fresh.build(own())
+    with pytest.raises(ArmError, match=r"rank 0 of 2.*raised"):
+        fresh.request("no such thing")
+    assert fresh.request("curve", seed=0, steps=1)
+
+
+def test_ranks_end_with_the_arm(fresh):
+    fresh.build(own())
+    pids = fresh.pids
+    assert len(pids) == 2
+    fresh.close()
+    assert all_end(*pids)
+
+
+def test_a_port_in_use_is_one_clear_error(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind((ranks.ADDRESS, 0))
+        taken.listen()
+        monkeypatch.setattr(ranks, "reserved_port", taken.dup)
+        arm = RankedProcess(2, fork=True)
+        monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+        try:
+            with pytest.raises(ArmError, match=f"port {arm.port} is in use") as failure:
+                arm.build(own())
+            assert "free port" in failure.value.next_step
+        finally:
+            arm.close()
+
+
+def test_each_arm_has_a_port_of_its_own():
+    held = [ranks.reserved_port() for _ in range(8)]
+    assert len({one.getsockname() for one in held}) == 8
+    # Rank 0 can listen on it meanwhile, as torch's store does.
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(held[0].getsockname())
+        store.listen()
+    for one in held:
+        one.close()
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    arm = RankedProcess(2)
+    try:
+        arm.build(ArmSpec(micro("zero3"), "cpu", threads=1))
+        # Its master weights are float32.
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=0.01)
+        layers = arm.request("layers")
+        assert len(layers["live_fp8"]) == 14
+        assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
+    finally:
+        arm.close()
