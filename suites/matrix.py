@@ -60,9 +60,7 @@ GROUPS = {
     "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
     "hugging_face": "through Accelerate and the Trainer",
     "unsloth": "Unsloth's load_in_fp8, and Accelerate on its model",
-    "lora": "adapters on a base in FP8",
-    "dense": "182M to 3B, and Transformer Engine's joined layers",
-    "variants": "1B with other options, recomputation, or no torch.compile",
+    "variants": "fused layers, adapters on a base in FP8, and recomputed activations",
     "own": "users' own loop and models",
 }
 """Names for ``-m``, so that a gate can ask a part of the matrix. Each case on a GPU is in one group."""
@@ -80,10 +78,6 @@ def group_of(case: Case) -> str:
         return "unsloth"
     if case.backend.startswith(("accelerate_", "trainer_")):
         return "hugging_face"
-    if case.lora:
-        return "lora"
-    if case.backend == "te_fused" or case.model not in ("tiny", "1b", "8b"):
-        return "dense"
     return "variants"
 
 
