@@ -27,6 +27,7 @@ from benchmarks.claims.judgement import (
 )
 from benchmarks.claims.stored import BASELINES, MEASURED, measure, stored_on
 from helpers.baselines import baseline as stored
+from helpers.fakes import H200, install
 from pytest_fp8 import Case
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.cli import main as command_line
@@ -277,6 +278,17 @@ def test_each_case_is_measured_where_its_figures_belong():
     assert suite.startswith(f'pytest suites -k "[{tensorwise.id}]" --fp8-gpu=h200 --fp8-update-baselines')
     assert here.startswith(f"pytest benchmarks/claims/test_measure.py --fp8-baseline-dir {MEASURED} -k")
     assert f'-k "[{CASE.id}]" --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "why"' in here
+
+
+def test_an_update_of_the_measuring_tests_stores_the_figures_beside_the_claims(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile((ROOT / "benchmarks/claims/test_measure.py").read_text())
+    where = ("--fp8-baseline-dir", "benchmarks/claims/measured", "--fp8-gpu=h200")
+    result = pytester.runpytest("-k", f"[{CASE.id}]", *where, "--fp8-update-baselines", "--fp8-reason=torch 2.13")
+    result.assert_outcomes(passed=5)
+    stored = stored_on("h200", [pytester.path / "benchmarks/claims/measured"])
+    assert stored[CASE.id].values("speedup")
+    assert stored[CASE.id].case_hash == CASE.digest()
 
 
 def test_the_measuring_tests_ask_each_case_all_that_it_can_answer():
