@@ -101,9 +101,7 @@ GROUPS = {
     "core": "torchao's three recipes and Transformer Engine's three, on tiny, 1B and 8B",
     "hugging_face": "through Accelerate and the Trainer",
     "unsloth": "Unsloth's load_in_fp8, and Accelerate on its model",
-    "lora": "adapters on a base in FP8",
-    "dense": "182M to 3B, and Transformer Engine's joined layers",
-    "variants": "1B with other options, recomputation, or no torch.compile",
+    "variants": "fused layers, adapters on a base in FP8, and recomputed activations",
     "own": "users' own loop and models",
     "parallel": "two GPUs: FSDP2 with 16 of 8B's layers, ZeRO-3 with 8, DDP with 1B",
 }
@@ -124,10 +122,6 @@ def group_of(case: Case) -> str:
         return "unsloth"
     if case.backend.startswith(("accelerate_", "trainer_")):
         return "hugging_face"
-    if case.lora:
-        return "lora"
-    if case.backend == "te_fused" or case.model not in ("tiny", "1b", "8b"):
-        return "dense"
     return "variants"
 
 

@@ -1,15 +1,13 @@
 """A loop as people write it, as an arm: accumulation, clipping, evaluation, lengths that are no multiple of 16.
 
-The emulated case runs it on a micro model, the GPU cases on 1b, with activation checkpointing and without.
+The emulated case runs it on a micro model, the GPU cases on 1b; torchao's with activation checkpointing, too.
 """
-
-import functools
 
 import pytest
 
 from floor import assert_faster
 from integrations import LOOP
-from pytest_fp8 import Workload, pad_to_multiple, recompute_with
+from pytest_fp8 import Workload, pad_to_multiple
 from pytest_fp8.zoo import data, models, training
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -73,21 +71,12 @@ def loop(case):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
 
-    def build_for_transformer_engine():
-        import transformer_engine.pytorch as te
-
-        # torch's own would call the layers again outside te.autocast. In BF16 both are alike: both arms take this one.
-        model = build()
-        recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))
-        return model
-
     def batch(step):
         import torch
 
         return data.text_batch(rows, shape.seq - SHORT_OF, torch.initial_seed() % 2**31, step)
 
-    made = build_for_transformer_engine if checkpointed and case.backend == "transformer_engine" else build
-    return Workload(build=made, batch=batch, step=step, learning_rate=shape.learning_rate)
+    return Workload(build=build, batch=batch, step=step, learning_rate=shape.learning_rate)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -189,11 +187,10 @@ def test_without_peft_a_case_with_adapters_is_skipped_with_what_to_install(monke
 
 
 def test_the_suite_has_the_ranks_that_the_fit_needs():
-    sys.path.insert(0, str(Path(__file__).parent.parent / "suites"))
-    import integrations
     import matrix
+    from benchmarks.claims.cases import LORA
 
     for backend in ("torchao", "transformer_engine"):
-        ranks = {case.lora for case in integrations.LORA if (case.model, case.backend) == ("1b", backend)}
+        ranks = {case.lora for case in LORA if (case.model, case.backend) == ("1b", backend)}
         assert ranks == {8, 16, 32, 64}
     assert {case.lora for case in matrix.EMULATED} == {0, 8}

@@ -51,6 +51,30 @@ def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
     assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
 
 
+def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored, capsys):
+    stored("8b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]], memory_ratio=[1.2])
+    stored("1b-te-block", speedup=[[0.2, 0.2], [0.2, 0.2]])
+    stored("1b-te-block", gpu="h100", speedup=[[0.1, 0.1], [0.1, 0.1]], memory_ratio=[1.1])
+    stored("own.moe-te-current")
+    page = lines(capsys, "--markdown")
+    start = page.index("## Side by side")
+    start = next(at for at in range(start, len(page)) if page[at].startswith("| case"))
+    assert page[start] == "| case | speedup, h100 | speedup, h200 | memory, h100 | memory, h200 |"
+    assert page[start + 2 : start + 4] == [
+        "| `1b-te-block` | 1.105x | 1.221x | 1.100x | - |",
+        "| `8b-te-block` | - | 1.105x | - | 1.200x |",
+    ]
+    assert not page[start + 4], "a case without a figure has no row"
+    assert page.index("## h100") < page.index("## h200")
+    assert not any("Side by side" in line for line in lines(capsys, "--markdown", "--gpu", "h200"))
+
+
+def test_an_arm_that_waits_for_its_host_is_compared_by_its_busy_time(stored, capsys):
+    stored("1b-te-block", gpu="h100", speedup=[[0.0, 0.0]], busy_speedup=[[0.1, 0.1], [0.1, 0.1]])
+    stored("1b-te-block", speedup=[[0.2, 0.2], [0.2, 0.2]])
+    assert "| `1b-te-block` | 1.105x (busy) | 1.221x | - | - |" in lines(capsys, "--markdown")
+
+
 def test_gpu_chooses_and_emulated_baselines_have_no_driver(stored, capsys):
     stored("1b-te-block")
     stored("tiny-torchao-rowwise-emulated", gpu="emulated", device={"name": "emulated"})

@@ -1,6 +1,6 @@
 """What people say about FP8 training, held against stored baselines.
 
-    python -m benchmarks.claims [--baselines baselines] [--gpu h200] [--markdown | --json]
+    python -m benchmarks.claims [--baselines FOLDER ...] [--gpu h200] [--markdown | --json]
 
 Instant: it reads baselines, and measures nothing. A claim fails nothing: the exit code is 0 whatever the verdicts, and
 2 where the baselines cannot be read. ``--markdown`` makes the page docs/claims.md.
@@ -16,30 +16,36 @@ from pathlib import Path
 
 from benchmarks.claims import CLAIMS, judge
 from benchmarks.claims.page import markdown, print_claims, to_json
-from pytest_fp8.baselines.folder import read_folder, readable
+from benchmarks.claims.stored import BASELINES, MEASURED, stored_on
 from pytest_fp8.errors import Fp8Error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge every claim, print, and return the exit code. argparse itself exits with 2 on a usage error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--baselines", type=Path, default=Path("baselines"), help="folder (default: baselines)")
+    parser.add_argument(
+        "--baselines",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        default=[BASELINES, MEASURED],
+        help=f"the first that has a case counts (default: {BASELINES} {MEASURED})",
+    )
     parser.add_argument("--gpu", default="h200", help="this GPU's baselines (default: h200)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--markdown", action="store_true", help="as the page docs/claims.md")
     how.add_argument("--json", action="store_true", help="JSON instead of a table")
     options = parser.parse_args(arguments)
     try:
-        found = readable(read_folder(options.baselines))
+        stored = stored_on(options.gpu, options.baselines)
     except Fp8Error as error:
         print(error.message, file=sys.stderr)
         return 2
-    stored = {case: baseline for (gpu, case), baseline in found.items() if gpu == options.gpu}
     findings = [judge(claim, stored, options.gpu) for claim in CLAIMS]
     if options.json:
         print(json.dumps([to_json(finding) for finding in findings], indent=1))
     elif options.markdown:
-        print("\n".join(markdown(findings, options.gpu)))
+        print("\n".join(markdown(findings, options.gpu, stored)))
     else:
         print_claims(findings)
     return 0

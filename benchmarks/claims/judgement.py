@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.claims.claim import AT_LEAST, AT_MOST, METRICS, Claim, Near, shown
+from benchmarks.claims.stored import measure
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.rules.change import Change, elsewhere
 
@@ -61,10 +62,8 @@ class Finding:
     def command(self) -> str:
         """What measures the nearest case, or both cases of two."""
         nearest = self.claim.cases[0]
-        # With the brackets of a test's name around it, an id does not also choose longer ids.
-        chosen = " or ".join(f"[{case.id}]" for case in (nearest.case, nearest.other) if case is not None)
-        reason = f'--fp8-reason "claim {self.claim.id}"'
-        return f'pytest suites -k "{chosen}" --fp8-gpu={self.gpu} --fp8-update-baselines {reason}'
+        asked = [case.id for case in (nearest.case, nearest.other) if case is not None]
+        return measure(asked, self.gpu, f"claim {self.claim.id}")
 
     def measured(self) -> str:
         """The value with its interval; ``-`` without one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.claims.claim import METRICS
@@ -17,6 +17,9 @@ from benchmarks.claims.judgement import (
     TOLERANCE,
     Finding,
 )
+from benchmarks.claims.stored import MEASURED
+from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.report.baselines import libraries_of
 
 COLUMNS = ("claim", "what it says", "figure", "case", "measured", "")
 STYLE = {HELD: "green", DID_NOT_HOLD: "red", NOT_REPRODUCED: "magenta", PARTLY: "yellow", NOT_MEASURED: "dim"}
@@ -66,12 +69,14 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{len(findings)} claims: " + ", ".join(f"{counted[word]} {word}" for word in STYLE)
 
 
-def markdown(findings: Sequence[Finding], gpu: str) -> list[str]:
+def markdown(findings: Sequence[Finding], gpu: str, stored: Mapping[str, Baseline]) -> list[str]:
     """The page ``docs/claims.md``: the rule, a table for each source, and the cases that are still to be measured."""
     lines = [
         "# What people say about FP8 training, and what was measured here",
         "",
-        f"Made by `python -m benchmarks.claims --markdown` from the stored baselines of {gpu}; not written by hand.",
+        f"Made by `python -m benchmarks.claims --markdown` from stored figures of {gpu}, not written by hand: those",
+        f"of the suite's cases, and those of cases that no gate asks (`{MEASURED}/`).",
+        f"Measured {measured_when(findings, stored)}.",
         f"{summary(findings)}.",
         "",
         RULE,
@@ -85,6 +90,18 @@ def markdown(findings: Sequence[Finding], gpu: str) -> list[str]:
         lines += ["", "## Not measured yet", "", "| claims | what measures them |", "|---|---|"]
         lines += [f"| {name} | `{command}` |" for name, command in wanted]
     return lines
+
+
+def measured_when(findings: Iterable[Finding], stored: Mapping[str, Baseline]) -> str:
+    """The days on which the cases behind these findings were last measured, by the libraries that they ran."""
+    days: dict[str, set[str]] = {}
+    for near in (finding.near for finding in findings if finding.reading):
+        for case in (near.case, near.other):
+            if case is not None:
+                newest = stored[case.id].newest
+                days.setdefault(libraries_of(newest), set()).add(newest.date)
+    spans = {libraries: " to ".join(dict.fromkeys((min(on), max(on)))) for libraries, on in days.items()}
+    return "; ".join(f"on {span} with {libraries}" for libraries, span in spans.items()) or "nothing yet"
 
 
 def _row(finding: Finding) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from pytest_fp8.baselines.store import load_baseline
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = Path(__file__).parent / "recordings"
-BASELINES = ROOT / "baselines" / "h200"
+BASELINES = (ROOT / "baselines" / "h200", ROOT / "benchmarks" / "claims" / "measured" / "h200")
+"""The suite's baselines, and figures of cases that no gate asks any more: noise is noise of a GPU."""
 Floats = NDArray[np.float64]
 
 
@@ -43,15 +45,15 @@ class Measured:
         return [float(np.median(x)) for x in self.log_ratios]
 
 
-def load(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, list[Measured]]:
+def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -> dict[str, list[Measured]]:
     """Case -> its measurements: the recordings, or the stored baseline where there is no recording."""
     found: dict[str, list[Measured]] = {}
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
-    for path in sorted(baselines.glob("*.json")):
-        stored = load_baseline(path) if is_baseline(path.name) else None
-        if stored is not None and stored.case not in found and stored.values("speedup"):
+    for path in _stored(baselines):
+        stored = load_baseline(path)
+        if stored.case not in found and stored.values("speedup"):
             found[stored.case] = [from_baseline(stored, f"baseline {path.name}")]
     return found
 
@@ -61,7 +63,9 @@ LOOKED_AT = 1.5
 lets the GPU stand idle. Since then once a block."""
 
 
-def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dict[str, dict[str, list[list[float]]]]:
+def histories(
+    recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES
+) -> dict[str, dict[str, list[list[float]]]]:
     """Case -> session -> its processes' log ratios: from recordings and stored baselines. A session is named by its
     commit where that was recorded, and by commit and run elsewhere. Sessions of a case that was recorded by an earlier
     way of measuring are left out, and so is BF16 against BF16."""
@@ -78,7 +82,7 @@ def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dic
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
     recorded = {commit for sessions in found.values() for commit in sessions}
-    for path in sorted(baselines.glob("[!_]*.json")):
+    for path in _stored(baselines):
         stored = load_baseline(path)
         metric = gated_speedup(stored.metrics)
         for session in stored.measured_in(metric):
@@ -86,6 +90,12 @@ def histories(recordings: Path = RECORDINGS, baselines: Path = BASELINES) -> dic
                 name = session.commit if session.commit in recorded else f"{session.commit} {session.run}"
                 found.setdefault(path.stem, {}).setdefault(name, list(session.metrics[metric]))
     return found
+
+
+def _stored(folders: Sequence[Path]) -> list[Path]:
+    """The baselines in these folders, by the names of their cases."""
+    found = [path for folder in folders for path in folder.glob("*.json") if is_baseline(path.name)]
+    return sorted(found, key=lambda path: path.name)
 
 
 def from_recording(data: dict, source: str) -> Measured:

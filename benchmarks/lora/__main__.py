@@ -3,7 +3,7 @@
     python -m benchmarks.lora [--model 1b] [--backend torchao] [--recipe tensorwise] [--json]
 
 Instant: it reads baselines, and measures nothing. Step times of two hosts differ by up to 5 %, which is more than a
-rank costs. Measure all ranks in one session.
+rank costs. Measure all ranks in one session: benchmarks/claims/cases.py has them, test_measure.py beside it asks them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.claims.stored import BASELINES, HERE, MEASURED, measure, stored_on, update
 from benchmarks.lora.model import RANKS, Fit, Point, fit, weight_of
-from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import Case
 from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.report.tables import new_table
 from pytest_fp8.zoo.shapes import SHAPES
 
+REASON = "ranks of adapters"
 TRIED_RANKS = (0, 8, 16, 32, 64)
 TARGETS: tuple[tuple[str, ...], ...] = ((), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"))
 """All of a block's Linears, and the two choices that people make to have fewer adapters."""
@@ -36,13 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="1b")
     parser.add_argument("--backend", default="torchao")
     parser.add_argument("--recipe", default="tensorwise")
-    parser.add_argument("--dir", type=Path, default=Path("baselines"), help="folder of baselines")
+    parser.add_argument("--dir", type=Path, nargs="+", metavar="FOLDER", default=[MEASURED, BASELINES])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     options = parser.parse_args(arguments)
     try:
         full = Case(options.model, options.backend, options.recipe)
-        stored = {case: b for (gpu, case), b in readable(read_folder(options.dir)).items() if gpu == options.gpu}
+        stored = stored_on(options.gpu, options.dir)
         measured = cases(full, stored)
         points = [(case, point(case, stored[case.id])) for case in measured]
         fitted = fit_or_say(full, [one for _, one in points], options.gpu)
@@ -76,7 +77,7 @@ def point(case: Case, baseline: Baseline) -> Point:
                 f"the baseline of {case.id} has no step times",
                 expected="bf16_ms and fp8_ms, from the speedup question",
                 seen=f"no {arm}",
-                next_step=measure(case.id, baseline.gpu),
+                next_step=measure([case.id], baseline.gpu, REASON),
             )
     weight = weight_of(SHAPES[case.model], case.lora_targets)
     return Point(case.lora, tuple(baseline.values("bf16_ms")), tuple(baseline.values("fp8_ms")), weight)
@@ -93,13 +94,8 @@ def fit_or_say(full: Case, points: Sequence[Point], gpu: str) -> Fit:
             expected=f"baselines of {RANKS} ranks of adapters, e.g. 8, 16, 32 and 64",
             seen=", ".join(f"rank {rank}" for rank in ranks) or "none with adapters",
             cause=str(error),
-            next_step=measure(f"{full.id}-lora", gpu),
+            next_step=update(HERE, f"{full.id}-lora", gpu, REASON),
         ) from error
-
-
-def measure(cases: str, gpu: str) -> str:
-    """What stores baselines of the cases whose id has ``cases`` in it."""
-    return f'pytest suites -k "{cases}" --fp8-gpu={gpu} --fp8-update-baselines --fp8-reason "ranks of adapters"'
 
 
 def row(case: Case, point: Point, fitted: Fit) -> dict[str, Any]:

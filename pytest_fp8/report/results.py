@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash
 
@@ -31,6 +32,11 @@ Each row is one case: FP8 training against its reference, the same training in B
 
 A dash means that the case does not ask this question. `pytest-fp8 baselines show CASE` prints every stored value.
 [Findings](findings.md) says how to read the figures."""
+
+BUSY = (
+    "A dash: not asked, or not measured on this GPU. *(busy)*: the speedup of the time in which the GPU works; the FP8",
+    "arm's step waits for its host, and its step time, in the tables below, says as much about the host.",
+)
 
 
 def add_results(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -62,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
 def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
     """The page: for each GPU a table for each model, then the measurements that the tables refer to."""
     lines = HEAD.format(folder=folder.as_posix()).splitlines()
+    if len(gpus_of(stored)) > 1:
+        lines += side_by_side(stored)
     for gpu in gpus_of(stored):
         devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
         lines += ["", f"## {gpu}", "", *devices]
@@ -78,14 +86,40 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
     return lines
 
 
+def side_by_side(stored: Sequence[Baseline]) -> list[str]:
+    """One row for each case: the speedup and the memory of each GPU beside each other."""
+    gpus = gpus_of(stored)
+    found = {(baseline.gpu, baseline.case): baseline for baseline in stored}
+    columns = ["case", *(f"{what}, {gpu}" for what in ("speedup", "memory") for gpu in gpus)]
+    lines = ["", "## Side by side", "", *BUSY, "", _row(columns), _row(["---"] * len(columns))]
+    for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
+        here = [found.get((gpu, case)) for gpu in gpus]
+        facts = [figure(baseline) if baseline else "-" for figure in (_gated, _memory) for baseline in here]
+        if set(facts) != {"-"}:
+            lines.append(_row([f"`{case}`", *facts]))
+    return lines
+
+
+def _gated(baseline: Baseline) -> str:
+    metric = gated_speedup(baseline.metrics)
+    return shown_or_dash(baseline, metric) + (" (busy)" if metric == "busy_speedup" else "")
+
+
+def _memory(baseline: Baseline) -> str:
+    return shown_or_dash(baseline, "memory_ratio")
+
+
 def gpus_of(stored: Iterable[Baseline]) -> list[str]:
     return sorted({baseline.gpu for baseline in stored})
 
 
 def by_model(stored: Iterable[Baseline], gpu: str) -> list[Baseline]:
     """The baselines of a GPU, the models of the suite by size and then those of users."""
-    mine = [baseline for baseline in stored if baseline.gpu == gpu]
-    return sorted(mine, key=lambda baseline: (_size(model_of(baseline)), model_of(baseline), baseline.case))
+    return _in_order(baseline for baseline in stored if baseline.gpu == gpu)
+
+
+def _in_order(stored: Iterable[Baseline]) -> list[Baseline]:
+    return sorted(stored, key=lambda baseline: (_size(model_of(baseline)), model_of(baseline), baseline.case))
 
 
 def model_of(baseline: Baseline) -> str:

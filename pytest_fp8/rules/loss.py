@@ -162,8 +162,8 @@ def compare_curves(
     beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
     anything, there is no FAIL. ``eps``: as for :func:`loss_scale`.
 
-    The floor is the largest margin, or the noise of either arm. Of 71 sound cases on an H200 (``baselines/h200``) nine
-    end 0.03 to 0.067 nats lower than BF16 on average, over 3 to 5 seeds; none is below this floor with confidence.
+    The floor is the largest margin, or the noise of either arm. Of 71 sound cases stored of an H200 nine end 0.03 to
+    0.067 nats lower than BF16 on average, over 3 to 5 seeds; none is below this floor with confidence.
     """
     gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
     scale = loss_scale(bf16, eps)

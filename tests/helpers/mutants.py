@@ -94,7 +94,11 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(data[key])
 
 
-def some_baselines(folder: Path) -> list[Path]:
+def some_baselines(root: Path) -> list[Path]:
     """Stored files of different shapes: two sessions, few metrics, many."""
-    names = ("own.vit-torchao-tensorwise", "1b-te-delayed-amax_history_len.32", "1b-torchao-tensorwise")
-    return [folder / f"{name}.json" for name in names]
+    suite, claims = root / "baselines/h200", root / "benchmarks/claims/measured/h200"
+    return [
+        suite / "own.vit-torchao-tensorwise.json",
+        claims / "1b-te-delayed-amax_history_len.32.json",
+        suite / "1b-torchao-tensorwise.json",
+    ]
