@@ -171,7 +171,9 @@ TOO_FEW = "*tiny-torchao-tensorwise-ddp.2 needs 2 GPUs, and CUDA programs see 1;
 
 
 @pytest.mark.slow
-def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host, pytester):
+def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host, pytester, monkeypatch):
+    # These tests may themselves run in a worker.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makepyfile(PARALLEL)
     host(2, "--fp8-gpu=h200")[0].assert_outcomes(passed=2)
     declared, _ = host(1, "--fp8-gpu=h200")
