@@ -21,6 +21,7 @@ from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.variance import MEASURED, Components, Session, estimate
 
 NAME = "_variance.json"
+FROM_PRIOR = ("session", "sessions", "process", "processes")
 MOST = {"session": 0.02, "process": 0.05, "block": 0.1}
 """A standard deviation beyond this is no GPU's: five times and more what H200s show. A file that says so would silence
 the gate."""
@@ -40,7 +41,7 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
         **{name: round(value, 6) if isinstance(value, float) else value for name, value in vars(found).items()},
         "from": {
             "sessions": sorted({name for history in histories for name in history}),
-            "measured so far": {"session": MEASURED.session, "sessions": MEASURED.sessions},
+            "measured so far": {name: getattr(MEASURED, name) for name in FROM_PRIOR},
         },
     }
 

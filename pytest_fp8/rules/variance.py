@@ -58,8 +58,8 @@ def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | Non
     """The components of one GPU. ``histories``: for each case, session -> its processes. The name of a session is the
     same for all cases that were measured in it.
 
-    Few sessions say little of how sessions differ: their variance is averaged with ``prior``'s, each by its degrees of
-    freedom. Where no case has a second process, or none a second block, ``prior`` alone speaks of these.
+    Few sessions say little of how sessions differ, and few processes of how these do: their variances are averaged with
+    ``prior``'s, each by its degrees of freedom. Where no case has a second block, ``prior`` alone speaks of these.
     """
     sessions = [session for history in histories for session in history.values()]
     blocks = [[(x, 0.0) for x in process] for session in sessions for process in session]
@@ -81,16 +81,17 @@ def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | Non
 
 
 def _with_prior(found: Components, prior: Components) -> Components:
-    freedom = found.sessions + prior.sessions
-    session = (found.sessions * found.session**2 + prior.sessions * prior.session**2) / freedom
+    sessions, processes = found.sessions + prior.sessions, found.processes + prior.processes
+    session = (found.sessions * found.session**2 + prior.sessions * prior.session**2) / sessions
+    process = (found.processes * found.process**2 + prior.processes * prior.process**2) / processes
     known = replace(
         found,
         session=math.sqrt(session),
-        sessions=freedom,
+        sessions=sessions,
+        process=math.sqrt(process),
+        processes=processes,
         shared=prior.shared if found.shared is None else found.shared,
     )
-    if not found.processes:
-        known = replace(known, process=prior.process, processes=prior.processes)
     return known if found.blocks else replace(known, block=prior.block, blocks=prior.blocks)
 
 
