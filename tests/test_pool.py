@@ -196,6 +196,21 @@ def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch, peak, t
     pool.close()
 
 
+@pytest.mark.parametrize(("gpu", "at_once"), [(H200, True), (H100, False)])
+def test_steps_that_are_looked_at_take_more_than_a_step_and_go_together_only_where_both_fit(
+    world, monkeypatch, gpu, at_once
+):
+    """1B in Transformer Engine: both steps fit 80 GB, and not both as they are looked at."""
+    facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
+    pool = ArmPool(gpu)
+    [pair] = pairs(pool, "1b", "tensorwise")
+    pair.start()
+    assert not pool.tight(pair.fp8, pair.bf16)
+    assert pool.side_by_side(pair.fp8, pair.bf16) is at_once
+    pool.close()
+
+
 def test_a_process_that_was_started_ahead_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
@@ -244,7 +259,7 @@ def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_ot
     next(loss_looks(pair, twin=True))
     assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"]
     told.clear()
-    monkeypatch.setattr(ArmPool, "tight", lambda *_: True)
+    monkeypatch.setattr(ArmPool, "tight", lambda *_, **__: True)
     [another] = pairs(pool, "tiny", "rowwise")
     next(loss_looks(another, twin=True))
     assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"

@@ -29,6 +29,9 @@ activations. Seen on an H200 at 8B: 1.246 to 1.249 in its three recipes, 1.291 t
 TOO_LARGE = "too large"
 """The kind of the error of an arm that does not fit the GPU, although no other arm is there."""
 GIB = 2.0**30
+LOOKED_AT = 2.0
+"""What a step takes that is looked at, over a step's peak: it is not compiled (1B in BF16 took 35.5 GiB so and 24.9
+compiled on an H200), and it keeps products and operands in FP32."""
 
 
 def resident_bytes(case: Case) -> int:

@@ -144,8 +144,8 @@ class ArmPool:
 
     def side_by_side(self, *arms: Arm) -> bool:
         """Whether these arms can work at the same time where no time is taken and no memory: each in a process of its
-        own, and on a GPU with room for the steps of all of them."""
-        if self.tight(*arms):
+        own, and on a GPU with room for steps of all of them that are looked at."""
+        if self.tight(*arms, times=memory_plan.LOOKED_AT):
             return False
         return len({self.live(arm).pid for arm in arms}) == len(arms)
 
@@ -283,16 +283,16 @@ class ArmPool:
         spare = self._spares.take(backend) if arm.environment is None else None
         return spare or ArmProcess(backend, arm.environment, fork)
 
-    def tight(self, *arms: Arm) -> bool:
-        """Whether these arms' peaks do not fit the GPU at once, beside what other arms keep resident. Each must then
-        give its cached memory back before the other works."""
+    def tight(self, *arms: Arm, times: float = 1.0) -> bool:
+        """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.
+        Each must then give its cached memory back before the other works."""
         if any(self.takes_turns(arm) for arm in arms):
             return True
         if self.gpu is None:
             return False
         peaks = [arm.facts.get("memory", {}).get("peak", 0) + memory_plan.CONTEXT_BYTES for arm in arms]
         others = set(self._processes) - {arm.key for arm in arms}
-        return bool(sum(peaks) + self._held_by(others) > memory_plan.FILL * self.gpu.memory)
+        return bool(times * sum(peaks) + self._held_by(others) > memory_plan.FILL * self.gpu.memory)
 
     def _held_by(self, keys: Iterable[str]) -> int:
         """Bytes that these arms hold between their steps, as they reported when they were built."""
