@@ -197,9 +197,7 @@ def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch, peak, t
 
 
 @pytest.mark.parametrize(("gpu", "at_once"), [(H200, True), (H100, False)])
-def test_steps_that_are_looked_at_take_more_than_a_step_and_go_together_only_where_both_fit(
-    world, monkeypatch, gpu, at_once
-):
+def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, gpu, at_once):
     """1B in Transformer Engine: both steps fit 80 GB, and not both as they are looked at."""
     facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
     monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
