@@ -22,9 +22,19 @@ EMULATED = [
     *(Case("tiny", "torchao", recipe, loss_steps=20, emulated=True) for recipe in TORCHAO),
     Case("micro", "torchao", "tensorwise", lora=8, emulated=True),
     Case("micro", "torchao", "tensorwise", loss_steps=14, loss_seeds=2, emulated=True, gpus=2, parallel="fsdp2"),
+    Case(
+        "micro",
+        "accelerate_torchao",
+        "tensorwise",
+        loss_steps=14,
+        loss_seeds=2,
+        emulated=True,
+        gpus=2,
+        parallel="fsdp2",
+    ),
 ]
-"""torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores. The last one on
-two processes."""
+"""torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores. The last two on
+two processes each."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "numerics", "loss", "memory", "checkpoints")) for b, r in RECIPES]
@@ -66,6 +76,7 @@ PARALLEL = [
     Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True}, **SHARDED),
     Case("8b16", "torchao", "tensorwise", {"float8_all_gather": True, "precompute_scale": True}, **SHARDED),
     Case("8b16", "torchao", "rowwise", **SHARDED),
+    Case("8b16", "accelerate_torchao", "tensorwise", **SHARDED),
     Case("8b16", "transformer_engine", "delayed", **SHARDED),
     Case(
         "8b16",
