@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pytest_fp8.errors import refuse
-from pytest_fp8.recipes import recipe_facts, recipe_options
+from pytest_fp8.recipes import PARALLEL, PARALLEL_BACKENDS, SHARDED_REFERENCES, recipe_facts, recipe_options
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
@@ -31,22 +31,20 @@ SHORT_BACKENDS = {
     "te_fused": "te.fused",
     "accelerate_te": "accelerate.te",
     "accelerate_torchao": "accelerate.torchao",
+    "accelerate_bf16": "accelerate.bf16",
     "trainer_te": "trainer.te",
     "trainer_torchao": "trainer.torchao",
     "unsloth_te": "unsloth.te",
     "unsloth_bf16": "unsloth.bf16",
 }
-EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "bf16")
+EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "accelerate_bf16", "bf16")
 REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 """The backend of the BF16 reference, where it is not plain PyTorch."""
 ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 """Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
-PARALLEL = ("ddp", "fsdp2", "zero3", "own")
-"""How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
 ZERO3_QUESTIONS = ("layers", "speedup", "memory")
 """Those that DeepSpeed leaves to be answered: gradients and weights are in buffers of its own."""
-PARALLEL_BACKENDS = ("bf16", "torchao", "transformer_engine")
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
@@ -159,12 +157,9 @@ class Case:
             return
         if self.parallel not in PARALLEL:
             refuse(f"unknown parallel {self.parallel!r}", expected=", ".join(PARALLEL), seen=self.parallel)
-        if self.backend not in PARALLEL_BACKENDS:
-            refuse(
-                f"{self.backend!r} runs on one GPU",
-                expected=f"one of {', '.join(PARALLEL_BACKENDS)} where a case has several",
-                seen=f"gpus={self.gpus}",
-            )
+        known = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
+        if self.backend not in known:
+            refuse(f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)
         if self.parallel == "own" and self.model != OWN:
             refuse("parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model)
         if self.parallel == "zero3":
@@ -264,7 +259,8 @@ class Case:
         must beat the fastest BF16; a user's own model, which might not compile, and DeepSpeed's are compiled where the
         FP8 arm is."""
         compiled = self.compile or (self.model != OWN and self.parallel != "zero3")
-        return replace(self, backend=REFERENCES.get(self.backend, "bf16"), recipe="none", options={}, compile=compiled)
+        known = SHARDED_REFERENCES if self.parallel else REFERENCES
+        return replace(self, backend=known.get(self.backend, "bf16"), recipe="none", options={}, compile=compiled)
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""

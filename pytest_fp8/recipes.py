@@ -80,6 +80,7 @@ _RECIPES = [
     RecipeFacts("unsloth", "rowwise", roles=(FPROP,), minimum_capability=(9, 0)),
     RecipeFacts("unsloth_te", "delayed", options=_ACCELERATE),
     RecipeFacts("unsloth_bf16", "none", roles=()),
+    RecipeFacts("accelerate_bf16", "none", roles=()),
 ]
 RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
 BACKENDS: tuple[str, ...] = tuple(dict.fromkeys(facts.backend for facts in _RECIPES))
@@ -94,6 +95,16 @@ LIBRARIES = {
     "unsloth_te": "transformer_engine",
 }
 """Backend -> the library whose FP8 it runs, where the backend has another name."""
+
+PARALLEL = ("ddp", "fsdp2", "zero3", "own")
+"""How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
+PARALLEL_BACKENDS = {
+    **dict.fromkeys(("bf16", "torchao", "transformer_engine"), PARALLEL),
+    **dict.fromkeys(("accelerate_torchao", "accelerate_bf16"), ("fsdp2",)),
+}
+"""Backend -> how it trains on several GPUs. Accelerate shards by its own plugin."""
+SHARDED_REFERENCES = {"accelerate_torchao": "accelerate_bf16"}
+"""Backend -> the backend of its BF16 reference on several GPUs: Accelerate keeps float32 weights there."""
 
 _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from matrix import GROUPS, group_of
+from pytest_fp8.gpu import visible
 from pytest_fp8.items import case_of
 
+PUBLISHED = "published"
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: 'NO'
@@ -25,13 +27,19 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Before ``-m`` is applied."""
+def pytest_collection_modifyitems(config, items):
+    """Before ``-m`` is applied. Published cases are left out where there are fewer GPUs, unless ``-m`` names them."""
+    left_out = []
     for item in items:
         case = case_of(item) if item.path.parent == Path(__file__).parent else None
         group = group_of(case) if case is not None else ""
         if group:
             item.add_marker(group)
+        if group == PUBLISHED and PUBLISHED not in config.option.markexpr and case.gpus > len(visible()):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item):

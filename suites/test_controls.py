@@ -30,6 +30,7 @@ def runner(request):
 
 def require(request, control):
     """Skip, or on a declared GPU fail, where this machine cannot run the control."""
+    from pytest_fp8.gpu import visible
     from pytest_fp8.markers import why_not
     from pytest_fp8.session import SESSION
 
@@ -38,6 +39,8 @@ def require(request, control):
             pytest.skip(f"needs {package}: pip install {package}")
     if control.runs() != GPU:
         return
+    if control.case.gpus > 1 and control.case.gpus > len(visible()):
+        pytest.skip(f"needs {control.case.gpus} GPUs")
     session = request.config.stash[SESSION]
     reason, failure = why_not(control.case, session.settings)
     if failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8.worker.busy import read_steps
-from pytest_fp8.worker.profile import TraceEvent
+from pytest_fp8.worker.trace import TraceEvent
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

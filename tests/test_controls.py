@@ -28,6 +28,7 @@ from pytest_fp8.errors import ArmError
 from pytest_fp8.options import Settings
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.questions.layers.check import COUNTED
+from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.worker.fault_points import FaultPoints, fault_points_of
 
@@ -128,6 +129,7 @@ FACTORS = {
     "reference-reads": 1.33,
     "reference-sleeps": 1.5,
     "no-optimizer-step": 0.94,
+    "slow-wire": 1.3,
 }
 """Control -> how much longer its broken arm's step takes."""
 
@@ -179,6 +181,11 @@ class BrokenProcess(FakeProcess):
             spent["busy"] = 60.0
         if control == "no-optimizer-step":
             spent.update(optimizer=0.0, busy=106.0)
+        if self.spec.case.gpus > 1:
+            gathered = 30.0 if control == "slow-wire" else 2.0
+            row = WireTime("all-gather", "bfloat16", 24, 10**9, 2 * 10**9, gathered)
+            found.update(wire=[to_plain(row)], exposed_ms=gathered)
+            spent.update(communication=gathered)
         if self.spec.case.name == "float_head":
             head = 10.0 if control == "tf32-alone" else 60.0
             product = Product("forward", 4096, (4096, 8192), "float32", "mm", milliseconds=head)
@@ -216,6 +223,7 @@ def pool():
 def runner(monkeypatch, pool):
     install(monkeypatch, H200, busy=113.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", BrokenProcess)
+    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", lambda ranks, *more: BrokenProcess(*more))
     monkeypatch.setattr("control_runner.read_baseline", read_without_counts)
     return ControlRunner(Settings(baseline_dir=ROOT / "baselines"), lambda: pool, "h200")
 

@@ -66,7 +66,7 @@ def test_a_group_is_chosen_by_its_mark():
 @pytest.mark.slow
 def test_the_commands_of_the_ci_page_ask_every_case_once():
     rows = re.findall(r"^\| .* \| .* \| `(-.*)` \|$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
-    assert len(rows) > 2 * len(matrix.GROUPS)
+    assert len(rows) >= 2 * len(matrix.GROUPS)
     whole, *asked = collected([], *map(shlex.split, rows))
     # Where a GPU is declared the emulated cases skip.
     assert {test for test in whole - set().union(*asked) if "emulated" not in test} == set()

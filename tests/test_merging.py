@@ -34,6 +34,8 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
         "milliseconds": {"busy": busy},
         "step_ms": [busy + 1],
         "busy_ms": [busy],
+        "wire": [{"operation": "all-gather", "milliseconds": busy / 2}],
+        "exposed_ms": busy / 10,
         "waits": {"cudaStreamSynchronize": round(busy)},
         "stale_amax": [],
         **changes,
@@ -56,6 +58,7 @@ def test_a_time_is_the_slowest_ranks():
     told = merged("layers", [layers(busy=10.0), layers(busy=14.0)])
     assert (told["milliseconds"], told["step_ms"], told["busy_ms"]) == ({"busy": 14.0}, [15.0], [14.0])
     assert told["waits"] == {"cudaStreamSynchronize": 14}
+    assert (told["wire"][0]["milliseconds"], told["exposed_ms"]) == (7.0, 1.4), "of the same rank as its step"
 
 
 def test_memory_is_the_worst_ranks():

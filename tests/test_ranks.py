@@ -31,7 +31,7 @@ TOLD = 2e-3
 
 
 def micro(parallel="", backend="torchao", **more):
-    recipe = "tensorwise" if backend == "torchao" else "none"
+    recipe = "none" if backend.endswith("bf16") else "tensorwise"
     several = {"gpus": 2, "parallel": parallel} if parallel else {}
     return Case("micro", backend, recipe, emulated=True, **several, **more)
 
@@ -90,6 +90,21 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(arm, on_one, backend,
     curve = arm.request("curve", seed=1, steps=STEPS)
     assert curve["losses"] == pytest.approx(on_one[backend], rel=TOLD)
     assert arm.request("curve", seed=1, steps=STEPS) == curve
+
+
+def test_accelerates_fsdp2_trains_in_float32_weights_in_both_arms(arm):
+    pytest.importorskip("accelerate")
+    case = micro("fsdp2", "accelerate_torchao", questions=("layers", "loss"))
+    losses, wires = [], []
+    for each in (case.reference(), case):
+        arm.build(ArmSpec(each, "cpu", threads=1))
+        losses.append(arm.request("curve", seed=1, steps=STEPS)["losses"])
+        told = arm.request("ledger")
+        assert {weight["dtype"] for weight in told["after"].values()} == {"float32"}
+        wires.append(told["wire"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert wires[0] == wires[1], "FSDP2 gathers and reduces the same in both arms"
+    assert {one["dtype"] for one in wires[0]} == {"bfloat16"}
 
 
 def test_weights_gathered_in_fp8_train_alike(arm, on_one):

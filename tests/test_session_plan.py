@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import matrix
 from helpers.fakes import H100, H200, install
 from pytest_fp8 import Case
+from pytest_fp8.arms.memory_plan import GIB, peak_bytes
 from pytest_fp8.session_plan import ANSWERS, BUILD, plan_session
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -40,6 +42,25 @@ def test_arms_that_fit_stay_and_small_ones_are_built_at_once():
     assert order(plan_session(cases("8b"), H200)) == [REFERENCE, FIRST, SECOND, THIRD]
     small = [f"1b-torchao-{recipe}" for recipe in RECIPES]
     assert order(plan_session(cases("1b"), H100)) == [f"1b-bf16 and {small[0]}", *small[1:]]
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_what_is_published_fits_four_and_eight_gpus_of_80_gb(gpus):
+    sharded = [case for case in matrix.PUBLISHED if case.gpus == gpus]
+    plan = plan_session([(case, frozenset(case.questions)) for case in sharded], H100)
+    assert order(plan) == [sharded[0].reference().id, *(case.id for case in sharded)]
+    assert (plan.turns, plan.too_large) == ([], [])
+    assert 180 < plan.seconds < 420, "three cases of 8B: four builds, half of the questions"
+    gib = {4: 67, 8: 61}[gpus]
+    assert [round(peak_bytes(case) / GIB) for case in sharded] == [gib] * 3
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_fewer_gpus_do_not_hold_what_is_published(gpus):
+    several = {"gpus": gpus, "parallel": "fsdp2"} if gpus > 1 else {}
+    alone = Case("8b", "torchao", "tensorwise", batch=gpus, seq=8192, **several)
+    plan = plan_session([(alone, ALL)], H100)
+    assert (plan.too_large, plan.turns) == (([alone.id], []) if gpus == 1 else ([], []))
 
 
 def test_an_update_times_several_pairs():

@@ -13,6 +13,8 @@ from pytest_fp8.zoo.shapes import SHAPES
 RESIDENT_BYTES = 6
 ZERO3_BYTES = 14
 """DeepSpeed's master weights and moments are float32."""
+ACCELERATE_BYTES = 12
+"""Under FSDP2 Accelerate keeps weights and moments in float32."""
 SHARDED = ("fsdp2", "zero3")
 """Ways in which each of several GPUs holds its part of weights and optimizer."""
 FROZEN_BYTES = 2
@@ -37,6 +39,8 @@ compiled on an H200), and it keeps products and operands in FP32."""
 def resident_bytes(case: Case) -> int:
     """What an arm of this case holds between its steps, on each of its GPUs. There is no estimate for user models."""
     per_parameter = FROZEN_BYTES if case.lora else ZERO3_BYTES if case.parallel == "zero3" else RESIDENT_BYTES
+    if case.parallel and case.backend in ("accelerate_torchao", "accelerate_bf16"):
+        per_parameter = ACCELERATE_BYTES
     shards = case.gpus if case.parallel in SHARDED else 1
     return per_parameter * SHAPES[case.model].parameters // shards + CONTEXT_BYTES
 

@@ -19,6 +19,10 @@ def backend(name: str) -> Backend:
         from pytest_fp8.backends.te_fused import FusedTransformerEngine
 
         return FusedTransformerEngine()
+    if name == "accelerate_bf16":
+        from pytest_fp8.backends.accelerate_sharded import AccelerateBf16
+
+        return AccelerateBf16()
     if name in ("accelerate_te", "accelerate_torchao"):
         from pytest_fp8.backends.accelerate import AccelerateTorchAO, AccelerateTransformerEngine
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.accelerate_state import forget_accelerate
+from pytest_fp8.backends.accelerate_state import forget_accelerate, sharded_accelerator
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, installed
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
@@ -56,6 +56,9 @@ class ThroughAccelerate(Backend):
         from accelerate import Accelerator
 
         forget_accelerate()
+        if case.parallel:
+            accelerator = sharded_accelerator(on_cpu(model), "fp8", [self.recipe_handler(case)])
+            return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
         accelerator = Accelerator(cpu=on_cpu(model), mixed_precision="fp8", kwargs_handlers=[self.recipe_handler(case)])
         return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.worker.profile import TraceEvent, busy_time, plain_events
+from pytest_fp8.worker.profile import busy_time, plain_events
+from pytest_fp8.worker.trace import TraceEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

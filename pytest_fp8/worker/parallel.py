@@ -30,7 +30,8 @@ class Parallel:
 def parallelized(model: torch.nn.Module, setup: TrainingSetup) -> Parallel:
     """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's."""
     case = setup.case
-    if case.gpus == 1:
+    if case.gpus == 1 or case.backend.startswith("accelerate_"):
+        # Accelerate has sharded it where it converted it.
         return Parallel(model)
     if case.parallel == "zero3":
         return Parallel(*zero3(model, case, setup.optimizer))

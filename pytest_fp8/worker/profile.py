@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.te_products import TE_RANGE, te_product, watch_transformer_engine
+from pytest_fp8.worker.trace import TraceEvent
+from pytest_fp8.worker.wire import is_collective, wire_times
 
 PHASE = "fp8 phase: "
 STEP = "fp8 step"
@@ -40,22 +42,6 @@ def profile_step(step: Callable[[Callable[[str], Any]], Any]) -> dict[str, Any]:
             step(lambda name: torch.profiler.record_function(PHASE + name))
         torch.cuda.synchronize()
     return read_profile(plain_events(profiler))
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """What :func:`read_profile` needs of one of the profiler's events, as plain data. Times in nanoseconds."""
-
-    name: str
-    gpu: bool
-    start: int
-    end: int
-    thread: int
-    correlation: int
-    shapes: tuple[Any, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    fast_accumulation: bool | None = None
-    """Of ``aten::_scaled_mm``: its argument ``use_fast_accum``."""
 
 
 def plain_events(profiler: Any) -> list[TraceEvent]:
@@ -139,11 +125,14 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
             add("fp8 products" if product.kind == FP8 else "other products", kernels_of(event))
             products.append(replace(product, milliseconds=total_ms(kernels_of(event))))
     add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
-    add("communication", [event for event in events if event.gpu and event.name.startswith("nccl")])
+    kernels = [event for event in events if event.gpu and id(event) not in evaluated]
+    add("communication", [kernel for kernel in kernels if is_collective(kernel)])
     return {
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
-        "milliseconds": kernel_times(spent, [event for event in events if event.gpu and id(event) not in evaluated]),
+        "milliseconds": kernel_times(spent, kernels),
+        "wire": wire_times(host, kernels, kernels_of),
+        "exposed_ms": exposed_time(kernels) / 1e6,
         "waits": waits_of(host),
     }
 
@@ -204,6 +193,11 @@ def busy_time(kernels: list[TraceEvent]) -> int:
         busy += max(0, kernel.end - max(kernel.start, reached))
         reached = max(reached, kernel.end)
     return busy
+
+
+def exposed_time(kernels: list[TraceEvent]) -> int:
+    """Nanoseconds in which collectives ran and no other kernel did: what nothing hides of them."""
+    return busy_time(kernels) - busy_time([kernel for kernel in kernels if not is_collective(kernel)])
 
 
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:

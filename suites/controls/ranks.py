@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
+from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.fault_points import BreakableEngine
 
@@ -127,3 +128,21 @@ class AmaxGroupOfOne(Control):
             return real(*args, **{**kwargs, "reduce_amax": False})
 
         fsdp_utils.hp_tensor_to_float8_dynamic = alone
+
+
+class SlowWire(Control):
+    """After each step the FP8 arm's ranks gather 12 GiB, as code does that logs something of every whole weight."""
+
+    number, id = 109, "slow-wire"
+    title = "the FP8 arm alone gathers after each step"
+    question, cause = "faster", "the wire: the FP8 arm's collectives take"
+    case = Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",))
+
+    def stepped(self, engine: BreakableEngine) -> None:
+        import torch
+        import torch.distributed as dist
+
+        part = torch.empty(2**29, dtype=torch.uint8, device=engine.device)
+        whole = part.new_empty(engine.case.gpus * part.numel())
+        for _ in range(12):
+            dist.all_gather_into_tensor(whole, part)

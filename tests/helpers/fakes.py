@@ -177,6 +177,8 @@ class FakeProcess:
             "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
             "milliseconds": self._milliseconds(products),
             **self._several_steps(),
+            "wire": [],
+            "exposed_ms": 0.0,
             "waits": {},
             "recompute": case.activation_checkpointing,
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),

@@ -18,6 +18,7 @@ from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.checkpoints.resuming import check_resumed
+from pytest_fp8.recipes import SHARDED_REFERENCES
 
 DCP = "dcp"
 STEPS = 4
@@ -88,8 +89,10 @@ def reference_source(pair: PairArms) -> tuple[Output, Source]:
 
 def _changes_ranks(case: Case) -> bool:
     """Whether checkpoints are also carried between this case's ranks and one GPU. Not where it does not resume: such a
-    case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank."""
-    return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and case.model != OWN
+    case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank, and not through
+    Accelerate, whose weights have another type on one GPU."""
+    alike = case.model != OWN and case.backend not in SHARDED_REFERENCES
+    return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and alike
 
 
 def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:

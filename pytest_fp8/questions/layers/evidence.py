@@ -14,6 +14,22 @@ from pytest_fp8.recipes import ROLES, Role
 
 
 @dataclass(frozen=True)
+class WireTime:
+    """Collectives of one kind and type in one step of one rank."""
+
+    operation: str
+    """``all-gather``, ``reduce-scatter``, ``all-reduce``, ``broadcast``, ``all-to-all`` or ``other``."""
+    dtype: str
+    """As it travels; empty where the profile does not say."""
+    count: int
+    elements: int
+    """Of the whole tensors that are gathered or reduced; 0 where the profile does not say."""
+    bytes: int
+    milliseconds: float
+    """Of their kernels, which also run while they wait for other ranks."""
+
+
+@dataclass(frozen=True)
 class LayersEvidence:
     """What was converted, which recipe was in force, and what one training step executed.
 
@@ -47,6 +63,10 @@ class LayersEvidence:
     """Milliseconds of each of several steps in a row, with the kernels alone profiled. Empty on a CPU."""
     busy_ms: Sequence[float] = ()
     """Milliseconds of each of these steps in which the GPU ran any kernel."""
+    wire: Sequence[WireTime] = ()
+    """What travelled between the ranks in the profiled step. Empty on one GPU and on a CPU."""
+    exposed_ms: float = 0.0
+    """Milliseconds of that step in which collectives ran and no other kernel did."""
     waits: Mapping[str, int] = field(default_factory=dict)
     """CUDA call by which the host waited for the GPU inside one step -> how often."""
     kinds: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
+from pytest_fp8.questions.speed.wire import ArmWire, wire_words
 
 IDLE = 0.10
 """A step that idles for a larger share waits for the host: it is launch-bound. In ten steps recorded on H200s, compiled
@@ -41,6 +42,7 @@ class GpuStep:
     """Of several steps in a row, with kernels alone profiled."""
     busy_ms: Sequence[float] = ()
     """Of these steps: time in which the GPU ran any kernel."""
+    wire: ArmWire = field(default_factory=ArmWire)
     waits: Mapping[str, int] = field(default_factory=dict)
     """CUDA call by which the host waited for the GPU -> how often in the step."""
 
@@ -64,6 +66,7 @@ def gpu_step(evidence: LayersEvidence) -> GpuStep:
         roles=role_times(products, evidence.calls, evidence.recompute),
         step_ms=evidence.step_ms,
         busy_ms=evidence.busy_ms,
+        wire=ArmWire(evidence.wire, evidence.exposed_ms),
         waits=evidence.waits,
     )
 
@@ -83,6 +86,7 @@ class ArmAccount:
     waits: Mapping[str, int]
     slow_step: float
     """The step of the slower blocks: three in four are not slower."""
+    wire: ArmWire
 
     @property
     def idle_share(self) -> float:
@@ -186,6 +190,7 @@ class Account:
             f"products in FP8 earned {self.earned:.1f} ms, casts and other kernels {self.casts:+.1f} ms, all else "
             f"{self.all_else:+.1f} ms; limit {limit}{of_it}; "
             f"idle {self.bf16.idle_share:.1%} in BF16, {self.fp8.idle_share:.1%} in FP8"
+            f"{wire_words(self.bf16.wire, self.fp8.wire)}"
         )
 
 
@@ -236,7 +241,7 @@ def _arm(step: GpuStep, blocks: Sequence[float]) -> ArmAccount:
     scale = (timed - idle) / step.milliseconds["busy"]
     classes = {name: value * scale for name, value in step.milliseconds.items() if name != "busy"}
     roles = {name: value * scale for name, value in step.roles.items()}
-    return ArmAccount(timed, timed - idle, idle, classes, roles, step.waits, slow)
+    return ArmAccount(timed, timed - idle, idle, classes, roles, step.waits, slow, step.wire.scaled(scale))
 
 
 def _ratio(before: float, after: float) -> float:

@@ -11,6 +11,7 @@ from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.sound import NOTICED
 from pytest_fp8.questions.speed.timing import SCATTERED, scatter
+from pytest_fp8.questions.speed.wire import slow_wire
 from pytest_fp8.rules.speed import Speedup
 from pytest_fp8.verdicts import Verdict
 
@@ -74,6 +75,9 @@ def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
     waits = launch_bound(account.fp8) if account is not None else ""
     if waits:
         return {"cause": waits, "next_step": "a larger batch, CUDA graphs, or compile the model"}
+    wire = slow_wire(account.bf16.wire, account.fp8.wire, NOTICED * account.bf16.step) if account is not None else {}
+    if wire:
+        return wire
     if account is not None and account.earned < NOTICED * account.bf16.step:
         cause = "FP8's products are hardly faster than BF16's: too small for FP8, or too few of them"
         return {"cause": cause, "next_step": "a larger batch or wider layers; leave the small layers in BF16"}

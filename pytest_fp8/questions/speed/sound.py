@@ -8,6 +8,7 @@ from pytest_fp8.questions.findings import Finding, some
 from pytest_fp8.questions.layers.products import Extents, Product
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.wire import sends_less
 from pytest_fp8.verdicts import Verdict
 
 ABOVE = 0.05
@@ -67,6 +68,8 @@ def _less_work(account: Account) -> Finding | None:
         before = account.uncovered if name == "other products" else account.bf16.classes.get(name, 0.0)
         less = -account.difference(name)
         if name == "other products" and account.hidden:
+            continue
+        if name == "communication" and not sends_less(account.bf16.wire, account.fp8.wire, SHRUNK):
             continue
         if less > SHRUNK * before and less > NOTICED * account.bf16.busy:
             seen = f"{name}: {before:.1f} ms a step in BF16, {before - less:.1f} ms in FP8"
