@@ -26,5 +26,5 @@ TAKES_FIGURES = (
 )
 """The files whose code takes the figures that baselines store."""
 
-TAKEN_BY = "e0a0e5ef567b2881"
+TAKEN_BY = "a5590501c7914c30"
 """Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""
