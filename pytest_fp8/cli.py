@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.compare.command import add_compare
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.libraries import library_versions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="pytest-fp8", description="Baselines of FP8 training, and comparison.")
+    version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
+    top.add_argument("--version", action="version", version=f"pytest-fp8 {version}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add_baselines(commands)
     add_compare(commands)

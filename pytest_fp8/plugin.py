@@ -12,14 +12,13 @@ from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pa
 from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
+from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
 
-FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
-"""Fixtures that need a case."""
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
@@ -69,7 +68,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from pytest_fp8.markers import cases_of
 
-    marks = list(metafunc.definition.iter_markers("fp8"))
+    marks = list(metafunc.definition.iter_markers_with_node("fp8"))
     if not marks:
         return
     try:
@@ -111,6 +110,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     case = case_of(item)
     if case is None:
+        if message := unread_mark(item):
+            complain(item, message, item.config.stash[SESSION].settings)
         return
     from pytest_fp8.markers import why_not
 
@@ -124,6 +125,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if failure:
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    result = yield
+    if message := unused_pair(pyfuncitem):
+        complain(pyfuncitem, message, pyfuncitem.config.stash[SESSION].settings)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
