@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.case import OWN, QUESTIONS, Case
+from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
@@ -113,9 +113,10 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
         seen = f"this is {gpu.name}" if gpu is not None else absent
         return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
     if gpu is None or not in_use:
-        return (
-            f"needs a {case.chip} GPU; this is {gpu.name}" if gpu is not None else f"needs a {case.chip} GPU: {absent}"
-        ), False
+        seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
+        emulates = case.model == OWN and case.backend in EMULATED_BACKENDS and case.gpus == 1
+        here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
+        return f"needs a {case.chip} GPU{seen}{here}", False
     if gpu.chip != case.chip:
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case) or _recipe(case, gpu) or _too_few(case)

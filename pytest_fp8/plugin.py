@@ -124,7 +124,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         session.ledger.skipped(item.nodeid, reason)
     if failure:
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
-    pytest.skip(reason)
+    # As pytest's own skip marks do: the summary names the test's line, not this one.
+    raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -137,6 +138,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    if call.excinfo is not None and isinstance(call.excinfo.value, Fp8Error):
+        from pytest_fp8.report.tracebacks import end_at_the_users_line
+
+        end_at_the_users_line(call.excinfo.tb)
     report = yield
     case = case_of(item)
     if case is None:
