@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.compare.command import add_compare
+from pytest_fp8.doctor.command import add_doctor
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.libraries import library_versions
 
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add_baselines(commands)
     add_compare(commands)
+    add_doctor(commands)
     return top
 
 

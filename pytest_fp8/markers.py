@@ -14,7 +14,7 @@ from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
-from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.recipes import unmet_need
 
 if TYPE_CHECKING:
     import pytest
@@ -146,13 +146,6 @@ def _too_few(case: Case) -> str:
 
 def _recipe(case: Case, gpu: Gpu) -> str:
     """Why this GPU cannot run the case's recipe, or an empty string."""
-    facts = recipe_facts(case.backend, case.recipe)
+    needs = unmet_need(case.backend, case.recipe, gpu.capability)
     have = f"{gpu.name} has compute capability {gpu.capability[0]}.{gpu.capability[1]}"
-    if gpu.capability < facts.minimum_capability:
-        need = ".".join(str(part) for part in facts.minimum_capability)
-        return f"recipe {case.recipe!r} of {case.backend} needs compute capability {need} or newer; {have}"
-    if facts.only_capabilities and gpu.capability[0] not in facts.only_capabilities:
-        return (
-            f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
-        )
-    return ""
+    return f"recipe {case.recipe!r} of {case.backend} {needs}; {have}" if needs else ""

@@ -135,6 +135,16 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
     return facts
 
 
+def unmet_need(backend: str, name: str, capability: tuple[int, int]) -> str:
+    """What a recipe needs that a GPU of this compute capability has not, or an empty string."""
+    facts = recipe_facts(backend, name)
+    if capability < facts.minimum_capability:
+        return f"needs compute capability {'.'.join(map(str, facts.minimum_capability))} or newer"
+    if facts.only_capabilities and capability[0] not in facts.only_capabilities:
+        return f"runs on capability {facts.only_capabilities[0]}.x alone"
+    return ""
+
+
 def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The full options of a recipe: its defaults, replaced by ``given``.
 
