@@ -1,4 +1,7 @@
-"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light, so that an idle plugin costs milliseconds."""
+"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light, so that an idle plugin costs milliseconds.
+
+PYTEST_DONT_REWRITE: see the package's own file.
+"""
 
 from __future__ import annotations
 
