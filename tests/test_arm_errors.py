@@ -107,6 +107,18 @@ def test_one_live_model_for_all_is_named_and_a_copy_of_one_is_fine():
 
 
 @pytest.mark.slow
+def test_what_a_function_holds_is_found_where_it_has_a_value():
+    from pytest_fp8.worker.given import held_by
+
+    def build(size=3):
+        return later, size
+
+    assert held_by(build) == []
+    later = "a model"
+    assert held_by(functools.partial(build, 4)) == [4, later, 3]
+
+
+@pytest.mark.slow
 def test_a_model_that_build_keeps_for_the_next_call_is_named():
     import torch
 

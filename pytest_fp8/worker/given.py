@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import traceback
@@ -24,9 +25,11 @@ def held_by(function: Any) -> list[Any]:
     while isinstance(function, functools.partial):
         held += [*function.args, *function.keywords.values()]
         function = function.func
-    if inspect.isfunction(function):
-        named = inspect.getclosurevars(function)
-        held += [*named.nonlocals.values(), *named.globals.values(), *(function.__defaults__ or ())]
+    # A variable that a function closes over and that has no value yet is a ValueError.
+    with contextlib.suppress(ValueError):
+        if inspect.isfunction(function):
+            named = inspect.getclosurevars(function)
+            held += [*named.nonlocals.values(), *named.globals.values(), *(function.__defaults__ or ())]
     return held
 
 
