@@ -14,8 +14,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from pytest_fp8.errors import refuse
-from pytest_fp8.recipes import PARALLEL, PARALLEL_BACKENDS, SHARDED_REFERENCES, recipe_facts, recipe_options
+from pytest_fp8.case_types import require_types
+from pytest_fp8.errors import refuse, refuse_unknown
+from pytest_fp8.recipes import (
+    FULL_BACKENDS,
+    PARALLEL,
+    PARALLEL_BACKENDS,
+    SHARDED_REFERENCES,
+    SHORT_BACKENDS,
+    recipe_facts,
+    recipe_options,
+)
 from pytest_fp8.zoo.shapes import SHAPES
 
 OWN = "own"
@@ -26,17 +35,6 @@ DEFINITION = 2
 :data:`pytest_fp8.measurement.MEASUREMENT`, which each stored session keeps: raising that throws no history away."""
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
-SHORT_BACKENDS = {
-    "transformer_engine": "te",
-    "te_fused": "te.fused",
-    "accelerate_te": "accelerate.te",
-    "accelerate_torchao": "accelerate.torchao",
-    "accelerate_bf16": "accelerate.bf16",
-    "trainer_te": "trainer.te",
-    "trainer_torchao": "trainer.torchao",
-    "unsloth_te": "unsloth.te",
-    "unsloth_bf16": "unsloth.bf16",
-}
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "accelerate_bf16", "bf16")
 REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 """The backend of the BF16 reference, where it is not plain PyTorch."""
@@ -104,12 +102,15 @@ class Case:
     """*gate*: why FP8 is known not to beat BF16 here; the floor is then expected to fail, strictly."""
 
     def __post_init__(self) -> None:
+        require_types(self)
+        object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)
         defaults = recipe_facts(self.backend, self.recipe).options
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
-            refuse(f"unknown model {self.model!r}", expected=", ".join([*SHAPES, OWN]), seen=self.model)
+            otherwise = "leave model= out, and bring a model of your own with the fixture fp8_workload"
+            refuse_unknown(f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
         if self.emulated:
             if self.backend not in EMULATED_BACKENDS:
                 refuse(
@@ -129,15 +130,15 @@ class Case:
         if self.name and self.model != OWN:
             refuse("name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
         if self.chip not in CHIPS:
-            refuse(f"unknown chip {self.chip!r}", expected=", ".join(CHIPS), seen=self.chip)
+            refuse_unknown(f"unknown chip {self.chip!r}", self.chip, CHIPS)
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
-            refuse(f"unknown question {unknown[0]!r}", expected=", ".join(QUESTIONS), seen=unknown[0])
+            refuse_unknown(f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
         self._require_ranks()
         if not 0 < self.tolerance < 1:
             refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
         formats = self.checkpoint_formats
-        if isinstance(formats, str) or not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
+        if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
             refuse("checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
 
@@ -156,7 +157,7 @@ class Case:
         if not self.parallel:
             return
         if self.parallel not in PARALLEL:
-            refuse(f"unknown parallel {self.parallel!r}", expected=", ".join(PARALLEL), seen=self.parallel)
+            refuse_unknown(f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
         known = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
         if self.backend not in known:
             refuse(f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)

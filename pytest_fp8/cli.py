@@ -1,4 +1,4 @@
-"""``pytest-fp8``: the command line, which only dispatches to baselines and comparison. Loads no torch.
+"""``pytest-fp8``: the command line, which only dispatches to its commands. Loads no torch.
 
 Exit codes: 0 nothing wrong, 1 something got worse or is broken, 2 a question that could not be answered.
 """
@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.compare.command import add_compare
+from pytest_fp8.doctor.command import add_doctor
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.first_test import add_init
+from pytest_fp8.libraries import library_versions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,10 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="pytest-fp8", description="Baselines of FP8 training, and comparison.")
+    top = argparse.ArgumentParser(prog="pytest-fp8", description="Tests of FP8 training: see the commands.")
+    version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
+    top.add_argument("--version", action="version", version=f"pytest-fp8 {version}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add_baselines(commands)
     add_compare(commands)
+    add_doctor(commands)
+    add_init(commands)
     return top
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -65,3 +66,18 @@ def explain(headline: str, expected: str, seen: str, cause: str, next_step: str)
 def refuse(headline: str, **lines: str) -> NoReturn:
     """Raise a :class:`SettingsError`."""
     raise SettingsError(headline, **lines)
+
+
+def refuse_unknown(headline: str, seen: object, known: Iterable[str], otherwise: str = "") -> NoReturn:
+    """Raise a :class:`SettingsError` for a name that is none of ``known``. The next step is the name that was probably
+    meant, or ``otherwise`` where none is near."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(str(seen), names, n=1)
+    refuse(
+        headline,
+        expected=", ".join(names) or "none",
+        seen=repr(seen),
+        next_step=f"did you mean {near[0]!r}?" if near else otherwise,
+    )

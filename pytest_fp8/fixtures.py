@@ -67,7 +67,9 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
         )
     session = request.config.stash[SESSION]
     try:
-        return session.pair(fp8_case, fp8_workload, request.node.nodeid)
+        pair = session.pair(fp8_case, fp8_workload, request.node.nodeid)
+        pair.used = False
+        return pair
     except Fp8Error as error:
         session.ledger.error(fp8_case.id, error.headline)
         # pytest.fail() would raise with this error as its context, and pytest would show both.

@@ -6,26 +6,67 @@ import importlib.util
 import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.case import OWN, QUESTIONS, Case
-from pytest_fp8.errors import SettingsError, refuse
+from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
+from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
-from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.recipes import unmet_need
 
 if TYPE_CHECKING:
     import pytest
 
 CASE_FIELDS = tuple(f.name for f in fields(Case))
 ARGUMENTS = ("cases", "question", *CASE_FIELDS)
+LISTED = ("model", "backend", "recipe")
+"""Fields that take a list as well: a case for each of its values, and each combination where several are lists."""
 
 
-def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> list[Case]:
-    """The cases of a test from its marks; the nearest mark wins. Raises :class:`SettingsError` naming the test."""
+def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: Settings) -> list[Case]:
+    """The cases of a test from its marks, each with the function, class or module that has it; the nearest one wins.
+    Raises :class:`SettingsError` naming the test."""
+    arguments = _arguments(test, marks)
+    question = arguments.pop("question", None)
+    if question is not None and question not in QUESTIONS:
+        refuse_unknown(f"@pytest.mark.fp8 on {test}: unknown question {question!r}", question, QUESTIONS)
+    listed = arguments.pop("cases", None)
+    if listed is not None and arguments:
+        refuse(f"@pytest.mark.fp8 on {test}", expected="either cases=[...] or the fields of one case", seen="both")
+    listed = list(listed) if isinstance(listed, Iterable) else listed
+    if listed is not None and not (isinstance(listed, list) and all(isinstance(case, Case) for case in listed)):
+        refuse(
+            f"@pytest.mark.fp8 on {test}: cases= is no list of cases",
+            expected="a list of pytest_fp8.Case",
+            seen=f"{listed!r:.200}",
+            next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
+        )
+    try:
+        cases = listed if listed is not None else _combined(arguments)
+    except (SettingsError, TypeError) as error:
+        message = error.headline if isinstance(error, SettingsError) else str(error)
+        lines = ("expected", "seen", "cause", "next_step") if isinstance(error, SettingsError) else ()
+        given = {name: getattr(error, name) for name in lines}
+        raise SettingsError(f"@pytest.mark.fp8 on {test}: {message}", **given) from None
+    chosen = [with_weights(case, settings) for case in cases]
+    return [case for case in chosen if question is None or case.asks(question)]
+
+
+def _combined(arguments: dict[str, Any]) -> list[Case]:
+    """One case for each combination of the fields that are lists."""
+    full = {"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments}
+    choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
+    return [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+
+
+def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:
+    """All arguments of a test's marks. Marks at one place may share the arguments among them, and not give one twice:
+    ``parametrize`` refuses that as well."""
     arguments: dict[str, Any] = {}
-    for mark in marks:
+    given_at: dict[str, object] = {}
+    for place, mark in marks:
         if mark.args:
             refuse(
                 f"@pytest.mark.fp8 on {test} takes keyword arguments only",
@@ -34,33 +75,20 @@ def cases_of(test: str, marks: Iterable[pytest.Mark], settings: Settings) -> lis
             )
         for name, value in mark.kwargs.items():
             if name not in ARGUMENTS:
-                refuse(
-                    f"@pytest.mark.fp8 on {test} has no argument {name!r}",
-                    expected=", ".join(ARGUMENTS),
-                    seen=name,
-                    next_step="pytest --markers",
+                refuse_unknown(
+                    f"@pytest.mark.fp8 on {test} has no argument {name!r}", name, ARGUMENTS, "pytest --markers"
                 )
-            arguments.setdefault(name, value)
-    question = arguments.pop("question", None)
-    if question is not None and question not in QUESTIONS:
-        refuse(
-            f"@pytest.mark.fp8 on {test}: unknown question {question!r}", expected=", ".join(QUESTIONS), seen=question
-        )
-    listed = arguments.pop("cases", None)
-    if listed is not None and arguments:
-        refuse(f"@pytest.mark.fp8 on {test}", expected="either cases=[...] or the fields of one case", seen="both")
-    try:
-        cases = (
-            list(listed)
-            if listed is not None
-            else [Case(**{"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments})]
-        )
-    except (SettingsError, TypeError) as error:
-        message = error.headline if isinstance(error, SettingsError) else str(error)
-        lines = {"expected": error.expected, "seen": error.seen} if isinstance(error, SettingsError) else {}
-        raise SettingsError(f"@pytest.mark.fp8 on {test}: {message}", **lines) from None
-    chosen = [with_weights(case, settings) for case in cases]
-    return [case for case in chosen if question is None or case.asks(question)]
+            if given_at.setdefault(name, place) is place and arguments.setdefault(name, value) != value:
+                several = [arguments[name], value]
+                refuse(
+                    f"two marks @pytest.mark.fp8 on {test} give {name}=",
+                    expected=f"{name}= in one of the marks that stand at one place",
+                    seen=" and ".join(f"{name}={one!r:.80}" for one in several),
+                    cause="one of them would be lost",
+                    next_step=(f"{name}={several!r:.200} in one mark, or " if name in LISTED else "")
+                    + "cases=[pytest_fp8.Case(...), ...] with all that is to be asked",
+                )
+    return arguments
 
 
 def with_weights(case: Case, settings: Settings) -> Case:
@@ -85,9 +113,10 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
         seen = f"this is {gpu.name}" if gpu is not None else absent
         return f"--fp8-gpu={settings.gpu} was declared; {seen}", False
     if gpu is None or not in_use:
-        return (
-            f"needs a {case.chip} GPU; this is {gpu.name}" if gpu is not None else f"needs a {case.chip} GPU: {absent}"
-        ), False
+        seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
+        emulates = case.model == OWN and case.backend in EMULATED_BACKENDS and case.gpus == 1
+        here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
+        return f"needs a {case.chip} GPU{seen}{here}", False
     if gpu.chip != case.chip:
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case) or _recipe(case, gpu) or _too_few(case)
@@ -117,13 +146,6 @@ def _too_few(case: Case) -> str:
 
 def _recipe(case: Case, gpu: Gpu) -> str:
     """Why this GPU cannot run the case's recipe, or an empty string."""
-    facts = recipe_facts(case.backend, case.recipe)
+    needs = unmet_need(case.backend, case.recipe, gpu.capability)
     have = f"{gpu.name} has compute capability {gpu.capability[0]}.{gpu.capability[1]}"
-    if gpu.capability < facts.minimum_capability:
-        need = ".".join(str(part) for part in facts.minimum_capability)
-        return f"recipe {case.recipe!r} of {case.backend} needs compute capability {need} or newer; {have}"
-    if facts.only_capabilities and gpu.capability[0] not in facts.only_capabilities:
-        return (
-            f"recipe {case.recipe!r} of {case.backend} runs on capability {facts.only_capabilities[0]}.x alone; {have}"
-        )
-    return ""
+    return f"recipe {case.recipe!r} of {case.backend} {needs}; {have}" if needs else ""

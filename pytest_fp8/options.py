@@ -123,7 +123,8 @@ choose or rewrite its own baselines, choose its own base, or have an unanswered 
 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
-    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; see pytest_fp8.Case for all fields"
+    "compile=True, emulated=False, ...): the FP8 cases that a test asks about; model, backend and recipe take lists as "
+    "well, a case for each combination; see pytest_fp8.Case for all fields"
 )
 
 

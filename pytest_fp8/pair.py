@@ -39,13 +39,14 @@ from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.rules.variance import MEASURED, Components, Session
+from pytest_fp8.unasked import NotesUse
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
 if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison
 
 
-class Fp8Pair:
+class Fp8Pair(NotesUse):
     """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions.
 
     Every question raises :class:`ArmError` where an arm fails.
@@ -287,11 +288,8 @@ class Fp8Pair:
 
     def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
         if values and self.case.backend != "bf16":
-            self._ledger.measure(
-                self._row,
-                metric,
-                {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values},
-            )
+            measured = {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values}
+            self._ledger.measure(self._row, metric, measured)
 
     def _history(self, metric: str) -> list[Session]:
         return list(self.baseline.history(metric)) if self.baseline is not None else []

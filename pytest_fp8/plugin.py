@@ -1,4 +1,7 @@
-"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light, so that an idle plugin costs milliseconds."""
+"""The pytest hooks of pytest-fp8, and nothing else. Imports stay light, so that an idle plugin costs milliseconds.
+
+PYTEST_DONT_REWRITE: see the package's own file.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pa
 from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
+from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
 
-FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
-"""Fixtures that need a case."""
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
@@ -69,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from pytest_fp8.markers import cases_of
 
-    marks = list(metafunc.definition.iter_markers("fp8"))
+    marks = list(metafunc.definition.iter_markers_with_node("fp8"))
     if not marks:
         return
     try:
@@ -111,6 +113,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     case = case_of(item)
     if case is None:
+        if message := unread_mark(item):
+            complain(item, message, item.config.stash[SESSION].settings)
         return
     from pytest_fp8.markers import why_not
 
@@ -123,11 +127,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         session.ledger.skipped(item.nodeid, reason)
     if failure:
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
-    pytest.skip(reason)
+    # As pytest's own skip marks do: the summary names the test's line, not this one.
+    raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    result = yield
+    if message := unused_pair(pyfuncitem):
+        complain(pyfuncitem, message, pyfuncitem.config.stash[SESSION].settings)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    if call.excinfo is not None and isinstance(call.excinfo.value, Fp8Error):
+        from pytest_fp8.report.tracebacks import end_at_the_users_line
+
+        end_at_the_users_line(call.excinfo.tb)
     report = yield
     case = case_of(item)
     if case is None:

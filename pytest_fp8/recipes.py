@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fp8.errors import refuse
+from pytest_fp8.errors import refuse, refuse_unknown
 
 Role = str
 FPROP, DGRAD, WGRAD, RECOMPUTE = "fprop", "dgrad", "wgrad", "recompute"
@@ -85,6 +85,20 @@ _RECIPES = [
 RECIPES: dict[tuple[str, str], RecipeFacts] = {(facts.backend, facts.name): facts for facts in _RECIPES}
 BACKENDS: tuple[str, ...] = tuple(dict.fromkeys(facts.backend for facts in _RECIPES))
 
+SHORT_BACKENDS = {
+    "transformer_engine": "te",
+    "te_fused": "te.fused",
+    "accelerate_te": "accelerate.te",
+    "accelerate_torchao": "accelerate.torchao",
+    "accelerate_bf16": "accelerate.bf16",
+    "trainer_te": "trainer.te",
+    "trainer_torchao": "trainer.torchao",
+    "unsloth_te": "unsloth.te",
+    "unsloth_bf16": "unsloth.bf16",
+}
+"""Backend -> its name in the ids of cases, which a case takes for its backend as well."""
+FULL_BACKENDS = {short: backend for backend, short in SHORT_BACKENDS.items()}
+
 LIBRARIES = {
     "te_fused": "transformer_engine",
     "accelerate_te": "transformer_engine",
@@ -118,12 +132,29 @@ _CHOICES = {
 def recipe_facts(backend: str, name: str) -> RecipeFacts:
     """The facts of a recipe; raises :class:`SettingsError` naming the known ones."""
     if backend not in BACKENDS:
-        refuse(f"unknown FP8 backend {backend!r}", expected=", ".join(BACKENDS), seen=backend)
+        refuse_unknown(
+            f"unknown FP8 backend {backend!r}",
+            backend,
+            BACKENDS,
+            "backend='torchao' or backend='transformer_engine' ('te') for a model in plain PyTorch",
+        )
     facts = RECIPES.get((backend, name))
     if facts is None:
         known = [recipe for owner, recipe in RECIPES if owner == backend]
-        refuse(f"backend {backend!r} has no recipe {name!r}", expected=", ".join(known), seen=name)
+        others = [owner for owner, recipe in RECIPES if recipe == name]
+        otherwise = f"backend={others[0]!r}, which has it" if others else f"recipe={known[0]!r}"
+        refuse_unknown(f"backend {backend!r} has no recipe {name!r}", name, known, otherwise)
     return facts
+
+
+def unmet_need(backend: str, name: str, capability: tuple[int, int]) -> str:
+    """What a recipe needs that a GPU of this compute capability has not, or an empty string."""
+    facts = recipe_facts(backend, name)
+    if capability < facts.minimum_capability:
+        return f"needs compute capability {'.'.join(map(str, facts.minimum_capability))} or newer"
+    if facts.only_capabilities and capability[0] not in facts.only_capabilities:
+        return f"runs on capability {facts.only_capabilities[0]}.x alone"
+    return ""
 
 
 def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,8 +165,8 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
     facts = recipe_facts(backend, name)
     for option, value in given.items():
         if option not in facts.options and option not in facts.switches:
-            known = ", ".join([*facts.options, *facts.switches]) or "no options"
-            refuse(f"recipe {name!r} of {backend!r} has no option {option!r}", expected=known, seen=option)
+            known = [*facts.options, *facts.switches]
+            refuse_unknown(f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}")
         if option in _CHOICES and value not in _CHOICES[option]:
             refuse(
                 f"option {option!r} of recipe {name!r}",

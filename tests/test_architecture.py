@@ -38,6 +38,7 @@ PYTEST_S_SIDE = (
     "pair",
     "compare",
     "report",
+    "doctor",
     "cli",
 )
 NEVER = {

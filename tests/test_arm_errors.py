@@ -1,11 +1,13 @@
 """What an exception inside an arm shows: the user's own line, the cause that torch does not say, and what to do."""
 
+import functools
+
 import pytest
 
 from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.worker.error_trace import mixes_types, trace_of, users_line
+from pytest_fp8.worker.error_trace import mixes_types, trace_of, users_line, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
@@ -44,6 +46,90 @@ def test_a_tensor_of_another_type_is_named_with_the_users_line_and_what_to_do():
     assert "in forward" in error.value.seen
     assert "must take the input's dtype" in error.value.cause
     assert ".to(x.dtype)" in error.value.next_step
+
+
+class Batches:
+    def missing(self, step):
+        return {}["x"]
+
+
+def failing_loss(model, batch, times):
+    return model(batch, times).mean()
+
+
+def failing_optimizer(parameters):
+    raise OSError("no such schedule")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch": Batches().missing}, "the workload's batch(step) raised KeyError: 'x'"),
+        ({"loss": functools.partial(failing_loss, times=3)}, "the workload's loss(model, batch) raised TypeError: "),
+        ({"optimizer": failing_optimizer}, "the workload's optimizer(parameters) raised OSError: no such schedule"),
+        ({"build": lambda held=[]: held[0]}, "the workload's build() raised IndexError: "),
+    ],
+)
+def test_the_function_that_failed_is_named(wrong, says):
+    workload = Workload(**{"build": plain_model, "batch": batch, "loss": plain_loss, **wrong})
+    error = raised(lambda: serve_workload(workload))
+    assert f"the workload's {workloads_function(error)} raised {type(error).__name__}: {error}".startswith(says)
+    assert "pytest_fp8/worker" not in trace_of(error)
+
+
+def plain_model():
+    import torch
+
+    return torch.nn.Linear(32, 32)
+
+
+def plain_loss(model, rows):
+    return model(rows).square().mean()
+
+
+def serve_workload(workload):
+    from pytest_fp8.worker.server import ArmServer
+
+    return ArmServer(ArmSpec(CASE.reference(), "cpu", workload.ship("a test"), threads=1))
+
+
+@pytest.mark.slow
+def test_one_live_model_for_all_is_named_and_a_copy_of_one_is_fine():
+    import copy
+
+    model = plain_model()
+    given = {"batch": batch, "loss": plain_loss}
+    error = raised(lambda: serve_workload(Workload(build=lambda: model, **given)))
+    assert "build() gave one Linear that was made before" in str(error)
+    assert "copy.deepcopy" in error.fp8_next
+    serve_workload(Workload(build=lambda: copy.deepcopy(model), **given))
+
+
+@pytest.mark.slow
+def test_what_a_function_holds_is_found_where_it_has_a_value():
+    from pytest_fp8.worker.given import held_by
+
+    def build(size=3):
+        return later, size
+
+    assert held_by(build) == []
+    later = "a model"
+    assert held_by(functools.partial(build, 4)) == [4, later, 3]
+
+
+@pytest.mark.slow
+def test_a_model_that_build_keeps_for_the_next_call_is_named():
+    import torch
+
+    from pytest_fp8.backends import backend
+    from pytest_fp8.worker.training_setup import TrainingSetup
+
+    build = functools.cache(plain_model)
+    setup = TrainingSetup(CASE, Workload(build=build, batch=batch), backend("torchao"), torch.device("cpu"))
+    first = setup.fresh_model(seed=0)
+    assert "made before" in str(raised(lambda: setup.fresh_model(seed=1)))
+    assert first is not None
 
 
 def raised(function):

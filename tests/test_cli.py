@@ -412,6 +412,13 @@ def test_a_promotion_of_a_case_without_candidate_is_refused(run, project):
 # -- the real thing -----------------------------------------------------------------------------------------------
 
 
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("pytest-fp8 ")
+
+
 def test_the_command_line_loads_neither_torch_nor_numpy():
     code = (
         "import sys; from pytest_fp8.cli import main; main(['baselines', 'list']); main(['baselines', 'prune']);"

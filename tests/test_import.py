@@ -36,6 +36,23 @@ def test_collecting_the_marked_tests_loads_no_torch(pytester):
     result.stdout.fnmatch_lines(["TORCH False False"])
 
 
+def test_pytest_does_not_rewrite_this_packages_modules(pytester):
+    """It would do so anew in each start where it cannot keep the result."""
+    pytester.makepyfile("import pytest\n@pytest.mark.fp8(emulated=True)\ndef test_a(fp8_pair): pass")
+    pytester.makeconftest(
+        """
+        import sys
+        def pytest_unconfigure(config):
+            ours = {n: m for n, m in sys.modules.items() if n.startswith("pytest_fp8.")}
+            rewritten = [n for n, m in ours.items() if type(m.__loader__).__module__ == "_pytest.assertion.rewrite"]
+            print("REWRITTEN", len(ours) > 10, rewritten)
+        """
+    )
+    result = pytester.runpytest_subprocess("--collect-only", "-p", "no:benchmark", "-W", "error")
+    result.stdout.fnmatch_lines(["REWRITTEN True [[][]]"])
+    assert result.ret == 0
+
+
 def test_the_package_gives_its_names_lazily():
     code = (
         "import sys, pytest_fp8; assert 'torch' not in sys.modules; pytest_fp8.Case; pytest_fp8.Workload; print('ok')"

@@ -32,6 +32,85 @@ def test_a_mark_that_is_wrong_names_the_test(pytester, mark, says):
     result.stdout.fnmatch_lines(["*test_mine*", f"*{says}*"] if says.startswith("either") else [f"*test_mine*{says}*"])
 
 
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ("bakend='torchao'", "did you mean 'backend'?"),
+        ("backend='torcho'", "did you mean 'torchao'?"),
+        ("backend='cuda'", "backend='torchao' or backend='transformer_engine' ('te')*"),
+        ("recipe='tensor_wise'", "did you mean 'tensorwise'?"),
+        ("recipe='delayed'", "backend='transformer_engine', which has it"),
+        ("model='tinny'", "did you mean 'tiny'?"),
+        ("model='mine'", "leave model= out, and bring a model of your own*"),
+        ("question='sped'", "did you mean 'speedup'?"),
+        ("backend='te', recipe='delayed', options={'margn': 1}", "did you mean 'margin'?"),
+    ],
+)
+def test_a_name_that_is_unknown_comes_with_the_next_step(pytester, mark, says):
+    result = collect(pytester, f"@pytest.mark.fp8({mark})")
+    result.stdout.fnmatch_lines([f"*next: *{says}"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [
+        ("emulated='yes'", "True or False"),
+        ("emulated=1", "True or False"),
+        ("batch='4'", "a whole number from 1"),
+        ("batch=0", "a whole number from 1"),
+        ("lora=True", "a whole number"),
+        ("tolerance='2%'", "a number"),
+        ("questions='layers'", "a tuple of texts"),
+        ("options=['margin']", "a dict with names as keys"),
+        ("recipe=None", "a text"),
+        ("name=3", "a text"),
+        ("cases='tiny'", "a list of pytest_fp8.Case"),
+        ("cases=1", "a list of pytest_fp8.Case"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(pytester, mark, expected):
+    result = collect(pytester, f"@pytest.mark.fp8({mark})")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_mine*", f"*expected: {expected}", "*seen:*", "*next:*"])
+
+
+def test_lists_and_paths_become_what_a_case_keeps(tmp_path):
+    case = Case("tiny", "torchao", "rowwise", questions=["layers"], weights=tmp_path)
+    assert (case.questions, case.weights) == (("layers",), str(tmp_path))
+
+
+@pytest.mark.parametrize("short", ["te", "transformer_engine"])
+def test_a_backend_goes_by_its_short_name_as_well(short):
+    case = Case("1b", short, "delayed")
+    assert (case.backend, case.id) == ("transformer_engine", "1b-te-delayed")
+    assert case.digest() == Case("1b", "transformer_engine", "delayed").digest()
+
+
+def ids(pytester, code):
+    pytester.makepyfile(f"import pytest\n{code}")
+    lines = pytester.runpytest("--collect-only", "-q").outlines
+    return [line.split("[")[1].rstrip("]") for line in lines if "::" in line]
+
+
+def test_lists_multiply_as_parametrize_does(pytester):
+    code = "@pytest.mark.fp8(model=['tiny', '1b'])\n@pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])\n"
+    found = ids(pytester, code + "def test_mine(fp8_case): pass")
+    assert sorted(found) == sorted(f"{m}-torchao-{r}" for m in ("tiny", "1b") for r in ("tensorwise", "rowwise"))
+
+
+def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
+    result = collect(pytester, "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["two marks*test_mine give recipe=", "*next:*recipe=?'tensorwise', 'rowwise'] in one mark*"]
+    )
+
+
+def test_the_mark_of_a_function_wins_over_that_of_its_module(pytester):
+    code = "pytestmark = pytest.mark.fp8(model='tiny', recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')\n"
+    assert ids(pytester, code + "def test_mine(fp8_case): pass") == ["tiny-torchao-tensorwise"]
+
+
 def test_a_test_that_names_no_case_says_how(pytester):
     pytester.makepyfile("def test_mine(fp8_pair): pass")
     result = pytester.runpytest()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from pytest_fp8.workload import ARGUMENTS, Workload
 
 LAST = 3
 """Innermost frames that are always shown."""
@@ -14,6 +19,8 @@ USERS = 2
 """Innermost frames of the user's own code that are shown as well."""
 SHOWN = 2500
 """Characters of a trace."""
+OURS = f"{Path(__file__).parents[1]}/"
+"""This package's folder."""
 
 _UNLIKE = re.compile(
     r"same dtype|should be the same|expected .*(dtype|scalar type|to have type)|dtypes? .*(mismatch|match)",
@@ -27,10 +34,13 @@ MIXED_NEXT = "make it in the input's dtype, torch.arange(n, device=x.device).to(
 
 
 def trace_of(error: BaseException) -> str:
-    """The last frames of the error, before them the user's innermost frames, and the exception."""
+    """The last frames of the error, before them the user's innermost frames, and the exception. What called the user's
+    code is left out."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
-    chosen = sorted({*range(max(0, len(frames) - LAST), len(frames)), *users[-USERS:]})
+    last = range(max(0, len(frames) - LAST), len(frames))
+    callers = {i for i, frame in enumerate(frames) if users and i < users[-1] and frame.filename.startswith(OURS)}
+    chosen = sorted({*last, *users[-USERS:]} - callers)
     lines, before = [], None
     for index in chosen:
         if before is not None and index > before + 1:
@@ -48,6 +58,34 @@ def users_line(error: BaseException) -> str:
     return traceback.format_list(users[-1:])[0].strip() if users else ""
 
 
+def workloads_function(error: BaseException) -> str:
+    """``build()``, ``batch(step)``: the function of the workload that raised, or an empty string.
+
+    The workload is found where this package's own frames hold it, and its functions by their code.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [frame for frame in frames if frame.f_code.co_filename.startswith(OURS)]
+    held = [value for frame in ours for value in frame.f_locals.values()]
+    owners = [*held, *(getattr(value, "setup", None) for value in held)]
+    found = [one for owner in owners for one in (owner, getattr(owner, "own", None)) if isinstance(one, Workload)]
+    for frame in frames if found else ():
+        for name, arguments in ARGUMENTS.items():
+            if frame.f_code is _code(getattr(found[0], name)):
+                return f"{name}({', '.join(arguments)})"
+    return ""
+
+
+def _code(function: Any) -> CodeType | None:
+    """The code that runs when something is called: a function, a method, a partial, a class, an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, type):
+        function = function.__init__  # type: ignore[misc]
+    elif not hasattr(function, "__code__") and not hasattr(function, "__func__"):
+        function = vars(type(function)).get("__call__")
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
 def is_users(filename: str) -> bool:
     """Whether a file is the user's: not a library's, not Python's own, and not this package's."""
     if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
@@ -60,8 +98,7 @@ def _others() -> tuple[str, ...]:
     """Folders of code that is not the user's, also where it is not installed in site-packages."""
     import torch
 
-    ours, torch_s = Path(__file__).parents[1], Path(torch.__file__).parent
-    return tuple(f"{folder}/" for folder in (ours, torch_s, sysconfig.get_path("stdlib")))
+    return OURS, *(f"{folder}/" for folder in (Path(torch.__file__).parent, sysconfig.get_path("stdlib")))
 
 
 def mixes_types(error: BaseException) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +17,30 @@ from pytest_fp8.worker.step import WorkloadError, described, name_of
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 from pytest_fp8.zoo.batch import arrays_of, tensors_of
+
+
+def held_by(function: Any) -> list[Any]:
+    """What a function refers to: values that it closes over, and those of its module; a partial's arguments."""
+    held: list[Any] = []
+    while isinstance(function, functools.partial):
+        held += [*function.args, *function.keywords.values()]
+        function = function.func
+    # A variable that a function closes over and that has no value yet is a ValueError.
+    with contextlib.suppress(ValueError):
+        if inspect.isfunction(function):
+            named = inspect.getclosurevars(function)
+            held += [*named.nonlocals.values(), *named.globals.values(), *(function.__defaults__ or ())]
+    return held
+
+
+def require_fresh(model: torch.nn.Module, before: Sequence[Any]) -> None:
+    """Raise :class:`WorkloadError` where ``build()`` gave a model that was there ``before`` it was called."""
+    if any(model is one for one in before):
+        raise WorkloadError(
+            f"the workload's build() gave one {type(model).__name__} that was made before, not a new one",
+            "build() is called for each seed and each arm; the training and conversion of one would be in the next",
+            "make the model inside build(); or return copy.deepcopy(model)",
+        )
 
 
 def require_weights(model: torch.nn.Module) -> None:

@@ -128,8 +128,10 @@ def _describe(error: Exception) -> dict[str, Any]:
 
     from pytest_fp8.worker import error_trace
 
+    raised_by = error_trace.workloads_function(error)
     described = {
-        "error": f"{type(error).__name__}: {str(error)[:2000]}",
+        "error": (f"the workload's {raised_by} raised " if raised_by else "")
+        + f"{type(error).__name__}: {str(error)[:2000]}",
         "kind": "raised",
         "trace": error_trace.trace_of(error),
         "line": error_trace.users_line(error),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,15 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
-from pytest_fp8.worker.given import Drawn, checked_batch, checked_loss, checked_optimizer, require_weights
+from pytest_fp8.worker.given import (
+    Drawn,
+    checked_batch,
+    checked_loss,
+    checked_optimizer,
+    held_by,
+    require_fresh,
+    require_weights,
+)
 from pytest_fp8.worker.ranks import part_of
 from pytest_fp8.worker.step import WorkloadError
 from pytest_fp8.workload import Workload
@@ -30,6 +40,8 @@ class TrainingSetup:
         self.case, self.own, self.device = case, own, device
         self._backend = backend
         self.drawn = Drawn()
+        self._built: Callable[[], torch.nn.Module | None] = lambda: None
+        """The model that the workload gave last, while it is there."""
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
@@ -40,6 +52,7 @@ class TrainingSetup:
             model = models.build(self.case.model, seed=seed, device=str(self.device), weights=self.case.weights)
         else:
             seed_generators(seed)
+            before = [*held_by(self.own.build), self._built()]
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise WorkloadError(
@@ -47,6 +60,8 @@ class TrainingSetup:
                     "a function without a return gives None",
                     "return the model at the end of build()",
                 )
+            require_fresh(model, before)
+            self._built = weakref.ref(model)
             require_weights(model)
             model = _in_bfloat16(model, self.device).train()
         if self.case.lora:

@@ -1,0 +1,61 @@
+"""The types of a case's fields, checked where a case is made: a mark's arguments are what a person typed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pytest_fp8.errors import refuse
+
+AT_LEAST = {"batch": 1, "seq": 1, "loss_steps": 1, "loss_seeds": 1}
+"""Field -> its least number, where a case checks none of its own."""
+EXAMPLES = {
+    "str": ("a text", "'...'"),
+    "bool": ("True or False", "True"),
+    "int": ("a whole number", "1"),
+    "float": ("a number", "1.0"),
+    "tuple[str, ...]": ("a tuple of texts", "('...',)"),
+    "Mapping[str, Any]": ("a dict with names as keys", "{'...': ...}"),
+}
+"""A field's annotation -> what a message calls it, and an example."""
+
+
+def require_types(case: Any) -> None:
+    """Raise :class:`SettingsError` for a field of another type of a :class:`pytest_fp8.Case` that is being made. A list
+    becomes a tuple, and a path a text."""
+    for field in fields(case):
+        value, kind = getattr(case, field.name), str(field.type).removesuffix(" | None")
+        if value is None and kind != field.type:
+            continue
+        if kind == "tuple[str, ...]" and isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(case, field.name, value)
+        elif field.name == "weights" and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+            object.__setattr__(case, field.name, value)
+        least = AT_LEAST.get(field.name)
+        if not _is(kind, value) or (least is not None and value < least):
+            what, example = EXAMPLES[kind]
+            if isinstance(value, str) and value and kind == "tuple[str, ...]":
+                example = f"({value!r},)"
+            refuse(
+                f"{field.name} of a case",
+                expected=what if least is None else f"{what} from {least}",
+                seen=f"{value!r:.80}, a {type(value).__name__}",
+                next_step=f"{field.name}={example}",
+            )
+
+
+def _is(kind: str, value: Any) -> bool:
+    """Whether a value is of a field's annotation. True is no number here."""
+    if kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+    if kind == "Mapping[str, Any]":
+        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if kind == "float":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, {"str": str, "bool": bool}[kind])

@@ -1,0 +1,89 @@
+"""Installed libraries against the versions that were tested, and the two cuDNNs that a machine may have."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
+from pytest_fp8.libraries import library_versions
+
+TESTED: Mapping[str, tuple[str, ...]] = {
+    "torch": ("2.11.0", "2.13.0"),
+    "transformers": ("5.17.0", "5.23.0"),
+    "torchao": ("0.18.0",),
+    "transformer-engine": ("2.20.2",),
+    "accelerate": ("1.15.0",),
+    "peft": ("0.21.2",),
+    "unsloth": ("2026.10.9",),
+}
+"""Package -> versions of which docs/compatibility.md says that a suite ran with them."""
+NEEDED = ("torch", "transformers")
+CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+CUDNN_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64")
+
+
+def library_findings() -> Iterator[Finding]:
+    versions, bounds = library_versions(TESTED), _bounds()
+    for package, tested in TESTED.items():
+        found, (wanted, bound) = versions.get(package), bounds.get(package, (package, ""))
+        if found is None:
+            state = PROBLEM if package in NEEDED else NOTE
+            yield Finding("libraries", state, f"{package} is not installed", f"pip install '{wanted}'")
+        elif not _within(found, bound):
+            text = f"{package} {found} is older than this plugin takes ({bound})"
+            yield Finding("libraries", PROBLEM, text, f"pip install '{wanted}'")
+        elif found.partition("+")[0] in tested:
+            yield Finding("libraries", OK, f"{package} {found}")
+        else:
+            yield Finding("libraries", NOTE, f"{package} {found}: expected to work; tested: {', '.join(tested)}")
+    if "torchao" not in versions and "transformer-engine" not in versions:
+        text = "neither torchao nor Transformer Engine is installed: nothing here computes in FP8"
+        yield Finding("libraries", PROBLEM, text, "pip install 'pytest-fp8[torchao]'")
+
+
+def _bounds() -> dict[str, tuple[str, str]]:
+    """Package -> what this plugin's own metadata asks for: ``torch>=2.11`` and ``>=2.11``."""
+    try:
+        lines = requires("pytest-fp8") or []
+    except PackageNotFoundError:
+        return {}
+    wanted = {line.partition(";")[0].strip() for line in lines}
+    parts = [(re.match(r"([A-Za-z0-9-]+)(\[[^]]*\])?", line), line) for line in wanted]
+    found = {match[1]: (line, line[match.end() :].strip()) for match, line in parts if match}
+    return {package: bound for package, bound in found.items() if package != "pytest-fp8"}
+
+
+def _within(found: str, bound: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(bound).contains(found, prereleases=True)
+
+
+def cudnn_findings() -> Iterator[Finding]:
+    """Transformer Engine looks for a system cuDNN before torch's own; arms are pointed at torch's."""
+    packages = [f"{name} {version}" for name, version in library_versions(CUDNN_PACKAGES).items()]
+    system = sorted({str(path.resolve()) for path in _system_cudnns()})
+    yield Finding("cuDNN", OK if packages else NOTE, "torch's own: " + (", ".join(packages) or "none as a package"))
+    if not system:
+        yield Finding("cuDNN", OK, "the system's: none")
+    elif packages:
+        yield Finding(
+            "cuDNN",
+            NOTE,
+            f"the system's: {', '.join(system)}. Transformer Engine would load it first; arms get torch's own",
+            "in your own training, point CUDNN_HOME and LD_LIBRARY_PATH at torch's own as well",
+        )
+    else:
+        yield Finding("cuDNN", OK, f"the system's: {', '.join(system)}")
+
+
+def _system_cudnns() -> Iterator[Path]:
+    homes = [Path(os.environ[name]) for name in ("CUDNN_HOME", "CUDNN_PATH") if os.environ.get(name)]
+    for folder in [*(home / lib for home in homes for lib in ("lib", "lib64")), *map(Path, CUDNN_FOLDERS)]:
+        # The wheel of torch's own is no system library, though a variable may point there.
+        if "site-packages" not in str(folder):
+            yield from folder.glob("libcudnn.so.*")

@@ -1,0 +1,21 @@
+"""Where a failure is shown: at the user's line that asked, without this package's frames below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+OURS = str(Path(__file__).parents[1])
+RUNNERS = ("_pytest", "pluggy")
+
+
+def end_at_the_users_line(trace: TracebackType | None) -> None:
+    """Cut the frames of this package off the end of a traceback, in place. One without a user's line stays whole."""
+    last = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(OURS):
+            last = None if any(f"/{name}/" in file for name in RUNNERS) else trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None

@@ -1,0 +1,66 @@
+"""Tests that ask nothing and would pass: a mark that no fixture reads, and a pair that nothing is asked of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.errors import explain
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_fp8.options import Settings
+
+FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
+"""Fixtures that need a case."""
+TELLS_NOTHING = ("case", "baseline", "start", "used")
+"""Public names of a pair whose use asks nothing of its arms."""
+
+
+class NotesUse:
+    """Notes that something was asked of an object: that a public name of it was looked up."""
+
+    used = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in TELLS_NOTHING:
+            object.__setattr__(self, "used", True)
+        return super().__getattribute__(name)
+
+
+def unread_mark(item: pytest.Item) -> str:
+    """What to say of a test with a mark of its own that no fixture reads, or an empty string. A mark of a class or a
+    module is for those of its tests that need it."""
+    marked = any(mark.name == "fp8" for mark in item.own_markers)
+    if not marked or FIXTURES & set(getattr(item, "fixturenames", FIXTURES)):
+        return ""
+    return explain(
+        f"{item.name} has a mark fp8 and takes no fixture that reads it",
+        expected="one of " + ", ".join(sorted(FIXTURES)) + " among the test's arguments",
+        seen="none of them: nothing is run in FP8",
+        cause="the mark names the case, and the fixture runs it",
+        next_step=f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
+    )
+
+
+def unused_pair(item: pytest.Item) -> str:
+    """What to say of a test that has passed and asked nothing of its pair, or an empty string."""
+    pair = getattr(item, "funcargs", {}).get("fp8_pair")
+    if not isinstance(pair, NotesUse) or pair.used:
+        return ""
+    return explain(
+        f"{item.name} takes fp8_pair and asks nothing of it",
+        expected="a question, such as fp8_pair.assert_layers() or fp8_pair.assert_loss()",
+        seen="both arms were built, and nothing was asked of them",
+        cause="a test passes where it asserts nothing",
+        next_step="fp8_pair.assert_layers(); or take fp8_pair out of the test's arguments",
+    )
+
+
+def complain(item: pytest.Item, message: str, settings: Settings) -> None:
+    """Warn at the test; under ``--fp8-strict`` fail it."""
+    import pytest
+
+    if settings.strict:
+        pytest.fail(message, pytrace=False)
+    item.warn(pytest.PytestWarning(message))

@@ -1,0 +1,139 @@
+"""``pytest-fp8 doctor``: what it says of a machine, with a GPU of our own making and on this one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.fakes import H200
+from pytest_fp8 import gpu as gpus
+from pytest_fp8.cli import main
+from pytest_fp8.doctor import libraries, products
+from pytest_fp8.gpu import Conditions
+
+ROOT = Path(__file__).parent.parent
+FP8_PRODUCT = {"off": 0.037, "kernel": "sm90_xmma_gemm_e4m3", "cudnn": 91900}
+QUIET = Conditions(1980)
+VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "torchao": "0.18.0", "transformer-engine": "2.20.2"}
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """``doctor(gpu, ...)``: the exit code, the findings by topic and the text on such a machine."""
+
+    def asked(gpu=H200, conditions=QUIET, answer=FP8_PRODUCT, versions=VERSIONS, arguments=()):
+        monkeypatch.setattr(gpus, "detect", lambda: (gpu, "" if gpu else "no NVIDIA GPU"))
+        monkeypatch.setattr(gpus, "conditions", lambda gpu, own: conditions)
+        monkeypatch.setattr(
+            libraries, "library_versions", lambda packages: {p: versions[p] for p in packages if p in versions}
+        )
+        monkeypatch.setattr(products, "tried", lambda name, recipe, emulated: answer)
+        code = main(["doctor", "--json", *arguments])
+        told = json.loads(capsys.readouterr().out)
+        assert told["ok"] == (code == 0)
+        topics: dict[str, list[dict]] = {}
+        for finding in told["findings"]:
+            topics.setdefault(finding["topic"], []).append(finding)
+        return code, topics
+
+    return asked
+
+
+def text(findings):
+    return "\n".join(finding["text"] for finding in findings)
+
+
+def problems(topics):
+    return [finding["text"] for findings in topics.values() for finding in findings if finding["state"] == "problem"]
+
+
+def test_a_machine_with_a_hopper_gpu_is_described(doctor):
+    _, topics = doctor()
+    assert {"machine", "GPU", "clocks", "neighbours", "libraries", "cuDNN", "recipes", "memory", "products"} == {
+        *topics
+    }
+    assert "--fp8-gpu=h200" in text(topics["GPU"])
+    assert "torchao: tensorwise, rowwise, rowwise_with_gw_hp" in text(topics["recipes"])
+    assert "8b" in text(topics["memory"])
+
+
+def test_recipes_follow_the_capability(doctor):
+    gpu = replace(H200, name="NVIDIA L40S", capability=(8, 9))
+    assert "torchao: tensorwise; rowwise needs compute capability 9.0 or newer" in text(doctor(gpu)[1]["recipes"])
+
+
+def test_a_small_gpu_holds_fewer_models(doctor):
+    [torchao, te] = doctor(replace(H200, memory=24 * 2**30))[1]["memory"]
+    for finding in (torchao, te):
+        fits, _, large = finding["text"].partition("too large: ")
+        assert "tiny" in fits
+        assert "8b" in large
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"gpu": replace(H200, name="NVIDIA A100", capability=(8, 0))}, "no FP8 tensor cores"),
+        ({"conditions": Conditions(800, ("hardware thermal",))}, "throttled: hardware thermal"),
+        ({"conditions": Conditions(1980, (), (77,))}, "1 other process(es) hold memory"),
+        ({"versions": {**VERSIONS, "torchao": "0.9.0"}}, "torchao 0.9.0 is older than this plugin takes (>=0.14)"),
+        ({"versions": {"torch": "2.11.0", "transformers": "5.17.0"}}, "nothing here computes in FP8"),
+        ({"versions": {"torchao": "0.18.0", "transformers": "5.17.0"}}, "torch is not installed"),
+        (
+            {"gpu": None, "answer": {"error": "exited with -11: nothing was said"}},
+            "tensorwise: exited with -11",
+        ),
+        ({"gpu": None, "answer": {**FP8_PRODUCT, "off": 0.002}}, "it did not run in FP8"),
+        ({"gpu": None, "answer": {**FP8_PRODUCT, "off": 1.3}}, "wrong, even for FP8"),
+    ],
+)
+def test_what_is_in_the_way_is_a_problem_and_exit_code_1(doctor, wrong, says):
+    code, topics = doctor(**wrong)
+    assert code == 1
+    assert any(says in problem for problem in problems(topics)), problems(topics)
+
+
+def test_a_version_that_nobody_tested_is_a_note(doctor):
+    code, topics = doctor(gpu=None, versions={**VERSIONS, "torch": "2.12.1+cu130"})
+    assert "torch 2.12.1+cu130: expected to work; tested: 2.11.0, 2.13.0" in text(topics["libraries"])
+    assert problems(topics) == []
+    assert code == 0
+
+
+def test_no_process_is_started_where_none_is_wanted(doctor):
+    assert "products" not in doctor(arguments=["--no-products"])[1]
+
+
+def test_a_system_cudnn_beside_torchs_own_is_told(doctor, monkeypatch, tmp_path):
+    (tmp_path / "libcudnn.so.9.14.0").touch()
+    monkeypatch.setattr(libraries, "CUDNN_FOLDERS", (str(tmp_path),))
+    told = doctor(versions={**VERSIONS, "nvidia-cudnn-cu13": "9.19.0.56"})[1]["cuDNN"]
+    assert "nvidia-cudnn-cu13 9.19.0.56" in told[0]["text"]
+    assert "libcudnn.so.9.14.0" in told[1]["text"]
+    assert "CUDNN_HOME" in told[1]["next_step"]
+
+
+def test_the_tested_versions_are_those_of_the_page():
+    page = (ROOT / "docs/compatibility.md").read_text()
+    for package, versions in libraries.TESTED.items():
+        row = next(line for line in page.splitlines() if line.lower().replace(" ", "-").startswith(f"|-{package}-|"))
+        assert all(version in row for version in versions), package
+
+
+def test_the_text_is_narrow_and_says_what_runs_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(gpus, "detect", lambda: (None, "no NVIDIA GPU"))
+    main(["doctor", "--no-products"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "emulated=True run on the CPU" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.slow
+def test_a_product_is_really_computed_in_a_process_of_its_own():
+    pytest.importorskip("torchao")
+    answer = products.tried("torchao", "tensorwise", emulated=True)
+    assert products.judged("torchao", "tensorwise", answer).state == "ok", answer
+    assert "error" in products.tried("torchao", "no-such-recipe", emulated=True)

@@ -1,0 +1,32 @@
+"""Where a failure is shown, and how the clone runs without the plugin."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_an_error_is_shown_at_the_line_that_asked(pytester):
+    pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('v100')")
+    result = pytester.runpytest("-p", "no:benchmark")
+    result.stdout.fnmatch_lines(
+        [">       known('v100')", "E  *SettingsError: --fp8-gpu=v100: no GPU of that name*", "*.py:3: SettingsError"]
+    )
+    result.stdout.no_fnmatch_line("*errors.py*")
+
+
+def test_a_test_that_is_skipped_names_its_own_line_and_what_runs_here(pytester):
+    pytester.makepyfile("import pytest\n\n@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(fp8_pair): pass")
+    result = pytester.runpytest("-rs", "-p", "no:benchmark")
+    if "no NVIDIA GPU" not in result.stdout.str():
+        pytest.skip("needs a machine without a GPU")
+    result.stdout.fnmatch_lines(["SKIPPED * test_a_test_*.py:3: *emulated=True in its mark runs it on the CPU"])
+
+
+def test_the_clone_runs_without_the_plugin():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:fp8", "-p", "no:cacheprovider", "tests/test_plain.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

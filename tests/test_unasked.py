@@ -1,0 +1,59 @@
+"""Tests that ask nothing are warned about, and fail under ``--fp8-strict``."""
+
+import pytest
+
+CONFTEST = """
+import pytest
+from pytest_fp8.unasked import NotesUse
+
+class Pair(NotesUse):
+    case, fp8 = "a case", "an arm"
+    def assert_loss(self): ...
+
+@pytest.fixture
+def fp8_pair(): return Pair()
+"""
+
+
+def run(pytester, code, *arguments):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(f"import pytest\n{code}")
+    return pytester.runpytest("-p", "no:benchmark", *arguments)
+
+
+SILENT = [
+    ("def test_mine(fp8_pair): assert fp8_pair", "test_mine takes fp8_pair and asks nothing of it"),
+    ("def test_mine(fp8_pair): print(fp8_pair.case)", "test_mine takes fp8_pair and asks nothing of it"),
+    ("@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass", "test_mine has a mark fp8 and takes no fixture that"),
+]
+ASKING = [
+    "def test_mine(fp8_pair): fp8_pair.assert_loss()",
+    "def test_mine(fp8_pair): assert fp8_pair.fp8",
+    "@pytest.fixture\ndef asked(fp8_pair): fp8_pair.assert_loss()\ndef test_mine(asked): pass",
+    "def test_mine(): pass",
+    "pytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass",
+]
+
+
+@pytest.mark.parametrize(("code", "says"), SILENT)
+def test_a_test_that_asks_nothing_is_warned_about(pytester, code, says):
+    result = run(pytester, code)
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines([f"*PytestWarning: {says}*", "*next:*fp8_pair*"])
+
+
+@pytest.mark.parametrize(("code", "says"), SILENT)
+def test_under_strict_it_fails(pytester, code, says):
+    result = run(pytester, code, "--fp8-strict")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"{says}*", "*next:*"])
+
+
+@pytest.mark.parametrize("code", ASKING)
+def test_whoever_asks_or_has_nothing_to_ask_is_left_alone(pytester, code):
+    run(pytester, code, "--fp8-strict").assert_outcomes(passed=1, warnings=0)
+
+
+def test_a_test_that_failed_anyway_hears_of_its_own_failure_alone(pytester):
+    result = run(pytester, "def test_mine(fp8_pair): assert 1 == 2")
+    result.assert_outcomes(failed=1, warnings=0)
