@@ -137,6 +137,10 @@ class Session:
                 asked=self._named(case),
             )
             self._pairs[key] = pair
+            if self.settings.report_dir is not None:
+                from pytest_fp8.report.evidence import evidence_of
+
+                self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
         pair.start(ahead)
         return pair

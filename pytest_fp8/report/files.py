@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger
 
 
+SCHEMA = 1
+"""The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
+``docs/report.schema.json`` describes it."""
+MOST_BYTES = 64 << 20
+"""Of a report that is read. One case of the 8B model, with 224 layers, has about 200 kB."""
+
+
 def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Path:
     """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements.
 
@@ -23,10 +31,20 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     """
     first = next(iter(ledger.entries.values()))
     provenance = origin_of(first, origin)
-    report = {**ledger.to_json(), "session_shift": shift_to_json(ledger), "provenance": provenance}
+    shift = shift_to_json(ledger)
+    report = {"schema": SCHEMA, **ledger.to_json(), "session_shift": shift, "provenance": provenance}
     path = folder / "report.json"
-    write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
+    write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
+
+
+def finite(value: Any) -> Any:
+    """Plain data with ``None`` for each number that is not finite: JSON has none, and a loss may be."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any]) -> list[str]:
