@@ -1,4 +1,4 @@
-"""``pytest-fp8``: the command line, which only dispatches to baselines and comparison. Loads no torch.
+"""``pytest-fp8``: the command line, which only dispatches to baselines, comparison and report. Loads no torch.
 
 Exit codes: 0 nothing wrong, 1 something got worse or is broken, 2 a question that could not be answered.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.compare.command import add_compare
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.report.page.write import add_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add_baselines(commands)
     add_compare(commands)
+    add_report(commands)
     return top
 
 

@@ -270,10 +270,11 @@ class Session:
 
     def _report(self, folder: Path, origin: dict[str, Any]) -> None:
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.report.files import write_candidates, write_report
+        from pytest_fp8.report.files import write_beside, write_candidates, write_report
 
         try:
-            self.written.append(str(write_report(self.ledger, folder, origin)))
+            report = write_report(self.ledger, folder, origin)
+            self.written += map(str, [report, *write_beside(report)])
             self.notes += write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)
         except Fp8Error as error:
             self.problems.append(error.message)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
 ``docs/report.schema.json`` describes it."""
-MOST_BYTES = 64 << 20
-"""Of a report that is read. One case of the 8B model, with 224 layers, has about 200 kB."""
 
 
 def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Path:
@@ -36,6 +34,17 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     path = folder / "report.json"
     write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
+
+
+def write_beside(report: Path) -> list[Path]:
+    """Write what people look at: the page, where the extra ``report`` is installed. Raises :class:`Fp8Error`."""
+    from pytest_fp8.report.page.write import NAME, missing, write_page
+
+    if missing():
+        return []
+    page = report.with_name(NAME)
+    write_page([report], page)
+    return [page]
 
 
 def finite(value: Any) -> Any:
