@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,8 +219,6 @@ class Session:
             self._report(settings.report_dir, origin)
 
     def _note_unanswered(self) -> None:
-        import os
-
         from pytest_fp8.options import ci_variable
         from pytest_fp8.rules.undecided import unanswered
 
@@ -274,7 +273,10 @@ class Session:
 
         try:
             report = write_report(self.ledger, folder, origin)
-            self.written += map(str, [report, *write_beside(report)])
+            self.written.append(str(report))
+            written, notes = write_beside(report, os.environ)
+            self.written += map(str, written)
+            self.notes += notes
             self.notes += write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)
         except Fp8Error as error:
             self.problems.append(error.message)

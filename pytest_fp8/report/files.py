@@ -36,15 +36,31 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     return path
 
 
-def write_beside(report: Path) -> list[Path]:
-    """Write what people look at: the page, where the extra ``report`` is installed. Raises :class:`Fp8Error`."""
-    from pytest_fp8.report.page.write import NAME, missing, write_page
+def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
+    """What people and other tools read, beside ``report.json``. Gives the paths, and notes on what could not be
+    written, which fails no session. The summary also goes where GitHub shows it; the page needs the extra ``report``.
+    """
+    from pytest_fp8.report.formats import ACTION, BENCHER, bencher, benchmark_action
+    from pytest_fp8.report.page import write as page
+    from pytest_fp8.report.summary import NAME, markdown
 
-    if missing():
-        return []
-    page = report.with_name(NAME)
-    write_page([report], page)
-    return [page]
+    content = json.loads(report.read_text())
+    summary = markdown(content)
+    written = {report.with_name(NAME): summary}
+    for name, data in ((BENCHER, bencher(content)), (ACTION, benchmark_action(content))):
+        written |= {report.with_name(name): json.dumps(data, indent=1) + "\n"} if data else {}
+    try:
+        for path, text in written.items():
+            write_atomically(path, text)
+        if environment.get("GITHUB_STEP_SUMMARY"):
+            with Path(environment["GITHUB_STEP_SUMMARY"]).open("a", encoding="utf-8") as stream:
+                stream.write(summary)
+        if not page.missing():
+            page.write_page([report], report.with_name(page.NAME))
+    except Exception as error:
+        # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
+        return [path for path in written if path.exists()], [f"not all of the report was written: {error!r:.300}"]
+    return [*written, *([] if page.missing() else [report.with_name(page.NAME)])], []
 
 
 def finite(value: Any) -> Any:

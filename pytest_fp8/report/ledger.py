@@ -57,8 +57,8 @@ class Ledger:
     """The same by arm, with the phases of each build; see ``report/durations.py``."""
     open_tests: dict[str, list[str]] | None = None
     """Case -> collected tests that have not finished; ``None`` before collection."""
-    recent: list[str] = field(default_factory=list)
-    """Verdicts since :meth:`taken` was last asked."""
+    recent: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Question -> decision since :meth:`taken` was last asked."""
     _rows: dict[str, list[str]] = field(default_factory=dict)
     """Case -> names of its entries, one per workload."""
     _gather: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class Ledger:
     _outdated: set[str] = field(default_factory=set)
     """Entries with an answer that came after their evidence was gathered."""
 
-    def taken(self) -> list[str]:
-        """The verdicts noted since the last call: those of the test that just ran."""
-        verdicts, self.recent = self.recent, []
-        return verdicts
+    def taken(self) -> dict[str, dict[str, Any]]:
+        """The decisions noted since the last call: those of the test that just ran."""
+        decisions, self.recent = self.recent, {}
+        return decisions
 
     def begin(self, case: Case, case_hash: str, gpu: str) -> str:
         """Open the entry of a pair and give its name: the case's id, with a number for each further workload."""
@@ -82,9 +82,8 @@ class Ledger:
         return rows[-1]
 
     def note(self, case: str, question: str, decision: Decision) -> None:
-        self.recent.append(decision.verdict.value)
         self._outdated.add(case)
-        self.entries.setdefault(case, Entry(case)).decisions[question] = {
+        self.recent[question] = self.entries.setdefault(case, Entry(case)).decisions[question] = {
             "verdict": decision.verdict.value,
             "headline": decision.headline,
             "message": decision.message,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_fp8.report.numbers import columns, number
 from pytest_fp8.report.page.drawing import BAD, BF16, FP8, GOOD, INK, Picture, drawing, legend_above, whole_ticks
-from pytest_fp8.report.page.numbers import columns, number
 
 ROLES = ("fprop", "dgrad", "wgrad", "recompute")
 MARKS = {"fprop": "o", "dgrad": "s", "wgrad": "^", "recompute": "x"}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from pytest_fp8.report.numbers import columns, number, numbers
 from pytest_fp8.report.page.drawing import (
     BAD,
     BAND,
@@ -21,7 +22,6 @@ from pytest_fp8.report.page.drawing import (
     whole_ticks,
 )
 from pytest_fp8.report.page.layers import layers
-from pytest_fp8.report.page.numbers import columns, number, numbers
 
 PHASES = ("forward", "backward", "optimizer")
 

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, interval_of, speedup_of, verdict_of
+from pytest_fp8.report.numbers import NONE
 from pytest_fp8.report.page.drawing import Picture
 from pytest_fp8.report.page.layers import LAYER_COLUMNS, layer_rows
-from pytest_fp8.report.page.numbers import NONE, number, say
 from pytest_fp8.report.page.pictures import over_reports, pictures_of
 
-VERDICTS = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
-"""The worst first."""
-COLUMNS = ("FP8 layers", "FP8 FLOPs", "gradients off BF16", "loss gap", "speedup", "baseline", "memory", "switch back")
 PICTURED = 60
 """Cases with pictures on one page, those with the worst verdicts first: a case's take about a third of a second to draw
 and 150 kB."""
@@ -84,13 +82,6 @@ def page_of(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> Page:
     )
 
 
-def verdict_of(entry: Mapping[str, Any]) -> str:
-    """The worst of a case's answers; an arm's error counts as one."""
-    said = [decision["verdict"] for decision in entry["decisions"].values()]
-    said += ["ERROR"] if entry["errors"] else []
-    return min(said, key=VERDICTS.index, default="NOT_EXERCISED")
-
-
 def origin_of(name: str, report: Mapping[str, Any]) -> str:
     origin = report["provenance"]
     libraries = ", ".join(f"{library} {version}" for library, version in origin["libraries"].items())
@@ -114,8 +105,8 @@ def _shown(
     if len(reports) > 1:
         mine = [report["entries"].get(name) for _, report in reports]
         mine = [each if each is not None and each["gpu"] == gpu else None for each in mine]
-        in_reports = [(verdict_of(each), _speedup(each)) if each else (NONE, NONE) for each in mine]
-        rows = [(label, *_interval(each)) for (label, _), each in zip(reports, mine, strict=True)]
+        in_reports = [(verdict_of(each), speedup_of(each)) if each else (NONE, NONE) for each in mine]
+        rows = [(label, *interval_of(each)) for (label, _), each in zip(reports, mine, strict=True)]
         trend = over_reports(f"{key}t", name, rows) if drawn else None
         pictures += [trend] if trend is not None else []
     return Shown(
@@ -137,40 +128,6 @@ def _shown(
 def _answer(question: str, decision: Mapping[str, Any]) -> Answer:
     _, _, more = decision["message"].partition("\n")
     return Answer(question, decision["verdict"], decision["headline"], more)
-
-
-def cells_of(entry: Mapping[str, Any]) -> list[str]:
-    """The cells of :data:`COLUMNS`, as the closing summary of a run has them."""
-    said = entry["decisions"]
-
-    def of(question: str, name: str) -> float | None:
-        return number(said, question, "numbers", name)
-
-    speed = "speedup" if "speedup" in said else "faster"
-    carried = said.get("checkpoints")
-    return [
-        say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
-        say("{:.1%}", of("layers", "fp8_share")),
-        say("{:.1%}", of("numerics", "gradient_error")),
-        say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
-        _speedup(entry),
-        say("{:.3f}x", of(speed, "baseline")),
-        say("{:.2f}x", of("memory", "ratio")),
-        NONE if carried is None else "yes" if carried["verdict"] == "PASS" else carried["verdict"],
-    ]
-
-
-def _interval(entry: Mapping[str, Any] | None) -> tuple[float | None, float | None, float | None]:
-    said = (entry or {}).get("decisions", {})
-    speed = "speedup" if "speedup" in said else "faster"
-    middle, low, high = (number(said, speed, "numbers", name) for name in ("speedup", "low", "high"))
-    return middle, low, high
-
-
-def _speedup(entry: Mapping[str, Any]) -> str:
-    middle, low, high = _interval(entry)
-    interval = say(" [{:.3f}, {:.3f}]", low, high)
-    return say("{:.3f}x", middle) + (interval if middle is not None and interval != NONE else "")
 
 
 def _cell(value: Any) -> str:
