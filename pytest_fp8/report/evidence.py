@@ -6,8 +6,14 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.review import level
+from pytest_fp8.questions.layers.evidence import fp8_layers
 from pytest_fp8.questions.ledger.compare import compare
 from pytest_fp8.questions.ledger.evidence import ledgers_of
+from pytest_fp8.questions.numerics.draws import with_further_draws
+from pytest_fp8.questions.numerics.evidence import numerics_of
+from pytest_fp8.questions.numerics.gradients import differences
+from pytest_fp8.questions.numerics.limits import limits_of
+from pytest_fp8.recipes import recipe_facts
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import PairArms
@@ -18,12 +24,14 @@ HISTORY = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
 
 
 def evidence_of(arms: PairArms, baseline: Baseline | None) -> dict[str, Any]:
-    """``curves``, ``layers``, ``differences`` and ``history``: each where the case has it. No arm is asked."""
+    """``curves``, ``layers``, ``numerics``, ``differences``, ``history``: each where the case has it. Asks no arm."""
     found: dict[str, Any] = {}
     if arms.answered("loss"):
         found["curves"] = curves_to_json(arms)
     if arms.answered("layers"):
         found["layers"] = layers_to_json(arms)
+    if arms.answered("numerics"):
+        found["numerics"] = numerics_to_json(arms)
     if arms.answered("ledger"):
         ledgers = ledgers_of(arms, arms.case.backend)
         found["differences"] = [
@@ -51,45 +59,39 @@ def curves_to_json(arms: PairArms) -> list[dict[str, Any]]:
 
 
 def layers_to_json(arms: PairArms) -> list[dict[str, Any]]:
-    """One record per Linear of the unconverted model: how its products ran, their SQNR beside what the recipe's own
-    casts give, and how far the gradient of its weight is off BF16's."""
-    from pytest_fp8.questions.layers.evidence import fp8_layers
-    from pytest_fp8.recipes import recipe_facts
-
-    case = arms.case
+    """One record per Linear of the unconverted model: the kind of its product in each role."""
     evidence = fp8_layers(arms)
     ran: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in evidence.step(recipe_facts(case.backend, case.recipe).roles).attributions:
+    for each in evidence.step(recipe_facts(arms.case.backend, arms.case.recipe).roles).attributions:
         ran[each.layer][each.role] = each.kind
-    measured = _numerics_by_layer(arms) if arms.answered("numerics") else {}
-    nothing: dict[str, Any] = {"sqnr_db": {}, "own_sqnr_db": {}, "gradient_error": None, "gradient_limit": None}
     return [
-        {"layer": name, "skipped": evidence.skipped.get(name, ""), "ran": dict(ran[name])} | measured.get(name, nothing)
+        {"layer": name, "skipped": evidence.skipped.get(name, ""), "ran": ran.get(name, {})}
         for name in evidence.originals
     ]
 
 
-def _numerics_by_layer(arms: PairArms) -> dict[str, dict[str, Any]]:
-    from pytest_fp8.questions.numerics.draws import with_further_draws
-    from pytest_fp8.questions.numerics.evidence import numerics_of
-    from pytest_fp8.questions.numerics.gradients import differences
-    from pytest_fp8.questions.numerics.limits import limits_of
-
+def numerics_to_json(arms: PairArms) -> list[dict[str, Any]]:
+    """One record per module with a product or a weight that was compared: the SQNR of its products beside what the
+    recipe's own casts give, and how far its weight's gradient is off BF16's."""
     case, evidence = arms.case, numerics_of(arms)
     if (arms.reference.key, "moved gradients") in arms.pool.cache:
         evidence = with_further_draws(arms, evidence)
     limits = limits_of(case.backend, case.recipe)
-    found: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"sqnr_db": {}, "own_sqnr_db": {}, "gradient_error": None, "gradient_limit": None}
-    )
+    sqnr: dict[str, dict[str, float]] = defaultdict(dict)
+    own: dict[str, dict[str, float]] = defaultdict(dict)
     for product in evidence.fp8.products:
         if product.power:
-            found[product.layer]["sqnr_db"][product.role] = product.sqnr
-            found[product.layer]["own_sqnr_db"][product.role] = product.own_sqnr
-    for each in differences(evidence):
-        layer = found[each.parameter.removesuffix(".weight")]
-        layer["gradient_error"], layer["gradient_limit"] = each.relative, each.limit(limits)
-    return dict(found)
+            sqnr[product.layer][product.role] = product.sqnr
+            own[product.layer][product.role] = product.own_sqnr
+    gradients = {
+        each.parameter.removesuffix(".weight"): (each.relative, each.limit(limits)) for each in differences(evidence)
+    }
+    found = []
+    for layer in dict.fromkeys([*sqnr, *gradients]):
+        error, limit = gradients.get(layer, (None, None))
+        compared = {"gradient_error": error, "gradient_limit": limit}
+        found.append({"layer": layer, "sqnr_db": sqnr.get(layer, {}), "own_sqnr_db": own.get(layer, {}), **compared})
+    return found
 
 
 def _gathered_before() -> Any:

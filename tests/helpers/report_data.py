@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 HOSTILE = "<script>alert(1)</script>\"'&$x_{$ </svg></pre>\x1b[31m{{ 7 * 7 }}"
-LAYER = {
-    "layer": "model.layers.0.mlp",
-    "skipped": "",
-    "ran": {"fprop": "fp8", "wgrad": "bfloat16"},
+NAME = "model.layers.0.mlp"
+LAYER = {"layer": NAME, "skipped": "", "ran": {"fprop": "fp8", "wgrad": "bfloat16"}}
+NUMERICS = {
+    "layer": NAME,
     "sqnr_db": {"fprop": 28.5, "wgrad": None},
     "own_sqnr_db": {"fprop": 28.6},
     "gradient_error": 0.08,
@@ -49,6 +49,7 @@ def entry_of(name="1b-te-delayed", **changed):
         "evidence": {
             "curves": [{"seed": 0, "bf16": [5.0, 4.0, 3.0], "fp8": [5.0, None, 3.1]}],
             "layers": [LAYER],
+            "numerics": [NUMERICS],
             "differences": [DIFFERENCE],
             "history": [{"date": "2026-11-20", "commit": "abc", "speedup": 1.12}],
         },

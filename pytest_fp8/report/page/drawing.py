@@ -56,7 +56,7 @@ class Drawing:
 
 
 @contextmanager
-def drawing(key: str, label: str, height: float, panels: int = 1, width: float = 6.4) -> Iterator[Drawing]:
+def drawing(key: str, label: str, height: float, panels: int = 1, width: float = 5.6) -> Iterator[Drawing]:
     """Draw in the block. ``key``: a prefix for ids, other for each picture of a page. ``label``: for screen readers."""
     import matplotlib as mpl
     import numpy as np

@@ -13,8 +13,15 @@ MARKS = {"fprop": "o", "dgrad": "s", "wgrad": "^", "recompute": "x"}
 COLOURS_OF = {"fprop": FP8, "dgrad": BF16, "wgrad": GOOD, "recompute": INK}
 
 
+def joined(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is known of each Linear, in the model's order: how its products ran, and what they computed."""
+    nothing: dict[str, Any] = {"sqnr_db": {}, "own_sqnr_db": {}, "gradient_error": None, "gradient_limit": None}
+    numerics = {each["layer"]: each for each in entry["evidence"].get("numerics", ())}
+    return [nothing | numerics.get(each["layer"], {}) | each for each in entry["evidence"].get("layers", ())]
+
+
 def layers(entry: Mapping[str, Any], key: str) -> Picture | None:
-    found = [layer for layer in entry["evidence"].get("layers", ()) if layer["ran"] or layer["skipped"]]
+    found = joined(entry)
     if not any(layer["sqnr_db"] or layer["gradient_error"] is not None for layer in found):
         return None
     title = "Layers by role: SQNR of products, and error of gradients"
@@ -78,5 +85,5 @@ def layer_rows(entry: Mapping[str, Any]) -> list[list[Any]]:
             layer["gradient_limit"],
             layer["skipped"],
         ]
-        for layer in entry["evidence"].get("layers", ())
+        for layer in joined(entry)
     ]
