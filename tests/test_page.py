@@ -75,6 +75,16 @@ def test_every_picture_has_its_numbers(tmp_path):
     assert "model.layers.0.mlp\tfp8\t28.5\t28.6" in text
 
 
+def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
+    entry = entry_of()
+    assert "baseline 1.120x" in page(tmp_path, report_of(entry))
+    entry["decisions"]["speedup"]["numbers"] |= {"gated_on": "busy time"}
+    (tmp_path / "busy").mkdir()
+    text = page(tmp_path / "busy", report_of(entry))
+    assert "baseline 1.120x" not in text
+    assert "the baseline is one of busy time" in text
+
+
 def test_what_failed_comes_first_and_says_what_to_do(tmp_path):
     failed = decision("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")
     text = page(tmp_path, report_of(entry_of("b"), entry_of("a-fails", decisions={"faster": failed})))
