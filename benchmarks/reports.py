@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.strict import NAME, Unsound, decoded, parse
+from pytest_fp8.report.reading import MOST_BYTES
 
 MOST_CASES = 10_000
 
@@ -18,7 +19,7 @@ def report_at(path: Path) -> Iterator[dict[str, Any]]:
     """The report in a file, for the block that uses it. Ends the program with one line and exit code 2 where the file
     cannot be read, or the block finds that something is missing in it or of another kind than a run writes."""
     try:
-        data = parse(decoded(path.read_bytes()))
+        data = parse(decoded(path.read_bytes(), MOST_BYTES))
         wrong = [name for name in data["entries"] if not re.fullmatch(NAME, name)]
         if wrong:
             raise Unsound(f"{wrong[0]!r:.80} names no case")

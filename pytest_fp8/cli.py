@@ -15,6 +15,7 @@ from pytest_fp8.doctor.command import add_doctor
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import library_versions
+from pytest_fp8.report.page.write import add_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_doctor(commands)
     add_init(commands)
+    add_report(commands)
     return top
 
 

@@ -85,7 +85,7 @@ class Fp8Pair(NotesUse):
         self._gathering = Gathering(
             arms, asked, lambda: tasks_of(arms, self._speed_question.first_timing, self._look_at_loss, twin)
         )
-        self._row = ledger.begin(self.case, case_hash, gpu)
+        self._row = self.row = ledger.begin(self.case, case_hash, gpu)
 
     def start(self, ahead: Iterable[Arm] = ()) -> None:
         """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit."""

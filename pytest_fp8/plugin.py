@@ -153,11 +153,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
     if report.when == "call":
-        verdict = _verdict(item)
+        from pytest_fp8.report.formats import properties
+
+        asked = ledger.taken()
+        verdict = _verdict(asked)
         if report.passed:
             report.fp8_verdict = verdict
         # JUnit writes them as the test's properties.
-        item.user_properties += [("fp8_case", case.id), ("fp8_verdict", "FAIL" if report.failed else verdict)]
+        item.user_properties += properties(case.id, "FAIL" if report.failed else verdict, asked)
+        _headline_first(report, call)
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))
     return report
@@ -223,7 +227,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         write_summary(terminalreporter, session)
 
 
-def _verdict(item: pytest.Item) -> str:
+def _verdict(asked: dict[str, dict[str, Any]]) -> str:
     """The worst verdict among the decisions of the test that just ran; it is shown in place of PASSED."""
-    asked = item.config.stash[SESSION].ledger.taken()
-    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in asked), "PASS")
+    said = {decision["verdict"] for decision in asked.values()}
+    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")
+
+
+def _headline_first(report: Any, call: pytest.CallInfo[None]) -> None:
+    """The closing FAILED line begins with what was found: the class of the error would push it off the line."""
+    from pytest_fp8.verdicts import CheckFailed
+
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and call.excinfo is not None and isinstance(call.excinfo.value, (CheckFailed, Fp8Error)):
+        crash.message = str(call.excinfo.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,10 @@ class Session:
                 asked=self._named(case),
             )
             self._pairs[key] = pair
+            if self.settings.report_dir is not None:
+                from pytest_fp8.report.evidence import evidence_of
+
+                self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
         ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
         pair.start(ahead)
         return pair
@@ -214,8 +219,6 @@ class Session:
             self._report(settings.report_dir, origin)
 
     def _note_unanswered(self) -> None:
-        import os
-
         from pytest_fp8.options import ci_variable
         from pytest_fp8.rules.undecided import unanswered
 
@@ -266,10 +269,14 @@ class Session:
 
     def _report(self, folder: Path, origin: dict[str, Any]) -> None:
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.report.files import write_candidates, write_report
+        from pytest_fp8.report.files import write_beside, write_candidates, write_report
 
         try:
-            self.written.append(str(write_report(self.ledger, folder, origin)))
+            report = write_report(self.ledger, folder, origin)
+            self.written.append(str(report))
+            written, notes = write_beside(report, os.environ)
+            self.written += map(str, written)
+            self.notes += notes
             self.notes += write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)
         except Fp8Error as error:
             self.problems.append(error.message)

@@ -26,8 +26,8 @@ class Unsound(ValueError):
     """What a file holds is not what it should be; the message names the field and says why."""
 
 
-def read_regular(path: Path) -> str:
-    """The text of a regular file of at most :data:`MAX_BYTES`. No link is followed and nothing is waited for.
+def read_regular(path: Path, most: int = MAX_BYTES) -> str:
+    """The text of a regular file of at most ``most`` bytes. No link is followed and nothing is waited for.
 
     Raises ``FileNotFoundError`` and :class:`Unsound`.
     """
@@ -43,17 +43,17 @@ def read_regular(path: Path) -> str:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise Unsound("not a regular file")
         with os.fdopen(handle, "rb", closefd=False) as stream:
-            return decoded(stream.read(MAX_BYTES + 1))
+            return decoded(stream.read(most + 1), most)
     except OSError as error:
         raise Unsound(_said(error)) from error
     finally:
         os.close(handle)
 
 
-def decoded(data: bytes) -> str:
-    """The text of a file's bytes. Raises :class:`Unsound`."""
-    if len(data) > MAX_BYTES:
-        raise Unsound(f"larger than {MAX_BYTES} bytes")
+def decoded(data: bytes, most: int = MAX_BYTES) -> str:
+    """The text of a file's bytes, at most ``most``. Raises :class:`Unsound`."""
+    if len(data) > most:
+        raise Unsound(f"larger than {most} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

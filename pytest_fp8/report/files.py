@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger
 
 
+SCHEMA = 1
+"""The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
+``docs/report.schema.json`` describes it."""
+
+
 def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Path:
     """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements.
 
@@ -23,10 +29,47 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     """
     first = next(iter(ledger.entries.values()))
     provenance = origin_of(first, origin)
-    report = {**ledger.to_json(), "session_shift": shift_to_json(ledger), "provenance": provenance}
+    shift = shift_to_json(ledger)
+    report = {"schema": SCHEMA, **ledger.to_json(), "session_shift": shift, "provenance": provenance}
     path = folder / "report.json"
-    write_atomically(path, json.dumps(report, indent=1, default=str) + "\n")
+    write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
+
+
+def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
+    """What people and other tools read, beside ``report.json``. Gives the paths, and notes on what could not be
+    written, which fails no session. The summary also goes where GitHub shows it; the page needs the extra ``report``.
+    """
+    from pytest_fp8.report.formats import ACTION, BENCHER, bencher, benchmark_action
+    from pytest_fp8.report.page import write as page
+    from pytest_fp8.report.summary import NAME, markdown
+
+    content = json.loads(report.read_text())
+    summary = markdown(content)
+    written = {report.with_name(NAME): summary}
+    for name, data in ((BENCHER, bencher(content)), (ACTION, benchmark_action(content))):
+        written |= {report.with_name(name): json.dumps(data, indent=1) + "\n"} if data else {}
+    try:
+        for path, text in written.items():
+            write_atomically(path, text)
+        if environment.get("GITHUB_STEP_SUMMARY"):
+            with Path(environment["GITHUB_STEP_SUMMARY"]).open("a", encoding="utf-8") as stream:
+                stream.write(summary)
+        if not page.missing():
+            page.write_page([report], report.with_name(page.NAME))
+    except Exception as error:
+        # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
+        return [path for path in written if path.exists()], [f"not all of the report was written: {error!r:.300}"]
+    return [*written, *([] if page.missing() else [report.with_name(page.NAME)])], []
+
+
+def finite(value: Any) -> Any:
+    """Plain data with ``None`` for each number that is not finite: JSON has none, and a loss may be."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ class Entry:
     """Questions that a test asserted, as ``decisions`` names them. One that a test only looked at is its own affair."""
     namesakes: int = 0
     """Number of distinct workloads under one case id; 0 where there is one."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """What pictures show; see ``report/evidence.py``. Gathered where a report is written."""
 
 
 @dataclass
@@ -55,15 +57,19 @@ class Ledger:
     """The same by arm, with the phases of each build; see ``report/durations.py``."""
     open_tests: dict[str, list[str]] | None = None
     """Case -> collected tests that have not finished; ``None`` before collection."""
-    recent: list[str] = field(default_factory=list)
-    """Verdicts since :meth:`taken` was last asked."""
+    recent: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Question -> decision since :meth:`taken` was last asked."""
     _rows: dict[str, list[str]] = field(default_factory=dict)
     """Case -> names of its entries, one per workload."""
+    _gather: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
+    """Entry -> what gives its evidence."""
+    _outdated: set[str] = field(default_factory=set)
+    """Entries with an answer that came after their evidence was gathered."""
 
-    def taken(self) -> list[str]:
-        """The verdicts noted since the last call: those of the test that just ran."""
-        verdicts, self.recent = self.recent, []
-        return verdicts
+    def taken(self) -> dict[str, dict[str, Any]]:
+        """The decisions noted since the last call: those of the test that just ran."""
+        decisions, self.recent = self.recent, {}
+        return decisions
 
     def begin(self, case: Case, case_hash: str, gpu: str) -> str:
         """Open the entry of a pair and give its name: the case's id, with a number for each further workload."""
@@ -76,8 +82,8 @@ class Ledger:
         return rows[-1]
 
     def note(self, case: str, question: str, decision: Decision) -> None:
-        self.recent.append(decision.verdict.value)
-        self.entries.setdefault(case, Entry(case)).decisions[question] = {
+        self._outdated.add(case)
+        self.recent[question] = self.entries.setdefault(case, Entry(case)).decisions[question] = {
             "verdict": decision.verdict.value,
             "headline": decision.headline,
             "message": decision.message,
@@ -135,7 +141,14 @@ class Ledger:
     def skipped(self, test: str, reason: str) -> None:
         self.not_run.setdefault(reason, []).append(test)
 
+    def gathers(self, case: str, gather: Callable[[], dict[str, Any]]) -> None:
+        """``gather`` gives the evidence of an entry: all that its arms have answered so far."""
+        self._gather[case] = gather
+
     def to_json(self) -> dict[str, Any]:
+        for case in self._outdated & self._gather.keys():
+            self.entries[case].evidence = self._gather[case]()
+        self._outdated.clear()
         return {
             "entries": to_plain(self.entries),
             "not_run": self.not_run,
@@ -159,6 +172,7 @@ class Ledger:
             entry.errors.extend(theirs.errors)
             entry.expected.extend(theirs.expected)
             entry.asserted.extend(theirs.asserted)
+            entry.evidence.update(theirs.evidence)
             entry.namesakes = max(entry.namesakes, theirs.namesakes)
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)

@@ -1,0 +1,63 @@
+"""A report's figures as other tools read them: Bencher, github-action-benchmark, and the properties of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytest_fp8.report.cells import interval_of
+from pytest_fp8.report.numbers import number
+
+BENCHER, ACTION = "bencher.json", "benchmark-action.json"
+"""Bencher Metric Format (`bencher run --adapter json --file`), and `tool: customBiggerIsBetter`."""
+PATHS = {
+    "fp8_share": ("layers", "fp8_share"),
+    "loss_gap": ("loss", "gap"),
+    "memory_ratio": ("memory", "ratio"),
+}
+"""Figure -> question, and name among its numbers."""
+
+
+def figures(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a case that were measured: shares and ratios as numbers, the loss gap in nats."""
+    said = entry["decisions"]
+    middle, low, high = interval_of(entry)
+    speed = said.get("speedup") or said.get("faster")
+    found = {name: number(said, question, "numbers", field) for name, (question, field) in PATHS.items()}
+    found |= {"speedup": middle, "speedup_low": low, "speedup_high": high}
+    found["speedup_limit"] = number(speed, "numbers", "account", "limit")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def properties(case: str, verdict: str, decisions: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, object]]:
+    """Of a test, as JUnit files have them. ``decisions``: those that the test asked for, by question."""
+    said = figures({"decisions": decisions})
+    headlines = [("fp8_headline", decision["headline"]) for decision in decisions.values()][-1:]
+    measured = [(name if name.startswith("fp8_") else f"fp8_{name}", round(value, 6)) for name, value in said.items()]
+    return [("fp8_case", case), ("fp8_verdict", verdict), *headlines, *measured]
+
+
+def bencher(report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """Case -> measure -> its value, with the ends of the speedup's interval."""
+    found = {}
+    for case, entry in report["entries"].items():
+        said = figures(entry)
+        measures = {name: {"value": said[name]} for name in ("speedup", *PATHS) if name in said}
+        if "speedup_low" in said and "speedup_high" in said:
+            measures["speedup"] |= {"lower_value": said["speedup_low"], "upper_value": said["speedup_high"]}
+        if measures:
+            found[case] = measures
+    return found
+
+
+def benchmark_action(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The speedups, of which more is better."""
+    return list(_speedups(report["entries"].items()))
+
+
+def _speedups(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterable[dict[str, Any]]:
+    for case, entry in entries:
+        middle, low, high = interval_of(entry)
+        if middle is not None:
+            row = {"name": f"{case}: FP8 over BF16", "unit": "x", "value": middle}
+            yield row if low is None or high is None else row | {"range": f"{(high - low) / 2:.4f}"}

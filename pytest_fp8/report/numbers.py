@@ -1,0 +1,39 @@
+"""Numbers out of a report that was read, where they are there and finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NONE = "-"
+
+
+def number(data: Any, *path: str) -> float | None:
+    """``data[path[0]][path[1]]...`` where that is a number, else ``None``."""
+    for name in path:
+        data = data.get(name) if isinstance(data, Mapping) else None
+    return float(data) if isinstance(data, int | float) and not isinstance(data, bool) else None
+
+
+def numbers(data: Any, *path: str) -> dict[str, float]:
+    """The fields of an object that are numbers."""
+    for name in path:
+        data = data.get(name) if isinstance(data, Mapping) else None
+    found = {name: number(data, name) for name in data} if isinstance(data, Mapping) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def say(text: str, *values: float | None) -> str:
+    """``text.format(*values)``; a dash where one is missing."""
+    return NONE if None in values else text.format(*values)
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Rows as tab-separated text to copy into a spreadsheet; nothing for ``None``."""
+    texts = [
+        ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row]
+        for row in rows
+    ]
+    return "\n".join(
+        "\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row) for row in [list(head), *texts]
+    )

@@ -1,0 +1,109 @@
+"""SVG by matplotlib in colours of the page's style sheet, so that one picture serves light, dark and paper."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+NAMES = ("ink", "faint", "bf16", "fp8", "band", "good", "bad")
+"""Variables of the style sheet."""
+COLOURS = tuple(f"#0a0b{index:02x}" for index in range(16, 16 + len(NAMES)))
+"""Colours that no picture has by itself; each is replaced by a variable."""
+INK, FAINT, BF16, FP8, BAND, GOOD, BAD = COLOURS
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, to be found and copied
+    "svg.hashsalt": "pytest-fp8",
+    "text.parse_math": False,  # a layer's name may hold a dollar
+    "font.size": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.0,
+    "axes.titlecolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.alpha": 0.25,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    title: str
+    reads: str
+    """How to read it, in one or two sentences."""
+    svg: str
+    data: str
+    """Tab-separated numbers."""
+
+
+@dataclass
+class Drawing:
+    """A picture that is being drawn: ``axes`` from the top; ``svg`` once it is done."""
+
+    axes: list[Any]
+    svg: str = ""
+
+
+@contextmanager
+def drawing(key: str, label: str, height: float, panels: int = 1, width: float = 5.6) -> Iterator[Drawing]:
+    """Draw in the block. ``key``: a prefix for ids, other for each picture of a page. ``label``: for screen readers."""
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}), np.errstate(all="ignore"):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        drawn = Drawing([figure.add_subplot(panels, 1, index + 1) for index in range(panels)])
+        yield drawn
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn.svg = _for_the_page(text.getvalue(), key, label)
+
+
+def _for_the_page(svg: str, key: str, label: str) -> str:
+    """The ``<svg>`` alone, with ids of its own, the page's colours, and as wide as there is room."""
+    from html import escape
+
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{key}-", svg)
+    for colour, variable in zip(COLOURS, NAMES, strict=True):
+        svg = svg.replace(colour, f"var(--{variable})")
+    svg = re.sub(r' width="[^"]+pt" height="[^"]+pt"', "", svg, count=1)
+    svg = re.sub(r' d="[^"]*"', _shorter, svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+
+
+def _shorter(path: re.Match[str]) -> str:
+    """A path with two decimals: a hundredth of a point is less than anyone sees."""
+    return " " + re.sub(r"(\.\d{2})\d+", r"\1", " ".join(path[0].split()))
+
+
+def legend_above(*several: Any) -> None:
+    """A legend above each of the axes that has something to name, where it hides no point."""
+    for axes in several:
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, columnspacing=1.2)
+
+
+def whole_ticks(*several: Any) -> None:
+    """Steps, blocks and layers are counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axes in several:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))

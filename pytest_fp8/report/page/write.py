@@ -1,0 +1,81 @@
+"""Writes the page: beside a run's report, and again from one or several reports (``pytest-fp8 report``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pytest_fp8.errors import Fp8Error
+
+NAME = "index.html"
+EXTRA = ("jinja2", "matplotlib")
+
+
+def add_report(commands: Any) -> None:
+    """Add ``report`` to the parser of :mod:`pytest_fp8.cli`."""
+    add = commands.add_parser("report", help="one HTML page with pictures, from one report or several")
+    add.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="folder of --fp8-report-dir, or a report.json; the newest last",
+    )
+    add.add_argument("-o", "--output", type=Path, help=f"where to write (default: {NAME} in the last folder)")
+    add.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
+    last: Path = options.reports[-1]
+    target = options.output or (last if last.is_dir() else last.parent) / NAME
+    write_page(options.reports, target)
+    print(f"wrote {target}")
+    return 0
+
+
+def missing() -> list[str]:
+    """What the extra would bring and is not installed."""
+    return [name for name in EXTRA if find_spec(name) is None]
+
+
+def write_page(paths: Sequence[Path], target: Path) -> None:
+    """Read the reports, the newest last, and write their page. Raises :class:`Fp8Error`."""
+    from pytest_fp8.report.reading import read_report
+
+    if missing():
+        raise Fp8Error(
+            f"the page needs {' and '.join(missing())}",
+            cause="pictures are drawn by matplotlib, and jinja2 escapes what stands between them",
+            next_step="pip install 'pytest-fp8[report]'",
+        )
+    reports = [(str(path), read_report(path)) for path in paths]
+    text = render(reports)
+    try:
+        target.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Fp8Error(
+            f"cannot write {target}: {type(error).__name__}: {error.strerror}", next_step="name another file with -o"
+        ) from None
+
+
+def render(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The page. Everything but the drawn SVG is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    from pytest_fp8.report.page.view import page_of
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["drawn"] = Markup
+    return str(environment.get_template("page.html.j2").render(page=page_of(reports)))

@@ -1,0 +1,91 @@
+"""What other tools and a pull request get of a run: properties, Markdown, Bencher, and the closing FAILED line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.fakes import H200, SUITE, install
+from helpers.report_data import HOSTILE, decision, entry_of, report_of
+from pytest_fp8.report.files import write_beside
+from pytest_fp8.report.formats import bencher, benchmark_action, properties
+from pytest_fp8.report.summary import markdown
+
+
+def test_the_summary_has_a_row_per_case_and_says_what_to_do():
+    failed = decision("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")
+    text = markdown(report_of(entry_of("fine"), entry_of("slow", decisions={"faster": failed})))
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2].startswith("| slow | FAIL |")
+    assert rows[3].startswith("| fine | PASS |")
+    assert "next:     fuse it" in text
+
+
+def test_hostile_text_breaks_no_row_and_is_no_html():
+    failed = decision("FAIL", HOSTILE)
+    text = markdown(
+        report_of(entry_of("a", decisions={"faster": failed}, errors=["x | y\n# z <b> @all"], expected=["k"]))
+    )
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("| ")}) == 1
+
+
+def test_properties_hold_the_figures():
+    said = entry_of()["decisions"] | {"layers": decision(fp8_share=0.787)}
+    found = dict(properties("c", "PASS", said))
+    assert found["fp8_case"] == "c"
+    assert found["fp8_share"] == 0.787
+    assert found["fp8_speedup"] == 1.13
+    assert found["fp8_speedup_limit"] == 1.3
+    assert found["fp8_loss_gap"] == 0.001
+    assert found["fp8_memory_ratio"] == 0.9
+
+
+def test_bencher_and_github_action_benchmark():
+    report = report_of(entry_of("c"), entry_of("counts", decisions={}))
+    assert bencher(report)["c"]["speedup"] == {"value": 1.13, "lower_value": 1.12, "upper_value": 1.14}
+    assert set(bencher(report)) == {"c"}
+    assert benchmark_action(report) == [{"name": "c: FP8 over BF16", "unit": "x", "value": 1.13, "range": "0.0100"}]
+
+
+def test_github_s_summary_is_appended_to(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    step = tmp_path / "step.md"
+    step.write_text("before\n")
+    written, notes = write_beside(tmp_path / "report.json", {"GITHUB_STEP_SUMMARY": str(step)})
+    assert not notes
+    assert {"summary.md", "bencher.json", "benchmark-action.json"} <= {path.name for path in written}
+    assert step.read_text() == "before\n" + (tmp_path / "summary.md").read_text()
+
+
+def test_what_cannot_be_written_is_a_note(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    _, [note] = write_beside(tmp_path / "report.json", {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "folder")})
+    assert note.startswith("not all of the report was written: FileNotFoundError")
+
+
+@pytest.fixture
+def failing(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+def test_a_failed_line_begins_with_the_headline(failing):
+    lines = failing.runpytest("--fp8-gpu=h200").outlines
+    failed = [line for line in lines if line.startswith("FAILED")]
+    assert failed
+    assert all(" - FAIL: " in line and "CheckFailed" not in line for line in failed)
+
+
+def test_a_run_writes_them_all(failing):
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "--junit-xml=junit.xml")
+    assert {"report.json", "summary.md", "bencher.json"} <= {path.name for path in Path("out").iterdir()}
+    text = Path("junit.xml").read_text()
+    assert '<property name="fp8_speedup" value="0.8' in text
+    assert '<property name="fp8_headline" value="' in text

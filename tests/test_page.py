@@ -1,0 +1,169 @@
+"""The page: one file without network, hostile text escaped, one case and two hundred, one report and several."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from helpers.report_data import HOSTILE, decision, entry_of, report_of
+from pytest_fp8.cli import main
+from pytest_fp8.report.reading import check, schema
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+
+def page(folder, *reports):
+    """The page of reports, as the command line makes it."""
+    paths = []
+    for index, report in enumerate(reports):
+        check(report, schema(), "the report")
+        paths.append(folder / str(index))
+        paths[-1].mkdir()
+        (paths[-1] / "report.json").write_text(json.dumps(report))
+    assert main(["report", *map(str, paths)]) == 0
+    return (paths[-1] / "index.html").read_text()
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, every id, and what is left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_one_file_without_network_and_scripts(tmp_path):
+    text = page(tmp_path, report_of(entry_of()))
+    read = Tags(text)
+    assert not read.open
+    assert len(read.ids) == len(set(read.ids))
+    assert not {"script", "iframe", "img", "object", "link"} & {tag for tag, _ in read.tags}
+    links = [a[name] for _, a in read.tags for name in ("href", "src", "xlink:href") if name in a]
+    assert all(link.startswith("#") and link[1:] in read.ids for link in links)
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"#0a0b[0-9a-f]{2}", text), "a colour that is no variable"
+
+
+def test_every_picture_has_its_numbers(tmp_path):
+    text = page(tmp_path, report_of(entry_of()))
+    read = Tags(text)
+    assert sum(tag == "svg" for tag, _ in read.tags) == 6
+    assert text.count('<pre class="data">') == 6
+    assert "0\t1\t5\t5" in text
+    assert "model.layers.0.mlp\tfp8\t28.5\t28.6" in text
+
+
+def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
+    entry = entry_of()
+    assert "baseline 1.120x" in page(tmp_path, report_of(entry))
+    entry["decisions"]["speedup"]["numbers"] |= {"gated_on": "busy time"}
+    (tmp_path / "busy").mkdir()
+    text = page(tmp_path / "busy", report_of(entry))
+    assert "baseline 1.120x" not in text
+    assert "the baseline is one of busy time" in text
+
+
+def test_what_failed_comes_first_and_says_what_to_do(tmp_path):
+    failed = decision("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")
+    text = page(tmp_path, report_of(entry_of("b"), entry_of("a-fails", decisions={"faster": failed})))
+    assert text.index(">a-fails<") < text.index(">b<")
+    assert "next:     fuse it" in text
+
+
+def test_hostile_text_is_escaped_wherever_it_stands(tmp_path):
+    def poisoned(value):
+        if isinstance(value, dict):
+            return {name: poisoned(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [poisoned(item) for item in value]
+        return HOSTILE if isinstance(value, str) and value not in ("PASS", "INVALID") else value
+
+    bad = poisoned(entry_of())
+    bad |= {"errors": [HOSTILE], "expected": [HOSTILE], "asserted": []}
+    bad["case_hash"] = "0"
+    report = report_of(bad, reason=HOSTILE)
+    report["not_run"] = {HOSTILE: [HOSTILE]}
+    for part in report["entries"].values():
+        for each in part["evidence"]["history"]:
+            each |= {"date": HOSTILE[:40], "commit": HOSTILE[:80]}
+    text = page(tmp_path, report)
+    read = Tags(text)
+    assert not read.open
+    assert "script" not in {tag for tag, _ in read.tags}
+    assert "{{ 7 * 7 }}" in text
+    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
+
+
+def test_two_hundred_cases_with_long_names(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_fp8.report.page.view.PICTURED", 5)
+    names = [f"{index}-" + "a-very-long-name-" * 20 for index in range(200)]
+    text = page(tmp_path, report_of(*(entry_of(name) for name in names)))
+    assert all(text.count(f">{name}<") == 1 for name in names)
+    assert "Pictures are drawn for the 5 cases" in text
+    assert text.count("<svg") == 5 * 6
+
+
+def test_several_reports_stand_beside_each_other(tmp_path):
+    slower = copy.deepcopy(entry_of())
+    slower["decisions"]["speedup"] |= {"verdict": "FAIL"}
+    slower["decisions"]["speedup"]["numbers"] |= {"speedup": 1.05}
+    text = page(tmp_path, report_of(entry_of(), entry_of("gone")), report_of(slower))
+    assert "Over the reports" in text
+    assert "Speedup in each report" in text
+    assert "1.130x" in text
+    assert "1.050x" in text
+    assert ">gone<" in text
+
+
+def test_numbers_of_another_kind_leave_a_dash(tmp_path):
+    odd = decision(gap="x", margin=None, speedup=[1], account=3, phases=7)
+    entry = entry_of(decisions={"loss": odd, "speedup": odd, "memory": odd}, timing={}, evidence={})
+    assert "<svg" not in page(tmp_path, report_of(entry))
+
+
+def test_numbers_that_no_axis_can_show_leave_a_picture_out(tmp_path):
+    entry = entry_of(evidence={"curves": [{"seed": 0, "bf16": [1e308, -1e308], "fp8": [-1e308, 1e308]}]})
+    assert page(tmp_path, report_of(entry)).endswith("</html>\n")
+
+
+def test_a_broken_report_is_refused(tmp_path, capsys):
+    (tmp_path / "report.json").write_text('{"schema": 1}')
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "is no report of this pytest-fp8: the report lacks entries" in said
+    assert said.count("\n") == 2
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_without_the_extra_the_command_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pytest_fp8.report.page.write.EXTRA", ("jinja2", "no_such_module"))
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "pip install 'pytest-fp8[report]'" in capsys.readouterr().err
+
+
+def test_the_command_line_loads_neither_before_it_needs_them():
+    code = "import sys, pytest_fp8.cli; pytest_fp8.cli.parser(); print({'jinja2', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
