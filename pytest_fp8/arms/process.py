@@ -57,6 +57,8 @@ class ArmProcess:
         self.log = Path(name)
         self.name = "an arm"
         self._asked, self._answer_due = "", False
+        self._end: ArmError | None = None
+        """What it ended with, where that was told."""
         self._held = contextlib.ExitStack()
         self._connection, theirs = Pipe()
         env = self._held.enter_context(arm_env(backend, environment))
@@ -188,7 +190,7 @@ class ArmProcess:
             time.sleep(0.5)
         tail = self.tail()
         self.close()
-        raise ArmError(
+        self._end = ArmError(
             "hung",
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
             expected=f"an answer within {timeout:.0f} s",
@@ -196,8 +198,20 @@ class ArmProcess:
             cause="a deadlock, or work far slower than planned; the stacks above say where it was",
             next_step="run the same case alone with -k, and watch nvidia-smi",
         )
+        raise self._end
 
     def _raise_dead(self) -> NoReturn:
+        # A broken connection is how the death was noticed, and says nothing more.
+        raise self._ended(f"while it was asked to {self._asked!r}", "an answer") from None
+
+    def death(self) -> ArmError:
+        """The error of a process that has ended: the one that told of it, or that nothing was asked meanwhile."""
+        return self._end or self._ended(
+            f"after it was asked to {self._asked!r}, before the next request of the same question",
+            "one process for all requests of a question: it keeps what they train",
+        )
+
+    def _ended(self, when: str, expected: str) -> ArmError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         code = self._process.returncode
@@ -206,15 +220,15 @@ class ArmProcess:
         how = "closed its connection" if code is None else f"exited with {code}"
         if code is not None and code < 0:
             how = f"died of {_signal_name(-code)}"
-        cause = "the system's out-of-memory killer, or a kill -9" if code == -signal.SIGKILL else ""
-        raise ArmError(
+        self._end = ArmError(
             "died",
-            f"the arm {self.name!r} {how} while it was asked to {self._asked!r}",
-            expected="an answer",
+            f"the arm {self.name!r} {how} {when}",
+            expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=cause,
+            cause="the system's out-of-memory killer, or a kill -9" if code == -signal.SIGKILL else "",
             next_step="read the output above; `dmesg | tail` names a process the system killed",
-        ) from None  # a broken connection is how the death was noticed, and says nothing more
+        )
+        return self._end
 
 
 def _signal_name(number: int) -> str:

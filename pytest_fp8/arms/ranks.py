@@ -146,6 +146,10 @@ class RankedProcess:
         for process in self.ranks:
             process.close()
 
+    def death(self) -> ArmError:
+        """As :meth:`ArmProcess.death`, of the rank that began."""
+        return _began({rank: process.death() for rank, process in enumerate(self.ranks) if not process.alive})
+
     # -- what went wrong ------------------------------------------------------------------------------------------
 
     def _raise_hung(self, silent: list[int], timeout: float) -> NoReturn:
