@@ -94,6 +94,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if asked:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
         session.config.stash[SESSION].selected(asked, whole)
+        session.config.stash[SESSION].endings.take()
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -152,6 +153,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     ledger = item.config.stash[SESSION].ledger
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
+    if report.when == "teardown":
+        session = item.config.stash[SESSION]
+        if session.is_worker:
+            report.fp8_ledger = ledger.to_json()
+        else:
+            session.interim.write(session.ledger, session.settings.report_dir, session.origin)
     if report.when == "call":
         from pytest_fp8.report.formats import properties
 
@@ -165,6 +172,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """xdist: note what a worker has learned so far, which comes with the report of each of its tests."""
+    node = getattr(report, "node", None)
+    if node is not None and (learned := report.__dict__.pop("fp8_ledger", None)) is not None:
+        mine = node.config.stash[SESSION]
+        mine.interim.told[node.gateway.id] = learned
+        mine.interim.write(mine.ledger, mine.settings.report_dir, mine.origin)
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
@@ -191,7 +208,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     mine = config.stash.get(SESSION, None)
     if mine is None:
         return
+    mine.endings.ignore()
     mine.end_arms()
+    if session.exitstatus == pytest.ExitCode.INTERRUPTED and config.pluginmanager.has_plugin("dsession"):
+        from pytest_fp8.xdist import end_workers
+
+        end_workers(config)
+    mine.interim.close(mine.ledger)
     mine.ledger.partial |= bool(session.shouldstop or session.shouldfail) or mine.ledger.cut_short
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
@@ -202,11 +225,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready(node: Any) -> None:
+    """xdist: this process has workers, and collects nothing itself."""
+    node.config.stash[SESSION].endings.take()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """xdist: a worker has ended; merge its ledger."""
     learned = getattr(node, "workeroutput", {}).get("fp8_ledger")
-    if learned is not None:
-        node.config.stash[SESSION].ledger.merge(learned)
+    mine = node.config.stash[SESSION]
+    if learned is not None and not mine.interim.closed:
+        mine.interim.told.pop(node.gateway.id, None)
+        mine.ledger.merge(learned)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fp8.ending import Endings
 from pytest_fp8.options import Settings
+from pytest_fp8.report.interim import Interim
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Session:
     def __init__(self, settings: Settings, root: Path, is_worker: bool) -> None:
         self.settings, self.root, self.is_worker = settings, root, is_worker
         self.ledger = Ledger()
+        self.interim, self.endings = Interim(), Endings()
         self.problems: list[str] = []
         """What made the session fail although no test did."""
         self.written: list[str] = []
@@ -197,6 +200,7 @@ class Session:
         """End all arms and give the baselines' lock back, once nothing is written any more."""
         self.end_arms()
         self._held.close()
+        self.endings.give_back()
 
     def finish(self, ran: bool) -> None:
         """Write baselines, candidates and the report; note what makes a session fail by itself."""
@@ -210,7 +214,8 @@ class Session:
         if settings.declared and ledger.ran_on_gpu:
             self._note_unanswered()
         # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
-        origin = self._origin() if ledger.entries and (settings.update or settings.report_dir) else {}
+        wanted = ledger.entries and (settings.update or settings.report_dir)
+        origin = self.interim.origin or (self.origin() if wanted else {})
         if settings.update:
             self._update(origin)
         elif settings.declared and ran and ledger.ran_on_gpu:
@@ -237,7 +242,7 @@ class Session:
         self.problems += found.problems
         self.notes += found.notes
 
-    def _origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, Any]:
         from pytest_fp8.baselines.provenance import provenance
         from pytest_fp8.gpu import detect
 
@@ -292,7 +297,7 @@ class Session:
     def _gpu_key(self) -> str:
         from pytest_fp8.gpu import detect
 
-        gpu, _ = detect()
+        gpu = detect()[0]
         return gpu.key if gpu is not None else "none"
 
 

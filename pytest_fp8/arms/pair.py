@@ -74,12 +74,14 @@ class TwoArms:
 
     def once(self, what: str, ask: Callable[[], T]) -> T:
         """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
-        answer: T = self.pool.residences.once(self._answers, what, ask)
+        with self.pool.sequences.one():
+            answer: T = self.pool.residences.once(self._answers, what, ask)
         return answer
 
     def shared(self, what: str, ask: Callable[[], T]) -> T:
         """The same for evidence of the reference alone, which all cases with this reference share."""
-        answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
+        with self.pool.sequences.one():
+            answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
         return answer
 
     def answered(self, what: str) -> bool:

@@ -6,16 +6,17 @@ The pool decides which arms fit the GPU together and which must take turns.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms import memory_plan
+from pytest_fp8.arms.folders import Folders
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
+from pytest_fp8.arms.sequence import Seen, Sequences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
@@ -50,8 +51,10 @@ class Arm:
     def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
         """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
 
+        seen = self.pool.sequences.current()
+
         def ask() -> Any:
-            process = self.pool.live(self)
+            process = self._next(seen)
             with self.pool.stopwatch.clock(self.label, operation):
                 return process.request(operation, timeout, **arguments)
 
@@ -64,7 +67,7 @@ class Arm:
 
         If the block ends without that call, the arm is closed: the late answer must not be read as another one's.
         """
-        process = self.pool.live(self)
+        process = self._next(self.pool.sequences.current())
         process.send(operation, **arguments)
         received = False
 
@@ -79,6 +82,11 @@ class Arm:
         finally:
             if not received:
                 process.close()
+
+    def _next(self, seen: Seen | None) -> AnyProcess:
+        process = self.pool.live(self)
+        self.pool.sequences.note(seen, self.key, process, alone=self.pool.takes_turns(self))
+        return process
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Run ``function(model)`` on the live model inside the arm's process and give its result.
@@ -99,6 +107,7 @@ class ArmPool:
         self.gpu = gpu
         self.stopwatch = Stopwatch()
         self.residences = Residences(self)
+        self.sequences = Sequences()
         self.cache: dict[tuple[str, str], Any] = {}
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._must_take_turns = turns or memory_plan.exceed_together
@@ -113,7 +122,7 @@ class ArmPool:
         self._failed_ahead: set[str] = set()
         """Keys of arms that failed when they were built ahead of their own test."""
         self._facts: dict[str, dict[str, Any]] = {}
-        self._folders: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
+        self._folders = Folders()
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -129,15 +138,8 @@ class ArmPool:
         return Arm(key, spec, self, environment)
 
     def folder(self, arm: Arm, what: str) -> Path:
-        """A private folder for one of an arm's checkpoints, kept while the pool keeps the arm.
-
-        A reference shared by cases that save different things has several folders, so that none of them overwrites
-        what another case still reads.
-        """
-        key = (arm.key, what)
-        if key not in self._folders:
-            self._folders[key] = tempfile.TemporaryDirectory(prefix="fp8-checkpoints-")
-        return Path(self._folders[key].name)
+        """A private folder for one of an arm's checkpoints, kept while the pool keeps the arm."""
+        return self._folders.of((arm.key, what))
 
     def facts_of(self, arm: Arm) -> dict[str, Any]:
         return self._facts.get(arm.key, {})
@@ -158,10 +160,11 @@ class ArmPool:
         if arm.key in self._too_large:
             raise self._too_large[arm.key]
         if not self.is_alive(arm):
+            if arm.key in self._processes:
+                self.sequences.lose(self._processes.pop(arm.key))
             if self.takes_turns(arm):
                 self._build_alone(arm)
             else:
-                self._processes.pop(arm.key, None)
                 self._build([arm])
         return self._processes[arm.key]
 
@@ -186,9 +189,8 @@ class ArmPool:
         keep = {arm.key for arm in pair + later}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
-        for gone in [key for key in self._folders if key[0] not in keep]:
+        for gone in self._folders.keep(keep):
             # The cached evidence of a checkpoint names its files.
-            self._folders.pop(gone).cleanup()
             self.cache.pop(gone, None)
         if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
             self._turns |= {reference.key, fp8.key}
@@ -227,9 +229,7 @@ class ArmPool:
     def close(self) -> None:
         self.close_all()
         self._spares.close()
-        for folder in self._folders.values():
-            folder.cleanup()
-        self._folders.clear()
+        self._folders.keep(())
 
     def is_alive(self, arm: Arm) -> bool:
         return arm.key in self._processes and self._processes[arm.key].alive

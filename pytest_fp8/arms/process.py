@@ -8,8 +8,8 @@ signal) becomes one :class:`~pytest_fp8.errors.ArmError`. When an arm is closed,
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_fp8.arms.channel import Channel, Unreadable
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.spec import ArmSpec
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
 LOG_LINES = 25
+LOG_BYTES = 2**18
+"""How much of an arm's output is read at most, from its end."""
+STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ArmProcess:
@@ -57,6 +62,8 @@ class ArmProcess:
         self.log = Path(name)
         self.name = "an arm"
         self._asked, self._answer_due = "", False
+        self._end: ArmError | None = None
+        """What it ended with, where that was told."""
         self._held = contextlib.ExitStack()
         self._connection, theirs = Pipe()
         env = self._held.enter_context(arm_env(backend, environment))
@@ -78,6 +85,7 @@ class ArmProcess:
                     env={**env, **(variables or {})},
                 )
             failed.pop_all()
+        self._channel = Channel(self._connection, lambda: not self.alive)
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.log)
 
@@ -118,13 +126,12 @@ class ArmProcess:
         return self.receive(timeout)
 
     def send(self, operation: str, **arguments: Any) -> None:
-        """Send one request without waiting. Raises ``RuntimeError`` where the last request has no answer yet: answers
-        do not say which request they belong to."""
+        """Send one request without waiting. Raises ``RuntimeError`` where the last request has no answer yet."""
         if self._answer_due:
             raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
         self._asked, self._answer_due = operation, True
         try:
-            self._connection.send_bytes(json.dumps({"operation": operation, "arguments": arguments}).encode())
+            self._channel.ask(operation, arguments)
         except OSError:
             self._raise_dead()
 
@@ -144,15 +151,13 @@ class ArmProcess:
 
     def _read(self, timeout: float) -> dict[str, Any]:
         try:
-            answered = self._connection.poll(timeout)
-            answer: dict[str, Any] = json.loads(self._connection.recv_bytes()) if answered else {}
-            if "bytes" in answer:
-                answer["result"] = self._connection.recv_bytes()
+            return self._channel.answer(timeout)
+        except TimeoutError:
+            self._raise_hung(timeout)
+        except Unreadable as what:
+            self._raise_unreadable(what)
         except (EOFError, OSError):
             self._raise_dead()
-        if not answered:
-            self._raise_hung(timeout)
-        return answer
 
     def close(self) -> None:
         """End the process and everything it started. Safe to call twice."""
@@ -160,10 +165,10 @@ class ArmProcess:
         self._held.close()
 
     def tail(self) -> str:
-        """The last lines of the arm's own output."""
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").splitlines()
-            return "\n".join(line[:400] for line in lines[-LOG_LINES:])
+        """The last lines of the arm's own output, or those with which its last stack begins."""
+        with contextlib.suppress(OSError), open(self.log, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
+            return end_of(log.read().decode(errors="replace"))
         return ""
 
     # -- what went wrong ------------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ class ArmProcess:
             time.sleep(0.5)
         tail = self.tail()
         self.close()
-        raise ArmError(
+        self._end = ArmError(
             "hung",
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
             expected=f"an answer within {timeout:.0f} s",
@@ -196,8 +201,33 @@ class ArmProcess:
             cause="a deadlock, or work far slower than planned; the stacks above say where it was",
             next_step="run the same case alone with -k, and watch nvidia-smi",
         )
+        raise self._end from None
+
+    def _raise_unreadable(self, what: Unreadable) -> NoReturn:
+        tail = self.tail()
+        self.close()
+        self._end = ArmError(
+            "unreadable",
+            f"what the arm {self.name!r} gave to {self._asked!r} is no answer, and it was stopped",
+            expected="one JSON document, with the number of the request",
+            seen=f"{what}\nthe end of its output:\n{tail or '(nothing)'}",
+            cause="code in the arm wrote to its socket: to every open file descriptor, or in a process that it forked",
+            next_step="look for os.write, os.fdopen and os.fork in what the workload calls",
+        )
+        raise self._end from None
 
     def _raise_dead(self) -> NoReturn:
+        # A broken connection is how the death was noticed, and says nothing more.
+        raise self._ended(f"while it was asked to {self._asked!r}", "an answer") from None
+
+    def death(self) -> ArmError:
+        """The error of a process that has ended: the one that told of it, or that nothing was asked meanwhile."""
+        return self._end or self._ended(
+            f"after it was asked to {self._asked!r}, before the next request of the same question",
+            "one process for all requests of a question: it keeps what they train",
+        )
+
+    def _ended(self, when: str, expected: str) -> ArmError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         code = self._process.returncode
@@ -206,15 +236,25 @@ class ArmProcess:
         how = "closed its connection" if code is None else f"exited with {code}"
         if code is not None and code < 0:
             how = f"died of {_signal_name(-code)}"
-        cause = "the system's out-of-memory killer, or a kill -9" if code == -signal.SIGKILL else ""
-        raise ArmError(
+        self._end = ArmError(
             "died",
-            f"the arm {self.name!r} {how} while it was asked to {self._asked!r}",
-            expected="an answer",
+            f"the arm {self.name!r} {how} {when}",
+            expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=cause,
+            cause="the system's out-of-memory killer, or a kill -9" if code == -signal.SIGKILL else "",
             next_step="read the output above; `dmesg | tail` names a process the system killed",
-        ) from None  # a broken connection is how the death was noticed, and says nothing more
+        )
+        return self._end
+
+
+def end_of(output: str) -> str:
+    """The last lines, or those with which the last stack of :mod:`faulthandler` begins where that is longer: the
+    innermost call comes first. Without what a terminal would obey."""
+    lines = output.splitlines()
+    stacks = [i for i, line in enumerate(lines) if STACK.match(line)]
+    fatal = [i for i in stacks if lines[i].startswith("Fatal")]
+    start = max(0, min([len(lines) - LOG_LINES, *(fatal or stacks)[-1:]]))
+    return "\n".join(CONTROL.sub("", line)[:400] for line in lines[start : start + LOG_LINES])
 
 
 def _signal_name(number: int) -> str:

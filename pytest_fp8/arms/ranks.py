@@ -16,6 +16,7 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_fp8.arms.channel import LOOK_SECONDS
 from pytest_fp8.arms.merging import RanksDisagree, merged
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -129,10 +130,12 @@ class RankedProcess:
         deadline = time.monotonic() + timeout
         silent = dict(enumerate(self.ranks))
         while silent:
-            ready = wait([process.fileno() for process in silent.values()], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left = deadline - time.monotonic()
+            ready = wait([process.fileno() for process in silent.values()], max(0.0, min(left, LOOK_SECONDS)))
+            told = [rank for rank, each in silent.items() if each.fileno() in ready or not each.alive]
+            if not told and left <= 0:
                 break
-            for rank in [rank for rank, process in silent.items() if process.fileno() in ready]:
+            for rank in told:
                 try:
                     answers[rank] = silent.pop(rank).receive(timeout)
                 except ArmError as error:
@@ -145,6 +148,10 @@ class RankedProcess:
         self._reserved.close()
         for process in self.ranks:
             process.close()
+
+    def death(self) -> ArmError:
+        """As :meth:`ArmProcess.death`, of the rank that began."""
+        return _began({rank: process.death() for rank, process in enumerate(self.ranks) if not process.alive})
 
     # -- what went wrong ------------------------------------------------------------------------------------------
 

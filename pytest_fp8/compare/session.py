@@ -155,7 +155,8 @@ def compare_in(
     disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
         timer = BlockTimer(_sides(case.reference(), pool, sides, model or Model()))
-        timer.measure(PAIRS[0], BLOCKS)
+        with pool.sequences.one():
+            timer.measure(PAIRS[0], BLOCKS)
         beside = _evidence(timer)
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
@@ -179,10 +180,10 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
         for error in arms.gather(first).values():
             raise error
     for pairs in PAIRS[:looks]:
-        timer.measure(pairs, BLOCKS)
+        with arms.pool.sequences.one():
+            timer.measure(pairs, BLOCKS)
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
-        head, base = fp8_layers(arms), reference_layers(arms)
-        yield _evidence(timer, (base.attention, head.attention))
+        yield _evidence(timer, (reference_layers(arms).attention, fp8_layers(arms).attention))
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, Any] = ({}, {})) -> SidesEvidence:

@@ -25,7 +25,9 @@ from typing import Any
 def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # Programs that the arm starts do not keep its socket open.
+    os.set_inheritable(descriptor, False)
+    show_stacks()
     serve(Connection(descriptor), import_ahead(backend))
     return 0
 
@@ -41,7 +43,7 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
     os.environ.update(env)
     # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
     multiprocessing.current_process().daemon = False
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    show_stacks()
     serve(connection, import_ahead(backend))
     # multiprocessing's own end would first take apart what is shared with the fork server.
     os._exit(0)
@@ -49,7 +51,7 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
 
 def serve(connection: Connection, imports: float) -> None:
     """Answer until no more requests can come. ``imports``: the seconds that they took, in a spare's own time."""
-    server = None
+    server, own = None, os.getpid()
     for request in _requests(connection):
         try:
             if request["operation"] == "build":
@@ -62,10 +64,13 @@ def serve(connection: Connection, imports: float) -> None:
             else:
                 result = server.answer(request["operation"], request["arguments"])
             answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             answer, result = _describe(error), None
+        if os.getpid() != own:
+            # A fork in the user's code that came back here as well: the arm itself answers.
+            os._exit(0)
         # JSON as Python writes it: NaN and infinities, which a loss may be, come back as such.
-        connection.send_bytes(json.dumps(answer).encode())
+        connection.send_bytes(json.dumps({"id": request["id"], **answer}).encode())
         if isinstance(result, bytes):
             connection.send_bytes(result)
 
@@ -121,7 +126,13 @@ def _import_libraries(name: str) -> None:
         chosen.import_library()
 
 
-def _describe(error: Exception) -> dict[str, Any]:
+def show_stacks() -> None:
+    """Write the stack of a thread that crashes to the arm's output, and those of all threads on SIGUSR1."""
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
     """An exception as plain data. Empty text: there is nothing to say."""
     traceback.print_exc()
     import torch

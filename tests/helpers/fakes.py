@@ -137,6 +137,9 @@ class FakeProcess:
         self.world.closed += self.alive
         self.alive = False
 
+    def death(self) -> ArmError:
+        return ArmError("died", f"the arm {self.spec.name!r} died between two requests")
+
     def send(self, operation: str, **arguments: Any) -> None:
         self.asked = operation, arguments
 

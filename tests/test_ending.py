@@ -1,0 +1,87 @@
+"""SIGTERM, SIGHUP and SIGKILL: what a session that is told to end, or is killed, leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from helpers.arms import all_end
+
+pytestmark = pytest.mark.slow
+
+SUITE = """
+    import os, time
+    import pytest
+
+    CASE = dict(model="micro", backend="torchao", recipe="tensorwise", emulated=True)
+
+    @pytest.mark.fp8(**CASE, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+        arms = (fp8_pair.fp8, fp8_pair.bf16)
+        with open("pids", "w") as file:
+            print(*(arm.call(lambda model: os.getpid()) for arm in arms), file=file)
+
+    @pytest.mark.fp8(**CASE, question="loss")
+    def test_long(fp8_pair):
+        open("there", "w").close()
+        fp8_pair.fp8.call(lambda model: time.sleep(600))
+"""
+
+
+@pytest.fixture
+def temporary():
+    """Short: the fork server's socket lies in it, and the name of a socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def started(pytester, temporary, *options):
+    """A session that is in the middle of its second test, and the pids of its arms."""
+    pytester.makepyfile(SUITE)
+    env = {**os.environ, "TMPDIR": temporary}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fp8-report-dir=out", *options]
+    session = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (pytester.path / "there").exists() and session.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert session.poll() is None, session.communicate()[0]
+    time.sleep(0.5)
+    return session, (pytester.path / "pids").read_text().split()
+
+
+def reported(pytester):
+    report = json.loads((pytester.path / "out" / "report.json").read_text())
+    assert report["partial"]
+    (entry,) = report["entries"].values()
+    return {question: decision["verdict"] for question, decision in entry["decisions"].items()}
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, options):
+    session, pids = started(pytester, temporary, *options)
+    session.send_signal(number)
+    out, _ = session.communicate(timeout=60)
+    assert session.returncode == 2
+    assert "micro-torchao-tensorwise-emulated" in out, "the table is shown"
+    assert number is signal.SIGINT or f"Ended: {number.name}" in out
+    assert reported(pytester) == {"layers": "PASS"}
+    assert all_end(*pids)
+    assert not [name for name in os.listdir(temporary) if name.startswith("fp8-")]
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary, options):
+    session, pids = started(pytester, temporary, *options)
+    os.kill(session.pid, signal.SIGKILL)
+    session.communicate(timeout=60)
+    assert reported(pytester) == {"layers": "PASS"}
+    assert all_end(*pids)

@@ -1,0 +1,129 @@
+"""Code of the user that breaks the arm it runs in: one error that says what happened, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.arms import all_end, spec
+from pytest_fp8 import ArmError
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.shipping import ship, unship
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=[False, True], ids=["interpreter", "fork"])
+def arm(request):
+    process = ArmProcess(fork=request.param)
+    process.build(spec())
+    yield process
+    process.close()
+    assert all_end(process.pid)
+
+
+def call(arm, function, timeout=30.0):
+    """What ``function()`` gives inside the arm."""
+    return unship(arm.request("call", timeout, function=ship(lambda model: function(), "a function")))
+
+
+def ends_in(arm, function, kind, timeout=30.0):
+    start = time.monotonic()
+    with pytest.raises(ArmError) as error:
+        call(arm, function, timeout)
+    assert error.value.kind == kind, error.value
+    assert time.monotonic() - start < timeout + 5
+    assert error.value.__suppress_context__ or error.value.__context__ is None
+    return error.value
+
+
+def sockets():
+    return [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}") and is_socket(fd)]
+
+
+def is_socket(fd):
+    return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+
+
+def test_a_segfault_shows_the_stack_of_the_thread_that_crashed(arm):
+    def crash():
+        import faulthandler
+
+        faulthandler._sigsegv()
+
+    error = ends_in(arm, crash, "died")
+    assert "SIGSEGV" in error.headline
+    assert "Segmentation fault" in error.seen
+    assert "in crash" in error.seen
+
+
+def test_an_exit_inside_the_arm_is_an_exception_of_the_users(arm):
+    assert "SystemExit: 7" in ends_in(arm, lambda: sys.exit(7), "raised").seen
+    assert call(arm, lambda: 3) == 3, "the arm still answers"
+
+
+def test_garbage_on_the_socket_is_one_error(arm):
+    def write():
+        for fd in sockets():
+            os.write(fd, b"what is this\n")
+
+    error = ends_in(arm, write, "unreadable")
+    assert "begins with b'what'" in error.seen
+    assert not arm.alive
+
+
+def test_a_fork_that_returns_twice_gives_one_answer(arm):
+    def twice():
+        os.fork()
+        return os.getpid()
+
+    assert call(arm, twice) == arm.pid
+    assert call(arm, lambda: "next") == "next"
+
+
+def test_a_death_is_seen_at_once_although_a_child_holds_the_socket(arm):
+    def leave_a_child():
+        if not os.fork():
+            os.setsid()
+            time.sleep(20)
+            os._exit(0)
+        os._exit(5)
+
+    start = time.monotonic()
+    assert "exited with 5" in ends_in(arm, leave_a_child, "died").headline
+    assert time.monotonic() - start < 5
+
+
+def test_an_arm_that_prints_much_costs_little_memory_and_time(arm):
+    def shout():
+        for _ in range(300):
+            os.write(1, b"x" * 999_999 + b"\n")
+        os._exit(1)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    error = ends_in(arm, shout, "died")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+    assert len(error.message) < 20_000
+
+
+def test_what_an_arm_prints_moves_no_terminal(arm):
+    def colour():
+        os.write(2, b"\x1b[2J\x1b]0;title\x07 mine\n")
+        os._exit(1)
+
+    error = ends_in(arm, colour, "died")
+    assert "mine" in error.seen
+    assert "\x1b" not in error.message
+
+
+def test_a_program_that_the_arm_started_ends_with_it(arm):
+    pid = call(arm, lambda: subprocess.Popen(["sleep", "600"]).pid)
+    assert not any(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{pid}/fd").iterdir())
+    arm.close()
+    assert all_end(pid)
