@@ -122,16 +122,13 @@ class Session:
                 arms.start()
             digest = case_digest(case, workload, arms.bf16)
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
-            baseline = None
-            if not self.settings.update:
-                baseline = read_baseline(self.source(), gpu, case.id, digest)
-            stored = self.source().label(baseline_path(Path(), gpu, case.id))
+            baseline = None if self.settings.update else read_baseline(self.source(), gpu, case.id, digest)
             pair = Fp8Pair(
                 arms,
                 self.settings,
                 self.ledger,
                 baseline,
-                stored,
+                self.source().label(baseline_path(Path(), gpu, case.id)),
                 digest,
                 gpu,
                 self.gated_cases,
@@ -278,11 +275,9 @@ class Session:
 
         try:
             report = write_report(self.ledger, folder, origin)
-            self.written.append(str(report))
             written, notes = write_beside(report, os.environ)
-            self.written += map(str, written)
-            self.notes += notes
-            self.notes += write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)
+            self.written += [str(path) for path in (report, *written)]
+            self.notes += [*notes, *write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)]
         except Fp8Error as error:
             self.problems.append(error.message)
 

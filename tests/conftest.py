@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
+with contextlib.suppress(ImportError):
+    # pytester forgets what an inner run imports, and half of matplotlib imported twice does not fit the other half.
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure
+    import matplotlib.ticker  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parent))
 
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
