@@ -26,15 +26,14 @@ EMULATED = [
         "micro",
         "accelerate_torchao",
         "tensorwise",
-        loss_steps=14,
-        loss_seeds=2,
+        questions=("layers", "numerics"),
         emulated=True,
         gpus=2,
         parallel="fsdp2",
     ),
 ]
 """torchao's numerics on any processor: three seeds of twenty steps, which take minutes on two cores. The last two on
-two processes each."""
+two processes each; Accelerate's shards train as the other's do, and are asked what they compute."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
 TINY = [Case("tiny", b, r, questions=("layers", "numerics", "loss", "memory", "checkpoints")) for b, r in RECIPES]

@@ -18,7 +18,8 @@ def fp8_pair(): return Pair()
 def run(pytester, code, *arguments):
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(f"import pytest\n{code}")
-    return pytester.runpytest("-p", "no:benchmark", *arguments)
+    # Whatever filters of warnings other tests have left in this process.
+    return pytester.runpytest("-p", "no:benchmark", "-W", "always", *arguments)
 
 
 SILENT = [
