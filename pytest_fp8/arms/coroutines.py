@@ -10,6 +10,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+NAME = "fp8-question"
+"""Of the threads."""
 END_SECONDS = 10.0
 """How long a function that was cancelled may go on computing before it is left to itself, as a daemon."""
 
@@ -38,7 +40,7 @@ class Coroutine:
     def resume(self, value: Any = None, error: BaseException | None = None) -> None:
         """Let it begin or go on until it is suspended or ends: :func:`suspend` gives ``value`` or raises ``error``."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread = threading.Thread(target=self._run, daemon=True, name=NAME)
             self._thread.start()
         else:
             self._given.put((value, error))
