@@ -42,10 +42,8 @@ class SmallArms(ArmPool):
     is asked of an arm.
     """
 
-    def __init__(self, fork: bool) -> None:
-        """``fork``: processes may be forked; not beside a GPU."""
+    def __init__(self) -> None:
         super().__init__(None)
-        self._fork = fork
         self._held: dict[str, tuple[str, AnyProcess]] = {}
 
     def live(self, arm: Arm) -> AnyProcess:
@@ -70,7 +68,7 @@ class SmallArms(ArmPool):
 
     def _fresh(self, arm: Arm) -> AnyProcess:
         gpus = arm.spec.case.gpus
-        return ArmProcess(fork=self._fork) if gpus == 1 else RankedProcess(gpus, fork=self._fork)
+        return ArmProcess() if gpus == 1 else RankedProcess(gpus)
 
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
@@ -147,7 +145,7 @@ class ControlRunner:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._small = self._small or SmallArms(fork=self._gpu_pool().gpu is None)
+        self._small = self._small or SmallArms()
         return self._small
 
 
