@@ -13,6 +13,7 @@ import pytest
 from helpers.evidence import verdict_of
 from helpers.steps import TIMED, changed, on_half_the_rows, recorded_step, with_products
 from pytest_fp8 import Verdict
+from pytest_fp8.questions.layers.evidence import KernelTime
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.speed.account import GpuStep, account_of
 from pytest_fp8.questions.speed.check import check_speedup
@@ -60,6 +61,15 @@ def test_a_healthy_pair_reaches_a_part_of_its_limit(bf16, fp8, fp8_ms):
     decision = asked(recorded_step(bf16), recorded_step(fp8), TIMED[bf16], fp8_ms)
     verdict_of(decision, Verdict.PASS, "products in FP8 earned", "of it reached", "idle")
     assert decision.numbers["account"]["limit"] == pytest.approx(found.limit)
+
+
+def test_a_slow_arm_s_casts_are_named_by_their_kernels():
+    before = replace(BF16, rest=[KernelTime("norm", 32, 9.0), KernelTime("rope", 32, 4.0)])
+    after = replace(FP8_ARM, rest=[KernelTime("copy<uint8>", 96, 41.0), KernelTime("norm", 32, 12.0)])
+    decision = asked(before, after, floor=1.25)
+    verdict_of(decision, Verdict.FAIL, "copy<uint8> +", " ms in 96; norm +", " ms in 32")
+    grown = decision.numbers["account"]["grown"]
+    assert [kernel["name"] for kernel in grown] == ["copy<uint8>", "norm"], "rope is no longer than it was"
 
 
 @pytest.mark.parametrize(("bf16", "fp8", "fp8_ms"), HEALTHY)

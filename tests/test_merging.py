@@ -35,6 +35,7 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
         "step_ms": [busy + 1],
         "busy_ms": [busy],
         "wire": [{"operation": "all-gather", "milliseconds": busy / 2}],
+        "rest": [{"name": "copy", "count": 1, "milliseconds": busy}],
         "exposed_ms": busy / 10,
         "waits": {"cudaStreamSynchronize": round(busy)},
         "stale_amax": [],

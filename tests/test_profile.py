@@ -52,6 +52,26 @@ def test_a_profile_is_read_by_where_kernels_were_launched():
     assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
 
 
+def test_the_time_that_is_neither_product_nor_attention_is_told_by_kernel():
+    copy = "void at::native::CopyBatched<unsigned char, 2>(at::native::Sizes<2>, int)"
+    events = [
+        event(PHASE + "forward", 0, 100),
+        event("aten::mm", 10, 30, shapes=([32, 64], [64, 128]), dtypes=(BF16, BF16)),
+        event("cuLaunchKernelEx", 15, 16, correlation=1),
+        event("nvjet_sm90_tst_1x1", 500, 520, gpu=True, correlation=1),
+        event(copy, 600, 2_000_600, gpu=True, correlation=2),
+        event(copy, 2_100_000, 4_100_000, gpu=True, correlation=3),
+        event("triton_red_fused_abs_max_12", 5_000_000, 10_000_000, gpu=True, correlation=4),
+        event("ncclDevKernel_AllGather_RING_LL(ncclArgs)", 0, 30_000_000, gpu=True, correlation=5),
+    ]
+    profile = read_profile(events)
+    assert [(k.name, k.count, k.milliseconds) for k in profile["rest"]] == [
+        ("triton_red_fused_abs_max", 1, 5.0),
+        ("CopyBatched<unsigned char, 2>", 2, 4.0),
+    ]
+    assert profile["milliseconds"]["rest"] == 9.0
+
+
 @pytest.mark.parametrize("inner", ["aten::_scaled_mm", "aten::_scaled_mm_v2"])
 def test_an_uncompiled_product_of_torchao_is_the_scaled_one_inside_it(inner):
     # As the profiler shows torchao 0.18 without torch.compile: its tensors say bfloat16, what they hold is FP8.

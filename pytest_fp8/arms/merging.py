@@ -125,7 +125,7 @@ def _layers(answers: Sequence[Answer]) -> Any:
     return {
         **answers[0],
         **_busy(answers),
-        **{key: longest[key] for key in ("milliseconds", "wire", "exposed_ms")},
+        **{key: longest[key] for key in ("milliseconds", "rest", "wire", "exposed_ms")},
         "waits": _largest([answer["waits"] for answer in answers]),
         "stale_amax": sorted({name for answer in answers for name in answer["stale_amax"]}),
     }

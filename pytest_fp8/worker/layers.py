@@ -38,13 +38,13 @@ def layers(engine: Engine) -> dict[str, Any]:
         products: list[Product] = seen["products"]
         families = learn_families(products)
         attention, milliseconds, waits = seen["attention"], seen["milliseconds"], seen["waits"]
-        wire, exposed = to_plain(seen["wire"]), seen["exposed_ms"]
+        wire, exposed, rest = to_plain(seen["wire"]), seen["exposed_ms"], to_plain(seen["rest"])
     else:
         watch = OperatorWatch(engine.model)
         with watch.watching():
             engine.step(batch, watch.in_phase)
         products, families, attention, milliseconds = [owned.product for owned in watch.products], None, {}, {}
-        waits, wire, exposed = {}, [], 0.0
+        waits, wire, exposed, rest = {}, [], 0.0, []
     rested = _unchanged(history, _amax_histories(engine) if history else {})
     # A compiled step runs no code that could say which module multiplies: there the uncompiled step tells it.
     owned = ledger_of(engine).products if engine.device.type == "cuda" else watch.products
@@ -70,6 +70,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "milliseconds": milliseconds,
         "wire": wire,
         "exposed_ms": exposed,
+        "rest": rest,
         "waits": waits,
         "recompute": engine.case.activation_checkpointing,
         # Last: these steps train the model, and leave torch's generators elsewhere.

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.layers.evidence import KernelTime
+from pytest_fp8.questions.layers.kernels import kernel_family, short_name
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.operators import OPERANDS, operand_formats, product_of
@@ -28,6 +29,8 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 """The runtime's calls that hold the host until the GPU is done; ``tensor.item()`` makes the first of them."""
 CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communication")
 """What is told apart of a step's kernels; all others are the rest."""
+NAMED = 16
+"""How many kinds of kernels of the rest are told apart."""
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
@@ -131,6 +134,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
         "milliseconds": kernel_times(spent, kernels),
+        "rest": by_name([kernel for kernel in kernels if id(kernel) not in counted])[:NAMED],
         "wire": wire_times(host, kernels, kernels_of),
         "exposed_ms": exposed_time(kernels) / 1e6,
         "waits": waits_of(host),
@@ -184,6 +188,15 @@ def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, 
     total = sum(kernel.end - kernel.start for kernel in kernels)
     times = {**spent, "rest": total - sum(spent.values()), "busy": busy}
     return {name: nanoseconds / 1e6 for name, nanoseconds in times.items()}
+
+
+def by_name(kernels: list[TraceEvent]) -> list[KernelTime]:
+    """The kernels' time by their short name, the longest first."""
+    named: dict[str, list[TraceEvent]] = {}
+    for kernel in kernels:
+        named.setdefault(short_name(kernel.name), []).append(kernel)
+    times = [KernelTime(name, len(same), total_ms(same)) for name, same in named.items()]
+    return sorted(times, key=lambda time: -time.milliseconds)
 
 
 def busy_time(kernels: list[TraceEvent]) -> int:

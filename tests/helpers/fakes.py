@@ -182,6 +182,7 @@ class FakeProcess:
             **self._several_steps(),
             "wire": [],
             "exposed_ms": 0.0,
+            "rest": [],
             "waits": {},
             "recompute": case.activation_checkpointing,
             "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),

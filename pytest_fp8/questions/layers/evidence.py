@@ -30,6 +30,16 @@ class WireTime:
 
 
 @dataclass(frozen=True)
+class KernelTime:
+    """All kernels of one name in one step."""
+
+    name: str
+    """Without template arguments' inner ones, parameters, and the number that torch's compiler gives."""
+    count: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
 class LayersEvidence:
     """What was converted, which recipe was in force, and what one training step executed.
 
@@ -65,6 +75,8 @@ class LayersEvidence:
     """Milliseconds of each of these steps in which the GPU ran any kernel."""
     wire: Sequence[WireTime] = ()
     """What travelled between the ranks in the profiled step. Empty on one GPU and on a CPU."""
+    rest: Sequence[KernelTime] = ()
+    """What the time ``rest`` went into: the kernels that took most of it. Empty on a CPU."""
     exposed_ms: float = 0.0
     """Milliseconds of that step in which collectives ran and no other kernel did."""
     waits: Mapping[str, int] = field(default_factory=dict)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+LONGEST_NAME = 100
+COMMON = re.compile(r"^void |\(anonymous namespace\)::|\b(?:at|native|c10|std|detail|transformer_engine)::")
+COMPILED = re.compile(r"^(triton_\w+?)_\d+$")
+
 
 def kernel_family(name: str) -> str:
     """A kernel's name without its tile sizes and template arguments, so that two sizes of one algorithm are equal.
@@ -14,3 +18,21 @@ def kernel_family(name: str) -> str:
     name = re.sub(r"^void ", "", name)
     name = re.split(r"[<(]", name)[0]
     return re.split(r"_(?:\d+x\d+|tilesize|knob_)", name)[0]
+
+
+def short_name(name: str) -> str:
+    """A kernel's name as a reader needs it: without common namespaces, parameters and the numbers that torch's compiler
+    gives, cut to ``LONGEST_NAME`` characters.
+
+    >>> short_name("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MaxOps> >(int, int)")
+    'reduce_kernel<512, 1, ReduceOp<float, MaxOps> >'
+    >>> short_name("triton_red_fused_abs_max_12")
+    'triton_red_fused_abs_max'
+    """
+    name, open_templates = COMMON.sub("", name), 0
+    for position, letter in enumerate(name):
+        open_templates += (letter == "<") - (letter == ">")
+        if letter == "(" and not open_templates:
+            name = name[:position]
+            break
+    return COMPILED.sub(r"\1", name)[:LONGEST_NAME]

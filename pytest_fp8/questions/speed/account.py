@@ -8,11 +8,11 @@ they have no kernels of their own: what all other kernels take longer than in BF
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.evidence import KernelTime, LayersEvidence
 from pytest_fp8.questions.layers.products import EVALUATION, Product
 from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
 from pytest_fp8.questions.speed.wire import ArmWire, wire_words
@@ -43,6 +43,7 @@ class GpuStep:
     busy_ms: Sequence[float] = ()
     """Of these steps: time in which the GPU ran any kernel."""
     wire: ArmWire = field(default_factory=ArmWire)
+    rest: Sequence[KernelTime] = ()
     waits: Mapping[str, int] = field(default_factory=dict)
     """CUDA call by which the host waited for the GPU -> how often in the step."""
 
@@ -67,6 +68,7 @@ def gpu_step(evidence: LayersEvidence) -> GpuStep:
         step_ms=evidence.step_ms,
         busy_ms=evidence.busy_ms,
         wire=ArmWire(evidence.wire, evidence.exposed_ms),
+        rest=evidence.rest,
         waits=evidence.waits,
     )
 
@@ -87,6 +89,8 @@ class ArmAccount:
     slow_step: float
     """The step of the slower blocks: three in four are not slower."""
     wire: ArmWire
+    rest: Sequence[KernelTime] = ()
+    """The longest kernels of the class ``rest``."""
 
     @property
     def idle_share(self) -> float:
@@ -128,6 +132,12 @@ class Account:
     def casts(self) -> float:
         """Milliseconds that kernels take longer which are no product, no attention and no optimizer."""
         return self.difference("rest")
+
+    def grown(self) -> list[KernelTime]:
+        """The kernels of the rest that take longer in the FP8 arm: by how many milliseconds, the most first."""
+        before = {kernel.name: kernel.milliseconds for kernel in self.bf16.rest}
+        longer = [replace(k, milliseconds=k.milliseconds - before.get(k.name, 0.0)) for k in self.fp8.rest]
+        return sorted((k for k in longer if k.milliseconds > 0), key=lambda kernel: -kernel.milliseconds)
 
     @property
     def all_else(self) -> float:
@@ -171,6 +181,7 @@ class Account:
             "fp8": to_plain(self.fp8),
             "earned_ms": self.earned,
             "casts_ms": self.casts,
+            "grown": to_plain(self.grown()),
             "all_else_ms": self.all_else,
             "covered_ms": self.covered,
             "in_fp8_ms": self.in_fp8,
@@ -241,7 +252,8 @@ def _arm(step: GpuStep, blocks: Sequence[float]) -> ArmAccount:
     scale = (timed - idle) / step.milliseconds["busy"]
     classes = {name: value * scale for name, value in step.milliseconds.items() if name != "busy"}
     roles = {name: value * scale for name, value in step.roles.items()}
-    return ArmAccount(timed, timed - idle, idle, classes, roles, step.waits, slow, step.wire.scaled(scale))
+    rest = [replace(kernel, milliseconds=kernel.milliseconds * scale) for kernel in step.rest]
+    return ArmAccount(timed, timed - idle, idle, classes, roles, step.waits, slow, step.wire.scaled(scale), rest)
 
 
 def _ratio(before: float, after: float) -> float:

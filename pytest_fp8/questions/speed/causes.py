@@ -45,6 +45,8 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
     }
 
 
+MOST_NAMED = 3
+"""How many kernels a message names."""
 SLOWER = {
     "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
     "next_step": "compare library versions with the baseline's provenance; then the layers question",
@@ -82,6 +84,9 @@ def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
         cause = "FP8's products are hardly faster than BF16's: too small for FP8, or too few of them"
         return {"cause": cause, "next_step": "a larger batch or wider layers; leave the small layers in BF16"}
     cause = "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves"
+    if account is not None and account.grown():
+        most = "; ".join(f"{k.name} {k.milliseconds:+.1f} ms in {k.count}" for k in account.grown()[:MOST_NAMED])
+        cause += f". Casts and other kernels take {account.casts:.1f} ms longer than BF16's: {most}"
     return {"cause": cause, "next_step": "try a larger batch, or a cheaper recipe (tensorwise, delayed)"}
 
 
