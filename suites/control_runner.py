@@ -42,8 +42,10 @@ class SmallArms(ArmPool):
     is asked of an arm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fork: bool) -> None:
+        """``fork``: processes may be forked; not beside a GPU."""
         super().__init__(None)
+        self._fork = fork
         self._held: dict[str, tuple[str, AnyProcess]] = {}
 
     def live(self, arm: Arm) -> AnyProcess:
@@ -68,7 +70,7 @@ class SmallArms(ArmPool):
 
     def _fresh(self, arm: Arm) -> AnyProcess:
         gpus = arm.spec.case.gpus
-        return ArmProcess() if gpus == 1 else RankedProcess(gpus)
+        return ArmProcess(fork=self._fork) if gpus == 1 else RankedProcess(gpus, fork=self._fork)
 
     def _become(self, arms: list[Arm]) -> None:
         for arm in arms:
@@ -145,7 +147,7 @@ class ControlRunner:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._small = self._small or SmallArms()
+        self._small = self._small or SmallArms(fork=self._gpu_pool().gpu is None)
         return self._small
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import multiprocessing
 import os
@@ -24,14 +23,13 @@ from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
-from pytest_fp8.worker.main import forked
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def arm():
-    process = ArmProcess()
+    process = ArmProcess(fork=True)
     process.build(spec())
     yield process
     process.close()
@@ -105,7 +103,7 @@ def test_an_arm_has_the_variables_the_import_path_and_the_folder_of_now(tmp_path
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/lies_here.py").write_text("VALUE = 7")
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     try:
         arm.build(spec())
         seen = call(arm, lambda: (os.environ["MINE"], os.getcwd(), __import__("lies_here").VALUE))
@@ -338,25 +336,3 @@ def test_the_fork_server_serves_other_processes_of_this_one_as_before(arm):
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.apply(gc.isenabled), "the collector is on"
         assert pool.apply(os.readlink, ["/proc/self/fd/1"]) == os.readlink("/proc/self/fd/1")
-
-
-def test_a_fork_of_a_process_that_had_asked_for_the_gpu_starts_afresh(tmp_path):
-    ours, theirs = multiprocessing.Pipe()
-    log = tmp_path / "log"
-
-    def arm():
-        import torch
-
-        torch.cuda._is_in_bad_fork = lambda: True
-        forked(theirs, str(log), "bf16", dict(os.environ))
-
-    process = multiprocessing.get_context("fork").Process(target=arm)
-    process.start()
-    theirs.close()
-    ours.send_bytes(json.dumps({"id": 1, "operation": "describe", "arguments": {}}).encode())
-    assert ours.poll(60), log.read_text()
-    assert "asked before it was built" in json.loads(ours.recv_bytes())["error"]
-    assert b"pytest_fp8.worker.main" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "an interpreter of its own"
-    ours.close()
-    process.join(30)
-    assert process.exitcode == 0

@@ -251,7 +251,7 @@ def test_running_a_control_writes_no_baseline(pool, monkeypatch):
 
 
 def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(monkeypatch):
-    small, healthy = SmallArms(), Case("micro", "torchao", "tensorwise", emulated=True)
+    small, healthy = SmallArms(fork=False), Case("micro", "torchao", "tensorwise", emulated=True)
     broken = replace(healthy, weights="/nowhere")
     monkeypatch.setattr("control_runner.ArmProcess", FakeArm)
     try:
@@ -272,7 +272,7 @@ class FakeArm:
     built: ClassVar[Counter[str]] = Counter()
     open = 0
 
-    def __init__(self):
+    def __init__(self, fork=False):
         self.alive, self.due = True, None
         FakeArm.open += 1
 

@@ -45,14 +45,14 @@ def own(parallel="ddp", **functions):
 @pytest.fixture(scope="module")
 def arm():
     """Two ranks, which become one arm after another."""
-    process = RankedProcess(2)
+    process = RankedProcess(2, fork=True)
     yield process
     process.close()
 
 
 @pytest.fixture
 def fresh():
-    process = RankedProcess(2)
+    process = RankedProcess(2, fork=True)
     yield process
     process.close()
 
@@ -74,7 +74,7 @@ def rank():
 @pytest.fixture(scope="module")
 def on_one():
     """Backend -> the losses of one process on the whole batch."""
-    process = ArmProcess()
+    process = ArmProcess(fork=True)
     losses = {}
     for backend in ("bf16", "torchao"):
         process.build(ArmSpec(micro(backend=backend), "cpu", threads=1))
@@ -136,7 +136,7 @@ def test_a_workloads_own_way_to_parallelize_is_called_on_each_rank(arm):
 
     arm.build(own("own", parallelize=parallelize, batch=lambda step: batch(step).chunk(2)[rank()]))
     losses = arm.request("curve", seed=1, steps=STEPS)["losses"]
-    single = ArmProcess()
+    single = ArmProcess(fork=True)
     try:
         alone = Case("own", "torchao", "tensorwise", emulated=True)
         single.build(ArmSpec(alone, "cpu", own(batch=batch).workload, threads=1))
@@ -247,7 +247,7 @@ def test_a_port_in_use_is_one_clear_error(monkeypatch):
         taken.bind((ranks.ADDRESS, 0))
         taken.listen()
         monkeypatch.setattr(ranks, "reserved_port", taken.dup)
-        arm = RankedProcess(2)
+        arm = RankedProcess(2, fork=True)
         monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
         try:
             with pytest.raises(ArmError, match=f"port {arm.port} is in use") as failure:

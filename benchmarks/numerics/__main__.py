@@ -55,7 +55,7 @@ def cases(gpu: bool, models: Iterable[str]) -> list[Case]:
 def answers(case: Case, device: str, seeds: range, reference: bool) -> list[dict[str, Any]]:
     """What one arm says for each seed."""
     workload = OWN[case.name]().ship("a benchmark") if case.name else None
-    process = ArmProcess(case.backend)
+    process = ArmProcess(case.backend, None, device == "cpu")
     try:
         process.build(ArmSpec(case, device, workload, 2 if device == "cpu" else None))
         return [process.request("numerics", moved=reference, seed=seed) for seed in seeds]

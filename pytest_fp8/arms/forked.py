@@ -1,4 +1,4 @@
-"""Arms start as forks of one process that has imported their libraries: seconds less for each arm.
+"""Arms on the CPU start as forks of one process that has imported their libraries: seconds less for each arm.
 
 The standard library's fork server does the work (:mod:`multiprocessing.forkserver`). It ends with this process.
 """

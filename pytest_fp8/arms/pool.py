@@ -277,10 +277,11 @@ class ArmPool:
 
     def _start(self, arm: Arm) -> AnyProcess:
         backend = arm.spec.case.backend
+        fork = self.gpu is None and arm.spec.device == "cpu"
         if arm.spec.case.gpus > 1:
-            return RankedProcess(arm.spec.case.gpus, backend, arm.environment)
+            return RankedProcess(arm.spec.case.gpus, backend, arm.environment, fork)
         spare = self._spares.take(backend) if arm.environment is None else None
-        return spare or ArmProcess(backend, arm.environment)
+        return spare or ArmProcess(backend, arm.environment, fork)
 
     def tight(self, *arms: Arm, times: float = 1.0) -> bool:
         """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.

@@ -47,13 +47,14 @@ class ArmProcess:
         self,
         backend: str = "bf16",
         environment: ArmEnvironment | None = None,
-        fork: bool = True,
+        fork: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """``environment``: another interpreter or another checkout. Without it the arm runs as this process does, with
         its current variables, import path and folder.
 
-        ``fork``: start it as a fork where that comes to the same. What it is a fork of has not used the GPU.
+        ``fork``: start it as a fork where that comes to the same. Never where there is a GPU: a process that has used
+        CUDA cannot be forked.
 
         ``variables``: further ones, which no library reads while it is imported.
         """

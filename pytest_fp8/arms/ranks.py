@@ -39,7 +39,7 @@ class RankedProcess:
     """The processes of an arm's ranks, with the methods of :class:`~pytest_fp8.arms.process.ArmProcess`."""
 
     def __init__(
-        self, ranks: int, backend: str = "bf16", environment: ArmEnvironment | None = None, fork: bool = True
+        self, ranks: int, backend: str = "bf16", environment: ArmEnvironment | None = None, fork: bool = False
     ) -> None:
         self.name = "an arm"
         self._asked, self._answer_due = "", False

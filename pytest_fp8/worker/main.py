@@ -41,24 +41,12 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
     os.environ.update(env)
-    if _cannot_use_gpu():
-        os.set_inheritable(connection.fileno(), True)
-        program = [sys.executable, "-m", "pytest_fp8.worker.main"]
-        os.execve(sys.executable, [*program, str(connection.fileno()), str(os.getppid()), backend], env)
     # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
     multiprocessing.current_process().daemon = False
     show_stacks()
     serve(connection, import_ahead(backend))
     # multiprocessing's own end would first take apart what is shared with the fork server.
     os._exit(0)
-
-
-def _cannot_use_gpu() -> bool:
-    """Whether this process was forked from one that had asked for the GPU already, in a library that does so as it is
-    imported. Then it starts afresh, as the same process."""
-    import torch
-
-    return bool(torch.cuda._is_in_bad_fork())
 
 
 def serve(connection: Connection, imports: float) -> None:

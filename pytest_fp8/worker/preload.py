@@ -1,4 +1,4 @@
-"""What the fork server imports once for all arms. Only the fork server imports this module.
+"""What the fork server imports once for all arms on the CPU. Only the fork server imports this module.
 
 Where an import fails, the arm that needs it imports it again and reports the error.
 """
@@ -34,19 +34,14 @@ def _silent() -> Iterator[None]:
 die_with(os.getppid())
 # Imports make next to no garbage, and a collection would write into pages that the arms share.
 gc.disable()
-with _silent(), contextlib.suppress(Exception):
-    import torch._inductor.codegen.triton
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-
-    import pytest_fp8.worker.server  # noqa: F401
-
-    if torch.cuda.device_count():
-        # Compiled steps need it. Transformers and torchao ask for the GPU as they are imported, and a process that
-        # has asked cannot be forked: each arm imports them itself.
-        import torch._inductor.compile_fx
-    else:
-        import torchao.float8  # noqa: F401
+with _silent():
+    with contextlib.suppress(Exception):
         import transformers.models.llama.modeling_llama  # noqa: F401
+
+        import pytest_fp8.worker.server  # noqa: F401
+    with contextlib.suppress(Exception):
+        # torchao's conversion imports it, compiled or not: a third of a second.
+        import torch._inductor.codegen.triton  # noqa: F401
+        import torchao.float8  # noqa: F401
 gc.freeze()
 gc.enable()
