@@ -12,11 +12,12 @@ MS = 1_000_000
 
 
 def kernels(*spans):
-    """Kernels as (start, end) in milliseconds; a mark is a single number."""
+    """Kernels as (start, end) in milliseconds, collectives with a third entry; a mark is a single number."""
     events = []
     for span in spans:
-        start, end = span if isinstance(span, tuple) else (span, span)
+        start, end, *collective = span if isinstance(span, tuple) else (span, span)
         name = "kernel" if isinstance(span, tuple) else "at::cuda::spin_kernel(long)"
+        name = "ncclDevKernel_AllGather_RING_LL(ncclArgs)" if collective else name
         events.append(TraceEvent(name, True, int(start * MS), int(end * MS), 0, 0))
     return events
 
@@ -24,7 +25,12 @@ def kernels(*spans):
 def test_each_step_has_its_time_and_what_of_it_the_gpu_worked():
     # Before the first mark runs the rest of the step that does not count.
     found = read_steps(kernels((0, 5), 6, (7, 10), (9, 12), 13, (13, 16), 16, (17, 18), 20))
-    assert found == {"step_ms": [7, 3, 4], "busy_ms": [5, 3, 1]}
+    assert found == {"step_ms": [7, 3, 4], "busy_ms": [5, 3, 1], "compute_ms": [5, 3, 1]}
+
+
+def test_a_collective_that_nothing_hides_is_no_work_of_the_gpu_s_own():
+    found = read_steps(kernels(0, (0, 5), (3, 9, "nccl"), 10, (10, 14), (11, 12, "nccl"), 14))
+    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "compute_ms": [5, 4]}
 
 
 @pytest.mark.parametrize(
@@ -38,8 +44,8 @@ def test_each_step_has_its_time_and_what_of_it_the_gpu_worked():
     ids=["in the middle", "at the end", "at the start", "of no kernel"],
 )
 def test_an_evaluation_belongs_to_no_step(marks):
-    assert read_steps(kernels(*marks)) == {"step_ms": [5, 4], "busy_ms": [5, 4]}
+    assert read_steps(kernels(*marks)) == {"step_ms": [5, 4], "busy_ms": [5, 4], "compute_ms": [5, 4]}
 
 
 def test_without_kernels_there_is_no_step():
-    assert read_steps([]) == {"step_ms": [], "busy_ms": []}
+    assert read_steps([]) == {"step_ms": [], "busy_ms": [], "compute_ms": []}

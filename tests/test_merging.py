@@ -34,6 +34,7 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
         "milliseconds": {"busy": busy},
         "step_ms": [busy + 1],
         "busy_ms": [busy],
+        "compute_ms": [busy - 2],
         "wire": [{"operation": "all-gather", "milliseconds": busy / 2}],
         "rest": [{"name": "copy", "count": 1, "milliseconds": busy}],
         "exposed_ms": busy / 10,

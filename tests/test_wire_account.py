@@ -72,6 +72,21 @@ def test_weights_gathered_in_fp8_are_no_less_work():
     verdict_of(asked(travelling(BF16, 24.0, 12.0, 8.0), fp8, 129.5, 110.0), Verdict.PASS)
 
 
+def test_ranks_that_wait_for_each_other_while_they_are_profiled_are_no_other_work():
+    """As with Transformer Engine on two H200s: collectives waited for 100 ms in the profiled step of the FP8 arm, and
+    for 5 ms in steps that follow each other. Attention took what it takes in BF16."""
+    bf16 = travelling(BF16, 20.0, 8.0, 4.0)
+    profiled = travelling(FP8_ARM, 115.0, 10.0, 105.0)
+    steps = {"step_ms": [112.0] * 5, "busy_ms": [109.0] * 5, "compute_ms": [FP8_ARM.milliseconds["busy"]] * 5}
+    decision = asked(bf16, replace(profiled, **steps), 125.5, 110.0)
+    verdict_of(decision, Verdict.PASS)
+    account = decision.numbers["account"]["fp8"]
+    assert account["classes"]["attention"] == pytest.approx(FP8_ARM.milliseconds["attention"])
+    hidden = 125.0 - 105.0
+    assert account["wire"]["exposed"] == pytest.approx(account["busy"] - FP8_ARM.milliseconds["busy"])
+    assert account["classes"]["communication"] == pytest.approx(hidden + account["wire"]["exposed"])
+
+
 def test_an_fp8_arm_that_sends_less_is_other_work():
     fp8 = travelling(FP8_ARM, 8.0, 5.0, 2.0, elements=10**9 // 3)
     decision = asked(travelling(BF16, 24.0, 12.0, 8.0), fp8, 129.5, 108.0)

@@ -229,7 +229,7 @@ def _blocks(answers: Sequence[Answer]) -> Any:
 
 def _busy(answers: Sequence[Answer]) -> Any:
     slowest = max(answers, key=lambda answer: sum(answer["step_ms"]))
-    return {key: slowest[key] for key in ("step_ms", "busy_ms")}
+    return {key: slowest[key] for key in ("step_ms", "busy_ms", "compute_ms")}
 
 
 def _memory(answers: Sequence[Answer]) -> Any:

@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.worker.profile import busy_time, plain_events
 from pytest_fp8.worker.trace import TraceEvent
+from pytest_fp8.worker.wire import is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 STEPS = 5
 """Of a profile."""
-NO_STEPS: dict[str, list[float]] = {"step_ms": [], "busy_ms": []}
+NO_STEPS: dict[str, list[float]] = {"step_ms": [], "busy_ms": [], "compute_ms": []}
 """What an arm on a CPU says."""
 MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
 
 
 def busy_steps(engine: Engine, steps: int = STEPS) -> dict[str, list[float]]:
-    """``step_ms`` and ``busy_ms`` of so many steps, after one that does not count. They train the model.
+    """``step_ms``, ``busy_ms``, ``compute_ms`` of so many steps, after one that does not count. They train the model.
 
     Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
     other as in training, so that the GPU has training's clocks and the launch queue is full.
@@ -60,7 +61,7 @@ def _mark(times: int = 1) -> None:
 
 
 def read_steps(events: Sequence[TraceEvent]) -> dict[str, list[float]]:
-    """Milliseconds of each step, and of the time in which the GPU ran any of its kernels.
+    """Milliseconds of each step, of the time in which the GPU ran any of its kernels, and any but collectives.
 
     A mark ends a step and begins the next. Two marks with nothing between them begin or end an evaluation, whose time
     belongs to no step.
@@ -68,19 +69,22 @@ def read_steps(events: Sequence[TraceEvent]) -> dict[str, list[float]]:
     kernels = sorted((event for event in events if event.gpu), key=lambda event: event.start)
     steps: dict[str, list[float]] = {name: [] for name in NO_STEPS}
     began: int | None = None
-    wall = busy = 0
+    wall = busy = compute = 0
     evaluating = False
     for marks, grouped in groupby(kernels, key=lambda kernel: MARKER in kernel.name):
         group = list(grouped)
         if not marks:
-            busy += 0 if evaluating or began is None else busy_time(group)
+            if not evaluating and began is not None:
+                busy += busy_time(group)
+                compute += busy_time([kernel for kernel in group if not is_collective(kernel)])
             continue
         if began is not None:
             wall += 0 if evaluating else group[0].start - began
             if len(group) % 2:
                 steps["step_ms"].append(wall / 1e6)
                 steps["busy_ms"].append(busy / 1e6)
-                wall = busy = 0
+                steps["compute_ms"].append(compute / 1e6)
+                wall = busy = compute = 0
         evaluating ^= len(group) // 2 % 2 == 1
         began = group[-1].end
     return steps

@@ -16,6 +16,7 @@ from pytest_fp8.worker.fused_params import plain_name, split
 from pytest_fp8.worker.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.operators import dtype_name
 from pytest_fp8.worker.phases import innermost
+from pytest_fp8.worker.shards import is_sharded
 from pytest_fp8.worker.step import schedule_of
 
 TIME = ("lr_scheduler", "optimizer", "_get_lr_called_within_step", "_initial_step")
@@ -60,7 +61,10 @@ def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[st
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8."""
+    """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8, and for one of
+    which each rank holds another part."""
+    if is_sharded(tensor):
+        return ""
     while hasattr(tensor, "__tensor_flatten__"):
         names = tensor.__tensor_flatten__()[0]
         if len(names) != 1:

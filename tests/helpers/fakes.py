@@ -220,12 +220,10 @@ class FakeProcess:
 
     def _several_steps(self, steps: int = 5) -> dict[str, Any]:
         if not self.world.kernels_alone or self.world.busy is None:
-            return {"step_ms": [], "busy_ms": []}
+            return {"step_ms": [], "busy_ms": [], "compute_ms": []}
         works = self.world.busy / (self.world.speedup if self.is_fp8 else 1.0)
-        return {
-            "step_ms": [110.0] * steps,
-            "busy_ms": [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)],
-        }
+        busy = [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)]
+        return {"step_ms": [110.0] * steps, "busy_ms": busy, "compute_ms": busy}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]

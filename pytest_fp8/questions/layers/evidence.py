@@ -73,6 +73,8 @@ class LayersEvidence:
     """Milliseconds of each of several steps in a row, with the kernels alone profiled. Empty on a CPU."""
     busy_ms: Sequence[float] = ()
     """Milliseconds of each of these steps in which the GPU ran any kernel."""
+    compute_ms: Sequence[float] = ()
+    """Milliseconds of each of them in which it ran any kernel but collectives."""
     wire: Sequence[WireTime] = ()
     """What travelled between the ranks in the profiled step. Empty on one GPU and on a CPU."""
     rest: Sequence[KernelTime] = ()

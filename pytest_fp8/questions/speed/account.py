@@ -42,6 +42,8 @@ class GpuStep:
     """Of several steps in a row, with kernels alone profiled."""
     busy_ms: Sequence[float] = ()
     """Of these steps: time in which the GPU ran any kernel."""
+    compute_ms: Sequence[float] = ()
+    """Of these steps: time in which it ran any kernel but collectives."""
     wire: ArmWire = field(default_factory=ArmWire)
     rest: Sequence[KernelTime] = ()
     waits: Mapping[str, int] = field(default_factory=dict)
@@ -57,6 +59,21 @@ class GpuStep:
         profiled = [max(0.0, a - b) for a, b in zip(self.step_ms, self.busy_ms, strict=True)]
         return min([max(0.0, step - busy), *([median(profiled)] if profiled else [])])
 
+    def computes(self, busy: float) -> float:
+        """Milliseconds in which other kernels than collectives run, of a timed step that is busy for so many.
+
+        On one GPU all of it. A collective also runs while it waits for another rank, and ranks wait most in the one
+        step whose operators are profiled: what nothing hides of it is no measure of a timed step.
+        """
+        if not self.wire.rows:
+            return busy
+        return min(busy, median(self.compute_ms) if self.compute_ms else self.profiled)
+
+    @property
+    def profiled(self) -> float:
+        """The same of the step whose operators were profiled."""
+        return self.milliseconds["busy"] - self.wire.exposed
+
 
 def gpu_step(evidence: LayersEvidence) -> GpuStep:
     """The profiled step in what an arm said of its layers."""
@@ -67,6 +84,7 @@ def gpu_step(evidence: LayersEvidence) -> GpuStep:
         roles=role_times(products, evidence.calls, evidence.recompute),
         step_ms=evidence.step_ms,
         busy_ms=evidence.busy_ms,
+        compute_ms=evidence.compute_ms,
         wire=ArmWire(evidence.wire, evidence.exposed_ms),
         rest=evidence.rest,
         waits=evidence.waits,
@@ -82,13 +100,15 @@ class ArmAccount:
     idle: float
     classes: Mapping[str, float]
     """Busy time by class: ``fp8 products``, ``other products``, ``attention``, ``optimizer``, ``communication``,
-    ``rest``. The shares are those of the profiled step."""
+    ``rest``. The shares are those of the profiled step, but for what nothing hides of collectives."""
     roles: Mapping[str, float]
     """The products' part by role and type."""
     waits: Mapping[str, int]
     slow_step: float
     """The step of the slower blocks: three in four are not slower."""
     wire: ArmWire
+    scale: float = 1.0
+    """Timed over profiled time of kernels that are no collectives."""
     rest: Sequence[KernelTime] = ()
     """The longest kernels of the class ``rest``."""
 
@@ -211,12 +231,11 @@ def account_of(bf16: GpuStep, fp8: GpuStep, bf16_ms: Sequence[float], fp8_ms: Se
     if not bf16.milliseconds.get("busy") or not fp8.milliseconds.get("busy"):
         return None
     slow, fast = _arm(bf16, bf16_ms), _arm(fp8, fp8_ms)
-    per_slow, per_fast = slow.busy / bf16.milliseconds["busy"], fast.busy / fp8.milliseconds["busy"]
     before, after = covered_by_fp8(bf16.products, fp8.products)
     flops = [sum(product.flops for product in arm.products) for arm in (bf16, fp8)]
     lost = max(0.0, 1 - flops[1] / flops[0]) if flops[0] else 0.0
     products = sum(slow.classes.get(name, 0.0) for name in ("fp8 products", "other products"))
-    covered, in_fp8 = before * per_slow, after * per_fast
+    covered, in_fp8 = before * slow.scale, after * fast.scale
     uncovered = max(0.0, products - covered)
     grown = fast.classes.get("rest", 0.0) - slow.classes.get("rest", 0.0)
     missing = uncovered - fast.classes.get("other products", 0.0)
@@ -249,11 +268,16 @@ def hidden_gain(missing: float, grown: float) -> float:
 def _arm(step: GpuStep, blocks: Sequence[float]) -> ArmAccount:
     timed, slow = median(blocks), sorted(blocks)[3 * len(blocks) // 4]
     idle = step.idle(timed)
-    scale = (timed - idle) / step.milliseconds["busy"]
+    busy = timed - idle
+    computes = step.computes(busy)
+    scale = computes / step.profiled
     classes = {name: value * scale for name, value in step.milliseconds.items() if name != "busy"}
+    wire = step.wire.scaled(scale, exposed=busy - computes)
+    if wire.rows:
+        classes["communication"] = wire.milliseconds
     roles = {name: value * scale for name, value in step.roles.items()}
     rest = [replace(kernel, milliseconds=kernel.milliseconds * scale) for kernel in step.rest]
-    return ArmAccount(timed, timed - idle, idle, classes, roles, step.waits, slow, step.wire.scaled(scale), rest)
+    return ArmAccount(timed, busy, idle, classes, roles, step.waits, slow, wire, scale, rest)
 
 
 def _ratio(before: float, after: float) -> float:

@@ -16,9 +16,11 @@ class ArmWire:
     exposed: float = 0.0
     """Milliseconds in which collectives ran and no other kernel did."""
 
-    def scaled(self, factor: float) -> ArmWire:
-        rows = [replace(row, milliseconds=row.milliseconds * factor) for row in self.rows]
-        return ArmWire(rows, self.exposed * factor)
+    def scaled(self, factor: float, exposed: float) -> ArmWire:
+        """The same with so much of it not hidden, and what is hidden scaled."""
+        hidden = (self.milliseconds - self.exposed) * factor
+        each = (hidden + exposed) / self.milliseconds if self.milliseconds else factor
+        return ArmWire([replace(row, milliseconds=row.milliseconds * each) for row in self.rows], exposed)
 
     @property
     def milliseconds(self) -> float:
