@@ -77,13 +77,7 @@ PARALLEL = [
     Case("8b16", "torchao", "rowwise", **SHARDED),
     Case("8b16", "accelerate_torchao", "tensorwise", **SHARDED),
     Case("8b16", "transformer_engine", "delayed", **SHARDED),
-    Case(
-        "8b16",
-        "transformer_engine",
-        "current",
-        slower_because="Transformer Engine's layers run uncompiled under FSDP2; not measured by this suite yet",
-        **SHARDED,
-    ),
+    Case("8b16", "transformer_engine", "current", **SHARDED),
     Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", resume=False),
     Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2", questions=TINY[0].questions),
     Case(

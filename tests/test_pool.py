@@ -304,6 +304,28 @@ def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool.close()
 
 
+def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypatch):
+    ranks = []
+
+    def ranked(count, backend, *more):
+        ranks.append(FakeProcess(backend, *more))
+        return ranks[-1]
+
+    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
+    pool = ArmPool(H200)
+    [two_gpus] = [PairArms(Case("1b", "torchao", "rowwise", gpus=2, parallel="ddp"), pool, None)]
+    one, other = pairs(pool, "1b", "tensorwise", "rowwise_with_gw_hp")
+    one.start(ahead(pool, [two_gpus]))
+    waiting = [process for process in spares(world) if process in ranks]
+    assert [process.backend for process in waiting] == ["torchao"]
+    assert {process.pid for process in waiting} <= pool.pids
+    other.start()
+    assert waiting[0].spec is None, "one process is asked for, and two ranks wait"
+    two_gpus.start()
+    assert waiting[0].spec.case == two_gpus.fp8.spec.case
+    pool.close()
+
+
 def test_no_process_waits_for_a_case_on_the_cpu(world):
     pool = ArmPool(None)
     pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)

@@ -27,7 +27,7 @@ def sharded(tmp_path):
 
 @pytest.mark.parametrize("inner", [["_local_tensor"], ["_local_tensor", "_spec"]], ids=["one part", "two parts"])
 def test_a_weight_of_which_each_rank_holds_another_part_has_no_digest(sharded, monkeypatch, inner):
-    """Versions of torch differ in what a DTensor says it is made of; ranks would differ in the digest of their parts."""
+    """torch versions differ in what a DTensor says it is made of. Ranks would differ in the digest of their parts."""
     monkeypatch.setattr(DTensor, "__tensor_flatten__", lambda self: (inner, None))
     seen = weights_of(sharded)
     assert seen["weight"].digest == ""

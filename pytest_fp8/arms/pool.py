@@ -259,7 +259,7 @@ class ArmPool:
                     known = self._facts.get(arm.key, {}).get("first_step", "")
                     process.start_build(replace(arm.spec, first_step=known))
             # Another interpreter's or checkout's arm has no spare.
-            self._spares.start([arm.spec for arm in self._soon if arm.environment is None], ArmProcess)
+            self._spares.start([arm.spec for arm in self._soon if arm.environment is None], self._new_process)
             for arm, process in started:
                 try:
                     with self.stopwatch.clock(arm.label, BUILD):
@@ -276,12 +276,12 @@ class ArmPool:
                     process.close()
 
     def _start(self, arm: Arm) -> AnyProcess:
-        backend = arm.spec.case.backend
-        fork = self.gpu is None and arm.spec.device == "cpu"
-        if arm.spec.case.gpus > 1:
-            return RankedProcess(arm.spec.case.gpus, backend, arm.environment, fork)
-        spare = self._spares.take(backend) if arm.environment is None else None
-        return spare or ArmProcess(backend, arm.environment, fork)
+        spare = self._spares.take(arm.spec) if arm.environment is None else None
+        return spare or self._new_process(arm.spec, arm.environment)
+
+    def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
+        how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
+        return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how)
 
     def tight(self, *arms: Arm, times: float = 1.0) -> bool:
         """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.

@@ -1,4 +1,4 @@
-"""Processes for arms on a GPU that were started ahead, so that their imports delay nothing later."""
+"""Processes for arms on GPUs that were started ahead, so that their imports delay nothing later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fp8.arms.process import ArmProcess
+    from pytest_fp8.arms.ranks import AnyProcess
     from pytest_fp8.arms.spec import ArmSpec
 
 MOST_SPARES = 2
@@ -14,25 +14,23 @@ MOST_SPARES = 2
 
 
 class Spares:
-    """Waiting processes, by the backend whose library they have imported."""
+    """Waiting processes, by the backend whose library they have imported and the number of their ranks."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, ArmProcess] = {}
+        self._waiting: dict[tuple[str, int], AnyProcess] = {}
 
     @property
     def pids(self) -> set[int]:
-        return {process.pid for process in self._waiting.values()}
+        return {pid for process in self._waiting.values() for pid in process.pids}
 
-    def start(self, soon: Iterable[ArmSpec], process: Callable[[str], ArmProcess]) -> None:
+    def start(self, soon: Iterable[ArmSpec], fresh: Callable[[ArmSpec], AnyProcess]) -> None:
         """Start processes for arms that may be built next."""
         for spec in soon:
-            backend = spec.case.backend
-            alone = spec.device == "cuda" and spec.case.gpus == 1
-            if alone and backend not in self._waiting and len(self._waiting) < MOST_SPARES:
-                self._waiting[backend] = process(backend)
+            if spec.device == "cuda" and _kind(spec) not in self._waiting and len(self._waiting) < MOST_SPARES:
+                self._waiting[_kind(spec)] = fresh(spec)
 
-    def take(self, backend: str) -> ArmProcess | None:
-        spare = self._waiting.pop(backend, None)
+    def take(self, spec: ArmSpec) -> AnyProcess | None:
+        spare = self._waiting.pop(_kind(spec), None)
         if spare is None or spare.alive:
             return spare
         spare.close()
@@ -42,3 +40,7 @@ class Spares:
         for spare in self._waiting.values():
             spare.close()
         self._waiting.clear()
+
+
+def _kind(spec: ArmSpec) -> tuple[str, int]:
+    return spec.case.backend, spec.case.gpus
