@@ -102,7 +102,7 @@ def test_the_session_says_it_before_the_first_test(pytester, monkeypatch):
     result.stdout.fnmatch_lines(["collected 2 items", "fp8: 1 case(s), 3 arm(s) to build, about * min; *"])
     result.stdout.no_fnmatch_line("*1. 8b-bf16*")
     verbose = pytester.runpytest("--fp8-gpu=h100", "--collect-only", "-v")
-    verbose.stdout.fnmatch_lines(["*1. 8b-bf16: build about 35 s, *", "*2. 8b-torchao-tensorwise: *"])
+    verbose.stdout.fnmatch_lines(["*1. 8b-bf16: build about * s, *", "*2. 8b-torchao-tensorwise: *"])
     assert not world.processes
 
 
