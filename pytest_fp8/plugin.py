@@ -175,7 +175,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if report.passed:
             report.fp8_verdict = verdict
         # JUnit writes them as the test's properties.
-        item.user_properties += properties(case.id, "FAIL" if report.failed else verdict, asked)
+        found = properties(case.id, "FAIL" if report.failed else verdict, asked)
+        item.user_properties += found
+        report.user_properties += found
+        html = item.config.getoption("htmlpath", None)
+        if html and item.config.pluginmanager.has_plugin("html"):
+            from pytest_fp8.report.html_extras import html_extras
+
+            settings = item.config.stash[SESSION].settings
+            report.extras = [
+                *getattr(report, "extras", []),
+                *html_extras(html, settings.report_dir, case.id, asked),
+            ]
         _headline_first(report, call)
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.report.annotations import OTHERS, commands
 from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.footnotes import footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -171,3 +173,6 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:
         reporter.write_line(problem, red=True)
+    failures = not reporter.config.pluginmanager.has_plugin(OTHERS)
+    for command in commands(reporter.stats, session.root, os.environ, bool(session.problems), failures):
+        reporter.write_line(command)
