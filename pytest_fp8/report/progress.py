@@ -83,12 +83,13 @@ class Progress:
         ended = threading.Event()
         # Only while this thread waits: nobody else writes then.
         teller = threading.Thread(target=self._tell_until, args=(ended,), daemon=True, name="fp8-progress")
-        teller.start()
         try:
+            teller.start()
             yield
         finally:
             ended.set()
-            teller.join()
+            if teller.is_alive():
+                teller.join()
             self._display.clear()
 
     def _tell_until(self, ended: threading.Event) -> None:
