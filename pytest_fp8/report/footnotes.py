@@ -50,6 +50,7 @@ def lines_of(notes: Sequence[str], width: int | None) -> list[str]:
 
 
 def folded(line: str, width: int | None) -> list[str]:
+    """The line in lines no longer than ``width``, the further ones indented; ``None``: in one."""
     # What to do next is often a command: whoever copies it needs it in one piece.
     if width is None or line.lstrip().startswith("next:"):
         return [line]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
 from pytest_fp8.report.durations import duration_lines
-from pytest_fp8.report.footnotes import footnotes, lines_of, numbers_of
+from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
@@ -158,9 +158,9 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(table)
     for line in lines_of(list(notes), width):
         reporter.write_line(line, yellow=True)
-    if time_spent(ledger):
-        reporter.write_line(f"time in arms: {time_spent(ledger)}")
-    for line in duration_lines(ledger.durations) if session.settings.durations else ():
+    spent = time_spent(ledger)
+    durations = duration_lines(ledger.durations) if session.settings.durations else ()
+    for line in [*(folded(f"time in arms: {spent}", width) if spent else ()), *durations]:
         reporter.write_line(line)
     for note in shift_lines(ledger):
         reporter.write_line(note, yellow=True)
