@@ -93,8 +93,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     asked = [(case, question_of(item), item.nodeid) for item in session.items if (case := case_of(item)) is not None]
     if asked:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
-        session.config.stash[SESSION].selected(asked, whole)
-        session.config.stash[SESSION].endings.take()
+        from pytest_fp8.report.progress import follow
+
+        mine = session.config.stash[SESSION]
+        mine.selected(asked, whole)
+        mine.endings.take()
+        mine.progress = follow(session.config, mine.ledger)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -102,6 +106,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     plan = session.plan() if session.upcoming and config.getoption("verbose") >= 0 else None
     if plan is None:
         return []
+    if session.progress is not None:
+        session.progress.plan = plan
     return [plan.line(), *(plan.table() if config.getoption("verbose") > 0 else [])]
 
 
@@ -123,6 +129,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason, failure = why_not(case, session.settings)
     if not reason:
         session.ledger.ran_on_gpu += case.needs_gpu
+        if session.progress is not None:
+            session.progress.test(case.id, question_of(item))
         return
     if case.needs_gpu:
         session.ledger.skipped(item.nodeid, reason)
@@ -167,7 +175,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if report.passed:
             report.fp8_verdict = verdict
         # JUnit writes them as the test's properties.
-        item.user_properties += properties(case.id, "FAIL" if report.failed else verdict, asked)
+        found = properties(case.id, "FAIL" if report.failed else verdict, asked)
+        item.user_properties += found
+        report.user_properties += found
+        html = item.config.getoption("htmlpath", None)
+        if html and item.config.pluginmanager.has_plugin("html"):
+            from pytest_fp8.report.html_extras import html_extras
+
+            settings = item.config.stash[SESSION].settings
+            report.extras = [
+                *getattr(report, "extras", []),
+                *html_extras(html, settings.report_dir, case.id, asked),
+            ]
         _headline_first(report, call)
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_fp8.compare.gate import BaseGate
     from pytest_fp8.compare.session import Comparison
     from pytest_fp8.pair import Fp8Pair
+    from pytest_fp8.report.progress import Progress
     from pytest_fp8.session_plan import SessionPlan
     from pytest_fp8.workload import Workload
 
@@ -45,6 +46,7 @@ class Session:
         """What a person should read at the end; no failure."""
         self.upcoming: list[Case] = []
         """The cases of the collected tests, in their order."""
+        self.progress: Progress | None = None
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
@@ -84,8 +86,7 @@ class Session:
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def plan(self) -> SessionPlan | None:
-        """What the collected tests will have built, and about how long they take; ``None`` where none runs on a GPU
-        here."""
+        """What the collected tests have built, and how long they take; ``None`` where none runs on a GPU here."""
         from pytest_fp8.gpu import detect
         from pytest_fp8.markers import why_not
         from pytest_fp8.session_plan import plan_session
@@ -114,8 +115,7 @@ class Session:
         shipped = workload.ship(test) if workload is not None else None
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
-        key = case.id, case.digest(model)
-        pair = self._pairs.get(key)
+        pair = self._pairs.get(key := (case.id, case.digest(model)))
         if pair is None:
             arms = PairArms(case, self.pool(), shipped, model)
             if workload is not None:
@@ -180,6 +180,7 @@ class Session:
             from pytest_fp8.gpu import detect
 
             self._pool = ArmPool(detect()[0])
+            self._pool.stopwatch.tell = self.progress.waiting if self.progress is not None else None
         return self._pool
 
     def has_something_to_say(self) -> bool:
@@ -285,9 +286,8 @@ class Session:
         """Later cases of this session with the same reference; none under xdist, where another worker may run them."""
         if self.is_worker:
             return []
-        reference = case.reference()
         position = next((index for index, c in enumerate(self.upcoming) if c == case), len(self.upcoming))
-        return [c for c in self.upcoming[position + 1 :] if c.reference() == reference and c.needs_gpu]
+        return [c for c in self.upcoming[position + 1 :] if c.reference() == case.reference() and c.needs_gpu]
 
     def _gpu_key(self) -> str:
         from pytest_fp8.gpu import detect

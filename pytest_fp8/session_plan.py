@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
@@ -29,6 +29,8 @@ class Build:
     """Seconds."""
     answers: float
     """Seconds."""
+    case: str
+    """The case that asks for it."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,20 @@ class SessionPlan:
     def seconds(self) -> float:
         return sum(each.build + each.answers for each in self.builds)
 
+    def left(self, unfinished: Collection[str], case: str, spent: float) -> float:
+        """Seconds until the end; 0 where this plan's are used up. ``unfinished``: the cases with tests to come.
+        ``spent``: seconds on ``case``, which runs."""
+        planned = dict.fromkeys(unfinished, 0.0)
+        for each in self.builds:
+            if each.case in planned:
+                planned[each.case] += each.build + each.answers
+        here = planned.pop(case, 0.0)
+        return max(0.0, here - spent) + sum(planned.values())
+
     def line(self) -> str:
         """The plan in one line."""
         arms = sum(len(each.arms) for each in self.builds)
-        said = f"fp8: {self.cases} case(s), {arms} arm(s) to build, about {_time(self.seconds)}"
+        said = f"fp8: {self.cases} case(s), {arms} arm(s) to build, about {in_words(self.seconds)}"
         if self.turns:
             said += f"; the arms of {', '.join(self.turns)} take turns: {self.memory / GIB:.0f} GiB do not hold both"
         if self.too_large:
@@ -116,8 +128,8 @@ def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int) -> list
     size = SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
     build, answers = (base + more * size for base, more in (BUILD, ANSWERS))
     share = answers * questions / len(QUESTIONS) / max(1, len(order))
-    return [Build(arms, build, share) for arms in order]
+    return [Build(arms, build, share, case.id) for arms in order]
 
 
-def _time(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,11 +1,39 @@
-"""What is said at the end of a run of decisions that neither passed nor failed."""
+"""The closing table, and the numbered notes below it: decisions that neither passed nor failed, and errors."""
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from helpers.evidence import CASE
-from pytest_fp8.report.ledger import Ledger
-from pytest_fp8.report.terminal import findings
+from pytest_fp8.report.footnotes import findings, footnotes, lines_of
+from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.terminal import summary
 from pytest_fp8.verdicts import Decision, Verdict
+
+SPEED = {"speedup": 1.155, "low": 1.128, "high": 1.182, "baseline": 1.149}
+NAMES = (
+    "1b-torchao-tensorwise",
+    "8b-te-delayed-lora16",
+    "micro-trainer.torchao-tensorwise-fp8_all_gather.False-emulated",
+)
+KNOWN = "accelerate 1.15.0: wraps weights into parameters that the optimizer never gets, and says nothing of it at all"
+
+
+@pytest.fixture
+def ledger():
+    """Three cases: of one the speed is invalid; of the others the loss fails as known, and an arm of one failed."""
+    ledger = Ledger()
+    loss = Decision("loss", Verdict.PASS, "", numbers={"gap": 0.0038, "margin": 0.02})
+    for name in NAMES:
+        ledger.note(name, "loss", loss)
+    disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
+    ledger.note(NAMES[1], "speedup", Decision("speedup", Verdict.INVALID, *disturbed, numbers=SPEED))
+    for name in (NAMES[0], NAMES[2]):
+        ledger.failed_as_expected(name, KNOWN)
+    ledger.error(NAMES[2], "the arm 'fp8' died")
+    return ledger
 
 
 def test_what_several_questions_share_is_said_once_with_their_names():
@@ -15,7 +43,48 @@ def test_what_several_questions_share_is_said_once_with_their_names():
         ledger.note(row, question, Decision(question, Verdict.INVALID, "the arms draw other random numbers"))
     ledger.note(row, "numerics", Decision("numerics", Verdict.INCONCLUSIVE, "too sensitive"))
     ledger.note(row, "memory", Decision("memory", Verdict.PASS, "0.9x"))
-    assert findings(ledger) == [
+    assert findings(ledger.entries[row]) == [
         f"{row} layers, loss: INVALID: the arms draw other random numbers",
         f"{row} numerics: INCONCLUSIVE: too sensitive",
     ]
+
+
+def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
+    notes = footnotes(ledger)
+    rows = summary(ledger, color=False, notes=notes).splitlines()[3:]
+    assert [re.split(" {2,}", row.strip())[0] for row in rows] == [
+        f"{NAMES[0]} [1]",
+        f"{NAMES[1]} [2]",
+        f"{NAMES[2]} [1] [3]",
+    ]
+    below = lines_of(list(notes), width=None)
+    assert [line for line in below if line.startswith("[")] == [
+        f"[1] fails as known: {KNOWN}",
+        f"[2] {NAMES[1]} speedup: INVALID: disturbed by another process",
+        "[3] the arm 'fp8' died",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_table_and_notes_fit_a_terminal_and_lose_nothing(ledger, width):
+    notes = footnotes(ledger)
+    wide, narrow = (summary(ledger, color=False, width=each, notes=notes) for each in (None, width))
+    below = lines_of(list(notes), width)
+    too_wide = [line for line in [*narrow.splitlines(), *below] if len(line) > width]
+    assert [line.split()[0] for line in too_wide] == ["next:"], "a command stays in one piece"
+    assert max(map(len, wide.splitlines())) > 120
+    assert " ".join(" ".join(below).split()) == " ".join(" ".join(lines_of(list(notes), None)).split())
+    rows = narrow.splitlines()[3:]
+    folded = "".join(row[:40].split("  ")[0].strip() for row in rows)
+    assert folded.replace(" ", "") == "".join(
+        name + marks for name, marks in zip(NAMES, ("[1]", "[2]", "[1][3]"), strict=True)
+    )
+    for figure in ("1.155x", "+-0.027", "invalid", "+0.0038", "(<0.020)", "1.149x"):
+        assert any(figure in row for row in rows)
+    assert "memory" in wide
+    assert "memory" not in narrow, "a column in which no case has anything"
+
+
+def test_what_fits_is_not_folded():
+    ledger = Ledger({"tiny": Entry("tiny")})
+    assert summary(ledger, color=False, width=150) == summary(ledger, color=False)

@@ -85,6 +85,16 @@ def test_models_of_ones_own_have_the_least_that_any_takes():
     assert plan.seconds == pytest.approx(2 * BUILD[0] + ANSWERS[0] / 6)
 
 
+def test_the_plan_says_what_is_left_of_it():
+    plan = plan_session(cases("8b")[:2], H100)
+    both = [FIRST, SECOND]
+    assert plan.left(both, FIRST, 0.0) == pytest.approx(plan.seconds)
+    assert plan.left(both, FIRST, 10.0) == pytest.approx(plan.seconds - 10)
+    of_the_second = plan.left(both[1:], SECOND, 0.0)
+    assert plan.left(both, FIRST, 1e6) == pytest.approx(of_the_second), "the first takes longer than planned"
+    assert plan.left(both[1:], SECOND, 1e6) == 0.0
+
+
 SUITE = """
     import pytest
     from pytest_fp8 import Case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ class Stopwatch:
     """(arm, operation) -> seconds that were waited for it. Arms that are built at the same time share their wait."""
     builds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """Arm -> seconds of each phase of each of its builds, as its process told them."""
+    tell: Callable[[str, str], contextlib.AbstractContextManager[None]] | None = None
+    """Tells a person what is waited for, (arm, operation), while its block runs."""
     _began: float | None = None
 
     @contextlib.contextmanager
@@ -28,7 +30,8 @@ class Stopwatch:
         if self._began is None:
             self._began = start
         try:
-            yield
+            with self.tell(arm, what) if self.tell is not None else contextlib.nullcontext():
+                yield
         finally:
             key = arm, what
             self.waited[key] = self.waited.get(key, 0.0) + time.monotonic() - start

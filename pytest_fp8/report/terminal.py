@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.report.annotations import OTHERS, commands
 from pytest_fp8.report.durations import duration_lines
+from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
-from pytest_fp8.rules.undecided import NO_BASELINE
 
 if TYPE_CHECKING:
     import pytest
@@ -46,31 +50,26 @@ _COLUMNS = (
     "switch\nback",
 )
 WIDTH = 400
-"""The table's largest width in columns of text. It is as wide as its longest row and not folded to the terminal, which
-wraps lines better than rich does; a log has no width."""
+"""The table's largest width in a log, in columns of text."""
 TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
 
 
-def summary(ledger: Ledger, color: bool) -> str:
-    """The table of cases, drawn by rich; empty where no case was asked anything."""
+def summary(
+    ledger: Ledger, color: bool, width: int | None = None, notes: Mapping[str, list[str]] = MappingProxyType({})
+) -> str:
+    """The table of cases, drawn by rich; empty where no case was asked anything. ``width``: of the terminal; ``None``:
+    a log, in which each case has one line. ``notes``: see :func:`footnotes`."""
     if not ledger.entries:
         return ""
     from rich.console import Console
 
-    from pytest_fp8.report.tables import lines_of, new_table
+    from pytest_fp8.report import tables
 
-    table = new_table()
-    table.add_column("case", no_wrap=True)
-    for column in _COLUMNS[:-1]:
-        table.add_column(column, no_wrap=True)
-    # The last column also holds an arm's error, which is a sentence.
-    table.add_column(_COLUMNS[-1], overflow="fold", max_width=60)
-    for entry in ledger.entries.values():
-        table.add_row(entry.case, *row(entry))
+    rows = [[_escape(entry.case + numbers_of(notes, entry.case)), *row(entry)] for entry in ledger.entries.values()]
     # On a file of its own: rich would look at the width of the real one.
     console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
-    return "\n".join(lines_of(table, console))
+    return "\n".join(tables.lines_of(tables.fitted(("case", *_COLUMNS), rows, width or WIDTH), console))
 
 
 def row(entry: Entry) -> list[str]:
@@ -81,7 +80,7 @@ def row(entry: Entry) -> list[str]:
     speed = decisions.get("speedup") or decisions.get("faster")
     checkpoints = decisions.get("checkpoints")
     carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
-    cells = [
+    return [
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
         _cell(numerics, _gradients),
@@ -91,11 +90,6 @@ def row(entry: Entry) -> list[str]:
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
-    if entry.expected and not carried:
-        cells[-1] = f"[yellow]fails as known: {_escape(entry.expected[0])}[/yellow]"
-    elif entry.errors:
-        cells[-1] = f"[red]{_escape(entry.errors[0])}[/red]"
-    return cells
 
 
 def _gradients(numbers: Mapping[str, Any]) -> str:
@@ -129,19 +123,6 @@ def _escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def findings(ledger: Ledger) -> list[str]:
-    """The messages of decisions that are not plain PASS and did not fail: their tests pass, and a person should read
-    them. One that several questions share is said once. What lacks a baseline is said once for all, elsewhere."""
-    lines = []
-    for entry in ledger.entries.values():
-        shared: dict[str, list[str]] = {}
-        for question, decision in entry.decisions.items():
-            if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
-                shared.setdefault(decision["message"], []).append(question)
-        lines += [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
-    return lines
-
-
 def did_not_run(ledger: Ledger) -> list[str]:
     """One line per reason: how many tests, and the first few of them."""
     lines = []
@@ -166,19 +147,22 @@ def _short(path: str, root: Path) -> str:
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     """Everything that pytest-fp8 says at the end of a run."""
     ledger = session.ledger
-    table = summary(ledger, reporter.hasmarkup)
+    width = shutil.get_terminal_size().columns if reporter.isatty else None
+    notes = footnotes(ledger)
+    table = summary(ledger, reporter.hasmarkup, width, notes)
     missing = did_not_run(ledger) if session.settings.declared else []
-    notes = findings(ledger)
     if not (table or missing or notes or session.has_something_to_say()):
         return
     reporter.section("FP8", sep="=")
     if table:
         reporter.write_line(table)
-    if time_spent(ledger):
-        reporter.write_line(f"time in arms: {time_spent(ledger)}")
-    for line in duration_lines(ledger.durations) if session.settings.durations else ():
+    for line in lines_of(list(notes), width):
+        reporter.write_line(line, yellow=True)
+    spent = time_spent(ledger)
+    durations = duration_lines(ledger.durations) if session.settings.durations else ()
+    for line in [*(folded(f"time in arms: {spent}", width) if spent else ()), *durations]:
         reporter.write_line(line)
-    for note in notes + shift_lines(ledger):
+    for note in shift_lines(ledger):
         reporter.write_line(note, yellow=True)
     for revision in session.revisions:
         for line in revision_lines(revision):
@@ -189,3 +173,6 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:
         reporter.write_line(problem, red=True)
+    failures = not reporter.config.pluginmanager.has_plugin(OTHERS)
+    for command in commands(reporter.stats, session.root, os.environ, bool(session.problems), failures):
+        reporter.write_line(command)

@@ -1,0 +1,57 @@
+"""Annotations of a pull request on GitHub: what failed and what has no answer, at the lines of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LONGEST = 4000
+"""Characters of one message."""
+UNANSWERED = {"error": ("invalid", "inconclusive", "not exercised"), "warning": ("invalid", "inconclusive")}
+"""Tests that passed without an answer, by kind. Where they fail nothing, one that needs a baseline is no news."""
+OTHERS = "pytest_github_actions_annotate_failures"
+"""The plugin that annotates every failed test."""
+
+
+def commands(
+    stats: Mapping[str, Sequence[Any]], root: Path, environment: Mapping[str, str], problems: bool, failures: bool
+) -> list[str]:
+    """A workflow command for each FP8 test that failed, unless these ``failures`` are left to others, and for each that
+    has no answer: an error where the session has ``problems``, else a warning. Empty outside of GitHub's runners.
+
+    ``stats``: the reports of pytest's terminal reporter by kind.
+    """
+    if environment.get("GITHUB_ACTIONS") != "true":
+        return []
+    # GitHub wants paths from the top of the checkout, pytest has them from its own root.
+    top = Path(environment.get("GITHUB_WORKSPACE") or root)
+    failed = [report for kind in ("failed", "error") for report in stats.get(kind, ()) if "fp8" in report.keywords]
+    level = "error" if problems else "warning"
+    undecided = [report for kind in UNANSWERED[level] for report in stats.get(kind, ())]
+    return [
+        *(_command("error", report, root, top) for report in failed if failures),
+        *(_command(level, report, root, top) for report in undecided),
+    ]
+
+
+def _command(level: str, report: Any, root: Path, top: Path) -> str:
+    said = dict(report.user_properties)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    file, line, _ = report.location
+    path, line = root / file, (line or 0) + 1
+    if crash is not None and Path(crash.path) == path:
+        line = crash.lineno
+    if path.is_relative_to(top):
+        path = path.relative_to(top)
+    title = f"{said.get('fp8_case', report.nodeid.rpartition('::')[2])}: {said.get('fp8_verdict', 'FAIL')}"
+    message = crash.message if crash is not None else report.longreprtext or str(said.get("fp8_headline", ""))
+    return f"::{level} file={_field(str(path))},line={line},title={_field(title)}::{_data(message[:LONGEST])}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _field(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

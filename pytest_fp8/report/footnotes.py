@@ -1,0 +1,60 @@
+"""What a person should read about rows of the closing table: numbered notes below it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.rules.undecided import NO_BASELINE
+
+LABEL = re.compile(r" *[a-z]+: +")
+"""How each line of a message after its headline begins."""
+
+
+def footnotes(ledger: Ledger) -> dict[str, list[str]]:
+    """Text of each note -> the rows that it is about, in the order of the table: why a case fails as known, errors of
+    its arms, and decisions that a person should read although their tests pass."""
+    notes: dict[str, list[str]] = {}
+    for entry in ledger.entries.values():
+        known = [f"fails as known: {reason}" for reason in entry.expected]
+        for text in [*known, *entry.errors, *findings(entry)]:
+            notes.setdefault(text, []).append(entry.case)
+    return notes
+
+
+def findings(entry: Entry) -> list[str]:
+    """The messages of decisions that are not plain PASS and did not fail. One that several questions share is said
+    once. What lacks a baseline is said once for all cases, elsewhere."""
+    shared: dict[str, list[str]] = {}
+    for question, decision in entry.decisions.items():
+        if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
+            shared.setdefault(decision["message"], []).append(question)
+    return [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
+
+
+def numbers_of(notes: Mapping[str, list[str]], case: str) -> str:
+    """What stands behind the name of a case in the table: `` [1] [3]``."""
+    return "".join(f" [{number}]" for number, cases in enumerate(notes.values(), 1) if case in cases)
+
+
+def lines_of(notes: Sequence[str], width: int | None) -> list[str]:
+    """The notes with their numbers, in lines no longer than ``width``; ``None``: as long as they are."""
+    return [
+        line
+        for number, text in enumerate(notes, 1)
+        for part in f"[{number}] {text}".splitlines()
+        for line in folded(part, width)
+    ]
+
+
+def folded(line: str, width: int | None) -> list[str]:
+    """The line in lines no longer than ``width``, the further ones indented; ``None``: in one."""
+    # What to do next is often a command: whoever copies it needs it in one piece.
+    if width is None or line.lstrip().startswith("next:"):
+        return [line]
+    label = LABEL.match(line)
+    indent = " " * (label.end() if label else len(line) - len(line.lstrip()) or 4)
+    wrap = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrap.wrap(line) or [line]

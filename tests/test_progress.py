@@ -1,0 +1,168 @@
+"""What a session tells while it waits for arms: a live line on a terminal, plain lines in a log, nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8.report.progress import LogLines
+
+pytestmark = pytest.mark.slow
+
+SLOW_ARMS = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    import pytest
+    from helpers.fakes import H200, FakeProcess, install
+    from pytest_fp8.report import progress
+
+    install(pytest.MonkeyPatch(), H200)
+    receive = FakeProcess.receive
+    FakeProcess.receive = lambda self, timeout=0: time.sleep({build}) or receive(self, timeout)
+    progress.LASTS_SECONDS = progress.APART_SECONDS = {lasts}
+"""
+SUITE = """
+    import pytest
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_other(number):
+        print("printed")
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers")
+    def test_layers(fp8_pair):
+        print("printed")
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="memory")
+    def test_memory(fp8_pair):
+        {ends}
+"""
+DRAWN = re.compile(rb"\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[2K(.*?)\x1b8")
+"""The line below is emptied and written; the cursor comes back."""
+CLEARED = b"\x1b7\x1b[B\r\x1b[2K\x1b8"
+STYLE = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def run(pytester):
+    """``run(*args)``: the bytes that pytest writes to a terminal, or with ``terminal=False`` to a pipe."""
+
+    def run(*args, columns=100, terminal=True, ends="pass", build=0.6, lasts=0.3, **env):
+        tests = str(Path(__file__).parent)
+        pytester.makeconftest(SLOW_ARMS.format(tests=tests, build=build, lasts=lasts))
+        pytester.makepyfile(test_suite=SUITE.format(ends=ends))
+        theirs, ours = pty.openpty() if terminal else os.pipe()
+        if not terminal:
+            theirs, ours = ours, theirs
+        else:
+            termios.tcsetwinsize(ours, (24, columns))
+        mine, given = (theirs, ours) if terminal else (ours, theirs)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+        env = {**os.environ, "TERM": "xterm", **env}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=given, stderr=given, env=env)
+        os.close(given)
+        written = b""
+        try:
+            while part := os.read(mine, 65536):
+                written += part
+        except OSError:
+            """How the end of a pseudo-terminal is told."""
+        os.close(mine)
+        process.wait(timeout=60)
+        return STYLE.sub(b"", written).replace(b"\r\n", b"\n")
+
+    return run
+
+
+def own_output(written):
+    """What pytest wrote itself. The live line must be gone wherever it did."""
+    marked = DRAWN.sub(b"\x01", written).replace(CLEARED, b"\x02")
+    assert not re.search(rb"\x01[^\x01\x02]", marked), "written while the live line was there"
+    return re.sub(rb"[\x01\x02]", b"", marked).decode()
+
+
+def test_a_live_line_says_case_question_work_and_times_and_is_gone_before_each_result(run):
+    written = run("-v")
+    [line, *_] = lines = [line.decode() for line in DRAWN.findall(written)]
+    assert re.fullmatch(r"fp8: tiny-torchao-rowwise layers: build of tiny-bf16, 0 s; 0:00, about \d+ s left", line), (
+        line
+    )
+    assert any("build of the FP8 arm" in each for each in lines)
+    own = own_output(written)
+    for test in ("test_layers[tiny-torchao-rowwise]", "test_memory[tiny-torchao-rowwise]", "test_other[1]"):
+        assert re.search(rf"^test_suite\.py::{re.escape(test)} PASSED +\[ *\d+%\]$", own, re.M), own
+    assert "printed" not in own
+
+
+def test_dots_stay_on_their_line_and_a_narrow_terminal_cuts_the_live_one(run):
+    written = run(columns=50)
+    assert DRAWN.search(written)[1].decode() == "fp8: tiny-torchao-rowwise layers: build of tiny-…"
+    own = own_output(written)
+    assert re.search(r"^test_suite\.py \.\.\.\. *\[100%\]$", own, re.M), own
+
+
+def test_without_capture_it_is_there_too(run):
+    written = run("-s")
+    assert DRAWN.search(written)
+    assert re.search(r"^test_suite\.py printed\n\.printed\n\.printed\n\.\.$", own_output(written), re.M)
+
+
+@pytest.mark.parametrize("ends", ["raise KeyboardInterrupt", "fp8_pair.fp8.request('blocks_of_nothing')"])
+def test_the_line_is_gone_where_a_test_ends_badly(run, ends):
+    own = own_output(run("-v", ends=ends))
+    assert "KeyboardInterrupt" in own or "1 failed, 3 passed" in own
+
+
+@pytest.mark.parametrize("args", [("-q",), ("-p", "no:terminal"), ("-n1",)])
+def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(run, args):
+    if args == ("-n1",):
+        pytest.importorskip("xdist")
+    assert b"build of" not in run(*args)
+
+
+@pytest.mark.parametrize("args", [(), ("-v",)])
+def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
+    own = run(*args, terminal=False).decode()
+    told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
+    assert all(
+        re.fullmatch(r"fp8: \S+ layers: (build|ledger) of .*, \d s; 0:0\d, about \d+ s left", line) for line in told
+    )
+    assert 2 <= len(told) <= 5, own
+    assert "\x1b" not in own
+    if args:
+        assert re.search(r"^test_suite\.py::test_layers\[tiny-torchao-rowwise\] PASSED +\[ *\d+%\]$", own, re.M), own
+    else:
+        assert sum(line.count(".") for line in re.findall(r"^(?:test_suite\.py )?(\.+)(?: |$)", own, re.M)) == 4
+
+
+def test_a_terminal_that_obeys_nothing_and_one_of_a_ci_job_have_lines(run):
+    for env in ({"TERM": "dumb"}, {"CI": "true"}):
+        written = run("--fp8-undecided=warn", **env)
+        assert b"\x1b" not in written
+        assert b"\nfp8: tiny-torchao-rowwise layers: build of tiny-bf16" in written
+
+
+def test_what_is_shorter_than_a_blink_shows_nothing(run):
+    assert not DRAWN.search(run(build=0.01))
+
+
+def test_a_log_has_a_line_for_what_lasts_and_one_a_minute_at_least():
+    read, write = os.pipe()
+    log = LogLines(write, "utf-8", type("Reporter", (), {"currentfspath": None}))
+    parts = ("1b-torchao-rowwise loss", "curve of 1b-bf16, 6 s", "0:06 in all")
+    log.tell(parts)
+    told = log.due(0.0, told=False) - 10
+    assert os.read(read, 100) == b"fp8: 1b-torchao-rowwise loss: curve of 1b-bf16, 6 s; 0:06 in all\n"
+    assert log.due(told, told=True) == told + 60, "nothing new"
+    assert log.due(told + 20, told=False) == told + 25, "something new that lasts"
+    assert log.due(told + 1, told=False) == told + 10, "not more than a handful a minute"
+    assert log.due(told + 59, told=False) == told + 60, "many short ones after each other"
+    for end in (read, write):
+        os.close(end)
