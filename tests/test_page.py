@@ -75,6 +75,13 @@ def test_every_picture_has_its_numbers(tmp_path):
     assert "model.layers.0.mlp\tfp8\t28.5\t28.6" in text
 
 
+def test_the_kernels_that_casts_take_are_named_below_the_waterfall(tmp_path):
+    text = page(tmp_path, report_of(entry_of()))
+    assert "abs_max&lt;BFloat16&gt; grew most, by 9.5 ms" in text
+    assert "longer than in BF16\tabs_max&lt;BFloat16&gt;\t9.5" in text
+    assert "\trelu\t" not in text, "an entry without its time"
+
+
 def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
     entry = entry_of()
     assert "baseline 1.120x" in page(tmp_path, report_of(entry))

@@ -153,8 +153,18 @@ def waterfall(entry: Mapping[str, Any], key: str) -> Picture | None:
         for part in ("classes", "roles")
         for name, value in numbers(account, arm, part).items()
     ]
-    rows = [[name.replace("\n", " "), "", size] for name, _, size, _ in bars] + roles
+    grown = [["longer than in BF16", name, value] for name, value in _grown(account)]
+    if grown:
+        reads += f" Of the casts and other kernels {grown[0][1]} grew most, by {grown[0][2]:.1f} ms."
+    rows = [[name.replace("\n", " "), "", size] for name, _, size, _ in bars] + roles + grown
     return Picture(title, reads, drawn.svg, columns(("what", "part", "ms"), rows))
+
+
+def _grown(account: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Kernels that take longer in the FP8 arm, and by how many milliseconds. A report may be any JSON."""
+    found = account.get("grown")
+    kernels = [(each, number(each, "milliseconds")) for each in found] if isinstance(found, list) else []
+    return [(str(each.get("name")), longer) for each, longer in kernels if longer is not None]
 
 
 def memory(entry: Mapping[str, Any], key: str) -> Picture | None:
