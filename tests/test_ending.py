@@ -38,7 +38,7 @@ SUITE = """
 
 @pytest.fixture
 def temporary():
-    """Short: the fork server's socket lies in it, and the name of a socket has at most 107 bytes."""
+    """Short: where a socket's name has no room, arms start more slowly."""
     with tempfile.TemporaryDirectory() as folder:
         yield folder
 
@@ -75,7 +75,7 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert number is signal.SIGINT or f"Ended: {number.name}" in out
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
-    assert not [name for name in os.listdir(temporary) if name.startswith("fp8-")]
+    assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
@@ -85,3 +85,7 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     session.communicate(timeout=60)
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
+    assert len(os.listdir(temporary)) == 1
+    next_start = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
+    subprocess.run([sys.executable, "-c", next_start], env={**os.environ, "TMPDIR": temporary}, check=True)
+    assert os.listdir(temporary) == []
