@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from helpers.arms import all_end
+from helpers.arms import running as is_running
 from pytest_fp8.arms import scratch
 
 MAKE = "from pytest_fp8.arms.scratch import new_folder; made = new_folder('arm-'); (made / 'log').touch(); "
@@ -50,6 +52,15 @@ def test_the_next_start_removes_what_a_killed_process_left_and_no_living_ones(ba
     assert os.path.exists(next((base / left).iterdir()) / "log")
     running.communicate("\n")
     assert os.listdir(base) == []
+
+
+def test_the_next_start_ends_what_an_arm_of_a_killed_process_left_running(base):
+    start = "import os, subprocess; env = {**os.environ, 'TMPDIR': str(made)}; "
+    start += "print(subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=2).pid, flush=True); "
+    pid = int(run(base, MAKE + start + "os.kill(os.getpid(), 9)").stdout)
+    assert is_running(pid)
+    run(base, MAKE)
+    assert all_end(pid)
 
 
 def test_only_real_folders_of_such_a_name_are_swept(base, tmp_path_factory):

@@ -385,11 +385,6 @@ def no_temporary_folder() -> None:
     os._exit(1)
 
 
-@entry("deletes the whole session's temporary folder", ANSWERS)
-def no_session_folder() -> None:
-    shutil.rmtree(os.path.dirname(os.environ["TMPDIR"]))
-
-
 @entry("fills its temporary folder with folders of mode 000", ANSWERS)
 def closed_folder() -> None:
     made = os.path.join(os.environ["TMPDIR"], "closed", "inner")
@@ -415,3 +410,9 @@ def non_blocking() -> None:
 def shut_down() -> None:
     for descriptor in sockets():
         socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_RDWR)
+
+
+# The last one: arms start more slowly afterwards, as the fork server's socket is gone.
+@entry("deletes the whole session's temporary folder", ANSWERS)
+def no_session_folder() -> None:
+    shutil.rmtree(os.path.dirname(os.environ["TMPDIR"]))
