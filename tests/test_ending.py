@@ -13,6 +13,7 @@ import time
 import pytest
 
 from helpers.arms import all_end
+from pytest_fp8.ending import Endings
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +90,16 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     next_start = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
     subprocess.run([sys.executable, "-c", next_start], env={**os.environ, "TMPDIR": temporary}, check=True)
     assert os.listdir(temporary) == []
+
+
+def test_nothing_keeps_a_session_that_ends_from_writing_what_it_knows():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    endings = Endings()
+    endings.take()
+    try:
+        endings.ignore()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        endings.give_back()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -56,7 +56,8 @@ def test_the_next_start_removes_what_a_killed_process_left_and_no_living_ones(ba
 
 def test_the_next_start_ends_what_an_arm_of_a_killed_process_left_running(base):
     start = "import os, subprocess; env = {**os.environ, 'TMPDIR': str(made)}; "
-    start += "print(subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=2).pid, flush=True); "
+    start += "null = dict.fromkeys(('stdout', 'stderr'), subprocess.DEVNULL); "
+    start += "print(subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, **null).pid, flush=True); "
     pid = int(run(base, MAKE + start + "os.kill(os.getpid(), 9)").stdout)
     assert is_running(pid)
     run(base, MAKE)
