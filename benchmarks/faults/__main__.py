@@ -36,7 +36,7 @@ def _catalogue(asked: argparse.Namespace) -> int:
     from benchmarks.faults.catalogue import try_one
     from benchmarks.faults.misbehaviours import CATALOGUE
 
-    chosen = [wrong for wrong in CATALOGUE if asked.only in wrong.what]
+    chosen = [wrong for wrong in CATALOGUE if asked.only in wrong.what and not (asked.interpreter and wrong.forks_only)]
     print(f"{'what the arm does':52} {'ended':10} {'s':>5} {'MB':>5}  what is wrong")
     faults = 0
     for wrong in chosen:

@@ -39,6 +39,8 @@ class Misbehaviour:
     """What the error's message must hold: the cause."""
     later: str = ""
     """How the next request ends, where that is another error."""
+    forks_only: bool = False
+    """Whether it is about arms that are forks: the parent of another one is pytest itself."""
     leaves: bool = False
     """Whether the function gives the pid of a process, which must end with the arm."""
 
@@ -124,7 +126,13 @@ for _each in (signal.SIGTERM, signal.SIGBUS, signal.SIGFPE, signal.SIGHUP, signa
 simply("becomes the program true", DIES, "exited with 0", lambda: os.execvp("true", ["true"]))
 simply("becomes the program sleep", DIES, "closed its connection", lambda: os.execvp("sleep", ["sleep", "60"]))
 simply("closes every file descriptor", DIES, "exited with 1", lambda: os.closerange(3, 4096))
-simply("kills its parent", DIES, "", lambda: (os.kill(os.getppid(), 9), time.sleep(60)))
+simply(
+    "kills the process that it was forked from",
+    DIES,
+    "forked from was killed",
+    lambda: (os.kill(os.getppid(), 9), time.sleep(60)),
+    forks_only=True,
+)
 
 
 @entry("segfault with faulthandler switched off", DIES, "SIGSEGV")

@@ -39,6 +39,8 @@ def test_other_layers(fp8_pair):
 """
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 VICTIMS = ("pytest", "controller", "worker", "arm")
+ARMS_SECONDS = 8.0
+"""About how long arms work in a session."""
 END_SECONDS = 60.0
 """After the signal."""
 ORPHAN_SECONDS = 2.0
@@ -54,7 +56,10 @@ class Sent:
 
     victim: str
     number: signal.Signals
-    at: float
+    delay: float
+    """Seconds after the session's start, or after its first arm's."""
+    after_arm: bool
+    at: float = 0.0
     """Seconds after the session's start."""
     passed: int = 0
     """Tests that had passed before."""
@@ -75,6 +80,9 @@ class Trial:
 
 def campaign(signals: int, seed: int) -> int:
     """Print a line for each session and a table of the signals; gives the number of faults."""
+    for number in SIGNALS[:-1]:
+        # A shell ignores some of them for what it starts in the background, and what it starts inherits that.
+        signal.signal(number, signal.SIG_DFL)
     draw = random.Random(seed)
     counts: Counter[tuple[str, str]] = Counter()
     faults = 0
@@ -104,28 +112,35 @@ def campaign(signals: int, seed: int) -> int:
 
 
 def _drawn(draw: random.Random, workers: bool, whole: float) -> list[Sent]:
-    """Two to arms, one to a worker where there are some, and the last one to pytest, at random times."""
-    last = draw.uniform(0.1, 1.1) * whole
-    who = ["arm", "arm", *(["worker"] if workers else [])]
-    earlier = [Sent(victim, draw.choice(SIGNALS), draw.uniform(0.05, 1.0) * last) for victim in who]
-    to = "controller" if workers else "pytest"
-    return [*sorted(earlier, key=lambda sent: sent.at), Sent(to, draw.choice(SIGNALS), last)]
+    """Two to arms, one to a worker where there are some, and the last one to pytest, at random times. Libraries are
+    imported for most of a session, so half of them come while arms work."""
+    earlier = [
+        Sent(victim, draw.choice(SIGNALS), draw.uniform(0.0, ARMS_SECONDS), True)
+        for victim in ("arm", "arm", *(["worker"] if workers else []))
+    ]
+    after_arm = draw.random() < 0.5
+    delay = draw.uniform(0.0, ARMS_SECONDS if after_arm else whole)
+    last = Sent("controller" if workers else "pytest", draw.choice(SIGNALS), delay, after_arm)
+    return [*sorted(earlier, key=lambda sent: sent.delay), last]
 
 
 def try_one(base: Path, trial: Trial, draw: random.Random) -> None:
     with tempfile.TemporaryDirectory(prefix="fault-session-") as name, _started(base, Path(name), trial.workers) as run:
-        folder, start = Path(name), time.monotonic()
-        for sent in trial.signals:
-            while time.monotonic() - start < sent.at and run.poll() is None:
-                time.sleep(0.01)
-            # Before there is such a process none can be hit: it gets the signal soon after its start.
-            while run.poll() is None and not victims(run.pid, sent.victim):
-                time.sleep(draw.uniform(0.0, 0.5))
-            sent.at, sent.passed = time.monotonic() - start, _passed(folder)
-            found = victims(run.pid, sent.victim) if run.poll() is None else set()
-            with contextlib.suppress(ProcessLookupError, IndexError):
-                os.kill(draw.choice(sorted(found)), sent.number)
-                sent.hit = True
+        folder, start, first_arm = Path(name), time.monotonic(), float("inf")
+        waiting = list(trial.signals)
+        while waiting and run.poll() is None:
+            now = time.monotonic()
+            if first_arm > now and victims(run.pid, "arm"):
+                first_arm = now
+            due = [sent for sent in waiting if now >= (first_arm if sent.after_arm else start) + sent.delay]
+            for sent in due:
+                waiting.remove(sent)
+                sent.at, sent.passed = now - start, _passed(folder)
+                found = sorted(victims(run.pid, sent.victim))
+                with contextlib.suppress(ProcessLookupError, IndexError):
+                    os.kill(draw.choice(found), sent.number)
+                    sent.hit = True
+            time.sleep(0.02)
         try:
             trial.ended = run.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -40,10 +40,19 @@ LOG_BYTES = 2**18
 STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What a terminal obeys, and what no encoding can write."""
+CRASHED = "a library crashed; the output above says where, if it could"
+SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
-CAUSES = {
+CAUSES: dict[int | None, str] = {
+    -signal.SIGSEGV: CRASHED,
+    -signal.SIGABRT: CRASHED,
+    -signal.SIGBUS: CRASHED,
+    -signal.SIGFPE: CRASHED,
+    -signal.SIGILL: CRASHED,
     None: "code in the arm closed its file descriptors, or became another program (os.exec)",
     -signal.SIGKILL: "the system's out-of-memory killer, or a kill -9",
+    # What multiprocessing gives where nobody knows the code any more.
+    255: f"{ENDED_ITSELF}; or the process that arms on the CPU are forked from was killed",
 }
 """Of an arm's end, by its exit code; ``None`` while it runs."""
 
@@ -249,7 +258,7 @@ class ArmProcess:
             f"the arm {self.name!r} {how} {when}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=CAUSES.get(code, "" if code is not None and code < 0 else ENDED_ITSELF),
+            cause=CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
         return self._end
