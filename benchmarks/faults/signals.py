@@ -47,6 +47,8 @@ ORPHAN_SECONDS = 2.0
 TABLE = "= FP8 ="
 NOT_OURS = ("torchinductor_", "pytest-of-")
 """Folders that torch and pytest keep for the next run."""
+WORKER = "exec(eval(sys.stdin.readline()))"
+"""In the command with which execnet starts a worker of pytest-xdist."""
 NEXT_START = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
 
 
@@ -227,7 +229,7 @@ def victims(session: int, victim: str) -> set[int]:
         return {session}
     below = _below(session)
     arms = {pid for pid in below if _output(pid).endswith("/log")}
-    return arms if victim == "arm" else {pid for pid in below - arms if "execnet" in _command(pid)}
+    return arms if victim == "arm" else {pid for pid in below if WORKER in _command(pid)}
 
 
 def _below(pid: int) -> set[int]:
