@@ -165,6 +165,8 @@ def _check(base: Path, folder: Path, trial: Trial) -> None:
             trial.faults.append("no report")
     if not last.hit and trial.ended not in (0, 1, 2):
         trial.faults.append("the session ended otherwise than by itself")
+    if trial.ended == 0 and _passed(folder) != SUITE.count("def test_"):
+        trial.faults.append("green, and not every test has passed")
     if "INTERNALERROR" in output:
         trial.faults.append("INTERNALERROR")
     for path in folder.rglob("*"):
