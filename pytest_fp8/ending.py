@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -20,7 +20,8 @@ class Endings:
     """What this process does on such a signal."""
 
     def __init__(self) -> None:
-        self._taken: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+        """What the signals did that are taken."""
 
     def take(self) -> None:
         """From now on these signals end the session. One that this process ignores, as under ``nohup``, or handles
@@ -29,19 +30,20 @@ class Endings:
         with contextlib.suppress(ValueError):
             for number in SIGNALS:
                 if signal.getsignal(number) is signal.SIG_DFL:
-                    signal.signal(number, self._end)
-                    self._taken.append(number)
+                    self._before[number] = signal.signal(number, self._end)
 
     def _end(self, number: int, _: object) -> NoReturn:
         self.ignore()
         raise Ended(signal.Signals(number).name)
 
     def ignore(self) -> None:
-        """The session ends already: a further signal must not keep it from writing what it knows."""
-        for number in self._taken:
+        """The session ends already: a further signal, or Ctrl-C, must not keep it from writing what it knows."""
+        if self._before and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before[signal.SIGINT] = signal.default_int_handler
+        for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
-        for number in self._taken:
-            signal.signal(number, signal.SIG_DFL)
-        self._taken.clear()
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()

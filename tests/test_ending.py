@@ -13,6 +13,7 @@ import time
 import pytest
 
 from helpers.arms import all_end
+from pytest_fp8.ending import Endings
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ SUITE = """
 
 @pytest.fixture
 def temporary():
-    """Short: the fork server's socket lies in it, and the name of a socket has at most 107 bytes."""
+    """Short: where a socket's name has no room, arms start more slowly."""
     with tempfile.TemporaryDirectory() as folder:
         yield folder
 
@@ -55,6 +56,11 @@ def started(pytester, temporary, *options):
     assert session.poll() is None, session.communicate()[0]
     time.sleep(0.5)
     return session, (pytester.path / "pids").read_text().split()
+
+
+def left_in(temporary):
+    """Without what torch compiled, which is kept for the next run."""
+    return [name for name in os.listdir(temporary) if not name.startswith("torchinductor_")]
 
 
 def reported(pytester):
@@ -75,7 +81,7 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert number is signal.SIGINT or f"Ended: {number.name}" in out
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
-    assert not [name for name in os.listdir(temporary) if name.startswith("fp8-")]
+    assert left_in(temporary) == []
 
 
 @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
@@ -85,3 +91,20 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     session.communicate(timeout=60)
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
+    assert len(left_in(temporary)) == 1
+    next_start = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
+    subprocess.run([sys.executable, "-c", next_start], env={**os.environ, "TMPDIR": temporary}, check=True)
+    assert left_in(temporary) == []
+
+
+def test_nothing_keeps_a_session_that_ends_from_writing_what_it_knows():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    endings = Endings()
+    endings.take()
+    try:
+        endings.ignore()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        endings.give_back()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
+from pytest_fp8.baselines.atomic import remove_unfinished
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.files import finite
 from pytest_fp8.report.reading import read_report
@@ -38,6 +40,16 @@ def test_a_report_has_what_pictures_show(folder):
 
 def test_numbers_that_are_not_finite_are_null():
     assert finite({"a": [math.nan, 1.0, (math.inf,)], "b": "nan"}) == {"a": [None, 1.0, [None]], "b": "nan"}
+
+
+def test_a_report_removes_what_a_killed_writer_left_and_not_what_another_one_writes(tmp_path):
+    report = tmp_path / "report.json"
+    old, new, others = (tmp_path / name for name in (".report.json.a.tmp", ".report.json.b.tmp", ".page.a.tmp"))
+    for path in (old, new, others):
+        path.touch()
+    os.utime(old, (1, 1))
+    remove_unfinished(report)
+    assert {path for path in (old, new, others) if path.exists()} == {new, others}
 
 
 def test_a_mutated_report_is_read_or_refused_in_one_line(folder, tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pytest_fp8.arms.scratch import sockets_fit
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -18,20 +21,18 @@ FEW_CORES = 4
 """With more cores than this, threads that spin while they wait take nothing from two arms."""
 
 
-@contextlib.contextmanager
-def arm_env(backend: str, environment: ArmEnvironment | None = None) -> Iterator[dict[str, str]]:
-    """The variables of an arm of this backend. Folders that they name exist until the block is left.
+def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = None) -> dict[str, str]:
+    """The variables of an arm of this backend. ``folder``: the arm's own, for its temporary files.
 
     ``environment``: another interpreter or another checkout; without it the arm runs as this process does.
     """
-    with contextlib.ExitStack() as held:
-        if environment is None:
-            env = _own_env()
-        else:
-            from pytest_fp8.arms.environment import instrument
+    if environment is None:
+        env = _own_env()
+    else:
+        from pytest_fp8.arms.environment import instrument
 
-            env = _other_env(environment, held.enter_context(instrument()))
-        yield {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **held.enter_context(_private_folders(backend))}
+        env = _other_env(environment, instrument(folder))
+    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **_temporary_files(backend, folder)}
 
 
 @contextlib.contextmanager
@@ -87,20 +88,26 @@ def _point_at_cudnn(env: dict[str, str], home: str) -> None:
     env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
 
 
-@contextlib.contextmanager
-def _private_folders(backend: str) -> Iterator[dict[str, str]]:
-    """Variables that name a temporary folder of the arm's own, for a library that patches others.
+def _temporary_files(backend: str, folder: Path) -> dict[str, str]:
+    """Variables that make the arm's temporary folder its own one, so that nothing of a killed arm stays behind.
 
-    Such a library also writes files: Unsloth writes quantized copies of weights to the temporary folder and generated
-    code to the current one.
+    A library that patches others writes more: Unsloth writes quantized copies of weights to the temporary folder, for
+    whoever comes next, and generated code to the current one.
     """
     from pytest_fp8.backends import backend as backend_named
 
-    if not backend_named(backend).patches_others:
-        yield {}
-        return
+    alone = backend_named(backend).patches_others
+    if not alone and not sockets_fit(folder):
+        # Below a folder with a long name a user's DataLoader could not have the sockets that it has without us.
+        return {}
     # Compiled code is kept across arms: building it again takes half a minute.
-    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    kept = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))}
-    with tempfile.TemporaryDirectory(prefix="fp8-", ignore_cleanup_errors=True) as folder:
-        yield {**kept, "TMPDIR": folder, "UNSLOTH_COMPILE_LOCATION": str(Path(folder) / "compiled")}
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
+    env = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)), "TMPDIR": str(folder)}
+    return {**env, **({"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled")} if alone else {})}
+
+
+def _user() -> str:
+    """As torch names its own folder."""
+    with contextlib.suppress(KeyError, OSError):
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return f"uid_{os.getuid()}"

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest_fp8
+from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, git
 
@@ -85,8 +85,8 @@ def probed(name: str, python: str, root: Path) -> ArmEnvironment:
     # Links are kept: a virtual environment's python is a link, and its own path is what selects the environment.
     python = os.path.abspath(python)
     bare = ArmEnvironment(name, python, tuple(map(str, import_folders(root))))
-    with instrument() as folder:
-        env = {**os.environ, **bare.env(folder)}
+    with temporary_folder("probe-") as folder:
+        env = {**os.environ, **bare.env(instrument(folder))}
         try:
             done = subprocess.run(
                 [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES])],
@@ -119,13 +119,12 @@ def import_folders(root: Path) -> list[Path]:
     return [path for path in (root / "src", root) if path.is_dir()]
 
 
-@contextlib.contextmanager
-def instrument() -> Iterator[str]:
-    """A temporary folder that holds a link to this pytest_fp8 and nothing else."""
-    with tempfile.TemporaryDirectory(prefix="fp8-instrument-") as folder:
-        package = Path(str(pytest_fp8.__file__)).parent
-        os.symlink(package, Path(folder) / "pytest_fp8", target_is_directory=True)
-        yield folder
+def instrument(folder: Path) -> str:
+    """A folder, below this one, that holds a link to this pytest_fp8 and nothing else."""
+    made = folder / "instrument"
+    made.mkdir()
+    os.symlink(Path(str(pytest_fp8.__file__)).parent, made / "pytest_fp8", target_is_directory=True)
+    return str(made)
 
 
 @contextlib.contextmanager
@@ -137,8 +136,8 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
     """
     commit = _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     below = _git(project, revision, "rev-parse", "--show-prefix")
-    with tempfile.TemporaryDirectory(prefix="fp8-checkout-") as folder:
-        tree = Path(folder) / "tree"
+    with temporary_folder("checkout-") as folder:
+        tree = folder / "tree"
         _git(project, revision, "worktree", "add", "--quiet", "--detach", str(tree), commit)
         try:
             yield tree / below

@@ -10,14 +10,18 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
+from pytest_fp8.arms.scratch import session_folder, sockets_fit
+
 PRELOAD = "pytest_fp8.worker.preload"
-OF_EACH_TEST = "PYTEST_CURRENT_TEST"
-"""The one variable that may differ from the fork server's: pytest sets it anew for each test."""
+OF_EACH_ARM = ("PYTEST_CURRENT_TEST", "TMPDIR")
+"""The variables that may differ from the fork server's. pytest sets the first one anew for each test."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
@@ -56,17 +60,29 @@ def can_fork(env: Mapping[str, str]) -> bool:
     """Whether an arm with these variables may be a fork. Starts the fork server when first asked.
 
     Libraries read variables when they are imported, so a fork cannot be given others. multiprocessing runs a script
-    again that started this process, unless it is pytest's own; then arms start as fresh interpreters.
+    again that started this process, unless it is pytest's own; then arms start as fresh interpreters. So they do where
+    the temporary folder's name is too long for the fork server's socket.
     """
-    wanted = {name: value for name, value in env.items() if name != OF_EACH_TEST}
+    folder = session_folder()
+    if not sockets_fit(folder):
+        return False
+    wanted = {name: value for name, value in env.items() if name not in OF_EACH_ARM}
     if not _started_with:
         if not _started_by_pytest():
             return False
         _started_with.update(wanted)
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-        with _environ(wanted):
+        with _environ({**wanted, "TMPDIR": tempfile.gettempdir()}), _temporary_files_in(folder):
             forkserver.ensure_running()
-    return wanted == _started_with
+    return wanted == _started_with and _has_socket()
+
+
+def _has_socket() -> bool:
+    """Whether the fork server can be asked: somebody may have deleted the folder of its socket."""
+    folder = Path(get_temp_dir())
+    # multiprocessing removes it at exit, and complains where it is gone.
+    folder.mkdir(parents=True, exist_ok=True)
+    return any(folder.iterdir())
 
 
 def _started_by_pytest() -> bool:
@@ -88,3 +104,13 @@ def _environ(env: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(saved)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_fp8.arms.folders import CHECKPOINTS
 from pytest_fp8.arms.pool import Arm, ArmPool
+from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.gpu import Conditions, conditions
@@ -91,6 +93,10 @@ class TwoArms:
     def folder(self, what: str) -> Path:
         """A folder for files of the reference, kept for the other cases that share it."""
         return self.pool.folder(self.reference, what)
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        """A folder for files that are deleted when the block is left."""
+        return temporary_folder(CHECKPOINTS)
 
 
 class PairArms(TwoArms):

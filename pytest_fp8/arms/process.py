@@ -2,7 +2,7 @@
 
 A message is one JSON document; raw numbers follow it as a second message of bytes. The arm's own output goes to a log
 file, whose last lines are quoted in errors. Whatever goes wrong in an arm (an exception, no answer, no memory, a
-signal) becomes one :class:`~pytest_fp8.errors.ArmError`. When an arm is closed, its whole process group ends.
+signal) becomes one :class:`~pytest_fp8.errors.ArmError`. When an arm is closed, all processes that it started end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytest_fp8.arms.channel import Channel, Unreadable
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
+from pytest_fp8.arms.left_behind import end_processes_of
+from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import to_plain
@@ -37,7 +38,23 @@ LOG_LINES = 25
 LOG_BYTES = 2**18
 """How much of an arm's output is read at most, from its end."""
 STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal obeys, and what no encoding can write."""
+CRASHED = "a library crashed; the output above says where, if it could"
+SENT = "code in the arm or another program sent this signal"
+ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
+CAUSES: dict[int | None, str] = {
+    -signal.SIGSEGV: CRASHED,
+    -signal.SIGABRT: CRASHED,
+    -signal.SIGBUS: CRASHED,
+    -signal.SIGFPE: CRASHED,
+    -signal.SIGILL: CRASHED,
+    None: "code in the arm closed its file descriptors, or became another program (os.exec)",
+    -signal.SIGKILL: "the system's out-of-memory killer, or a kill -9",
+    # What multiprocessing gives where nobody knows the code any more.
+    255: f"{ENDED_ITSELF}; or the process that arms on the CPU are forked from was killed",
+}
+"""Of an arm's end, by its exit code; ``None`` while it runs."""
 
 
 class ArmProcess:
@@ -58,18 +75,18 @@ class ArmProcess:
 
         ``variables``: further ones, which no library reads while it is imported.
         """
-        handle, name = tempfile.mkstemp(prefix="fp8-arm-", suffix=".log")
-        self.log = Path(name)
+        self.folder = new_folder("arm-")
+        """Its log, and its own temporary files."""
+        self.log = self.folder / "log"
         self.name = "an arm"
         self._asked, self._answer_due = "", False
         self._end: ArmError | None = None
         """What it ended with, where that was told."""
-        self._held = contextlib.ExitStack()
         self._connection, theirs = Pipe()
-        env = self._held.enter_context(arm_env(backend, environment))
         # Ctrl-C may come while the fork server imports its libraries, which takes seconds.
-        with contextlib.closing(theirs), open(handle, "wb") as log, contextlib.ExitStack() as failed:
-            failed.callback(self.log.unlink, missing_ok=True)
+        with contextlib.closing(theirs), open(self.log, "wb") as log, contextlib.ExitStack() as failed:
+            failed.callback(remove, self.folder)
+            env = arm_env(backend, self.folder, environment)
             self._process: subprocess.Popen[bytes] | ForkedProcess
             if fork and environment is None and can_fork(env):
                 self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
@@ -87,7 +104,7 @@ class ArmProcess:
             failed.pop_all()
         self._channel = Channel(self._connection, lambda: not self.alive)
         # Also runs at interpreter exit, so that a session that ends badly leaves no arm behind.
-        self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.log)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._connection, self.folder)
 
     @property
     def pid(self) -> int:
@@ -162,7 +179,6 @@ class ArmProcess:
     def close(self) -> None:
         """End the process and everything it started. Safe to call twice."""
         self._finalizer()
-        self._held.close()
 
     def tail(self) -> str:
         """The last lines of the arm's own output, or those with which its last stack begins."""
@@ -174,16 +190,17 @@ class ArmProcess:
     # -- what went wrong ------------------------------------------------------------------------------------------
 
     def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
-        cause, line = answer["cause"], answer["line"]
+        said = {key: UNPRINTABLE.sub("", text) for key, text in answer.items() if isinstance(text, str)}
+        cause, line = said["cause"], said["line"]
         raise ArmError(
-            answer["kind"],
-            f"the arm {self.name!r} {'ran out of GPU memory' if answer['kind'] == 'out of memory' else 'raised'} "
+            said["kind"],
+            f"the arm {self.name!r} {'ran out of GPU memory' if said['kind'] == 'out of memory' else 'raised'} "
             f"while it was asked to {self._asked!r}",
             expected=f"{self._asked!r} to succeed",
             # Where the trace is the cause, it already holds the user's line.
-            seen=answer["error"] + (f"\n{line}" if cause and line else ""),
-            cause=cause or answer["trace"],
-            next_step=answer["next"] or "run the lines of the trace by hand, with the model in bfloat16",
+            seen=said["error"] + (f"\n{line}" if cause and line else ""),
+            cause=cause or said["trace"],
+            next_step=said["next"] or "run the lines of the trace by hand, with the model in bfloat16",
         )
 
     def _raise_hung(self, timeout: float) -> NoReturn:
@@ -241,7 +258,7 @@ class ArmProcess:
             f"the arm {self.name!r} {how} {when}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause="the system's out-of-memory killer, or a kill -9" if code == -signal.SIGKILL else "",
+            cause=CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
         return self._end
@@ -254,7 +271,7 @@ def end_of(output: str) -> str:
     stacks = [i for i, line in enumerate(lines) if STACK.match(line)]
     fatal = [i for i in stacks if lines[i].startswith("Fatal")]
     start = max(0, min([len(lines) - LOG_LINES, *(fatal or stacks)[-1:]]))
-    return "\n".join(CONTROL.sub("", line)[:400] for line in lines[start : start + LOG_LINES])
+    return "\n".join(UNPRINTABLE.sub("", line)[:400] for line in lines[start : start + LOG_LINES])
 
 
 def _signal_name(number: int) -> str:
@@ -263,7 +280,7 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection, log: Path) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection, folder: Path) -> None:
     # A worker whose connection closes ends by itself. The group is killed either way, compile workers included.
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -271,5 +288,5 @@ def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connectio
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with contextlib.suppress(OSError):
-        log.unlink()
+    end_processes_of(folder)
+    remove(folder)

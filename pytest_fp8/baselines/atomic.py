@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,13 +16,14 @@ from pytest_fp8.errors import BaselineError
 
 UNFINISHED = ".tmp"
 """How the name of the hidden file ends that is written before the rename."""
+UNFINISHED_SECONDS = 60.0
 LOCK = ".lock"
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` beside ``path``, flush it, rename it, flush the folder. A reader sees the old file or the new one.
 
-    A writer that is killed leaves at most a hidden ``.*.tmp`` file beside it, which the next update removes. Raises
+    A writer that is killed leaves at most a hidden ``.*.tmp`` file beside it, which the next one removes. Raises
     :class:`BaselineError`, which names the file and says whether the old or the new one is there.
     """
     temporary = ""
@@ -48,6 +50,14 @@ def write_atomically(path: Path, text: str) -> None:
             next_step=f"df -h {path.parent}, then run the update again",
         ) from error
     _flush_folder(path)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed writers of this file left beside it. One that lives may be at it for seconds."""
+    for unfinished in path.parent.glob(f".{path.name}.*{UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            if time.time() - unfinished.lstat().st_mtime > UNFINISHED_SECONDS:
+                unfinished.unlink()
 
 
 def _flush_folder(path: Path) -> None:

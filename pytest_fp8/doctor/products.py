@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_fp8.arms.env import arm_env
+from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.doctor.finding import OK, PROBLEM, Finding
 from pytest_fp8.gpu import Gpu
 
@@ -32,9 +33,15 @@ def tried(name: str, recipe: str, emulated: bool) -> dict[str, Any]:
     """What :mod:`pytest_fp8.worker.known_product` says, or ``error`` with the reason."""
     command = [sys.executable, "-m", "pytest_fp8.worker.known_product", name, recipe, *(["emulated"] * emulated)]
     try:
-        with arm_env(name) as env:
+        with temporary_folder("doctor-") as folder:
             done = subprocess.run(
-                command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+                command,
+                env=arm_env(name, folder),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
             )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {SECONDS} s"}

@@ -85,3 +85,6 @@ class PairArms(TwoArms, Protocol):
 
     def folder(self, what: str) -> Path:
         """A folder for files of the reference, kept for the other cases that share it."""
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        """A folder for files that are deleted when the block is left."""

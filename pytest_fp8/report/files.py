@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, origin_of, why_not_stored
 from pytest_fp8.report.shift import shift_to_json
@@ -32,6 +32,7 @@ def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Pat
     shift = shift_to_json(ledger)
     report = {"schema": SCHEMA, **ledger.to_json(), "session_shift": shift, "provenance": provenance}
     path = folder / "report.json"
+    remove_unfinished(path)
     write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
 

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -25,8 +26,6 @@ from typing import Any
 def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
-    # Programs that the arm starts do not keep its socket open.
-    os.set_inheritable(descriptor, False)
     show_stacks()
     serve(Connection(descriptor), import_ahead(backend))
     return 0
@@ -41,6 +40,7 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # what the fork server's was
     # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
     multiprocessing.current_process().daemon = False
     show_stacks()
@@ -52,6 +52,8 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
 def serve(connection: Connection, imports: float) -> None:
     """Answer until no more requests can come. ``imports``: the seconds that they took, in a spare's own time."""
     server, own = None, os.getpid()
+    # Programs that the arm starts, or becomes, do not keep its socket open.
+    os.set_inheritable(connection.fileno(), False)
     for request in _requests(connection):
         try:
             if request["operation"] == "build":
@@ -64,8 +66,8 @@ def serve(connection: Connection, imports: float) -> None:
             else:
                 result = server.answer(request["operation"], request["arguments"])
             answer = {"bytes": len(result)} if isinstance(result, bytes) else {"result": result}
-        except (Exception, SystemExit) as error:
-            answer, result = _describe(error), None
+        except BaseException as error:
+            answer, result = _told(error), None
         if os.getpid() != own:
             # A fork in the user's code that came back here as well: the arm itself answers.
             os._exit(0)
@@ -132,9 +134,20 @@ def show_stacks() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
+def _told(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data. The user's code may have left the process without files, memory or output."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+    try:
+        return _describe(error)
+    except Exception as further:
+        said = traceback.format_exception_only(error)[-1].strip()[:2000]
+        cause = f"no more can be said, as the arm then raised {type(further).__name__}: {str(further)[:500]}"
+        return {"error": said, "kind": "raised", "trace": "", "line": "", "cause": cause, "next": ""}
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data. Empty text: there is nothing to say."""
-    traceback.print_exc()
+    """Empty text: there is nothing to say."""
     import torch
 
     from pytest_fp8.worker import error_trace

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from helpers.loops import batch, build
 from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
@@ -42,6 +43,9 @@ class LivePair:
 
     def folder(self, what):
         return self._folder
+
+    def temporary_folder(self):
+        return temporary_folder("checkpoints-")
 
 
 def carried(case=CASE, **parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +66,8 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     reference_start, back = reference_source(pair)
     stores = _stores(pair)
     start = _logits_at_start(pair.fp8), reference_start
-    with tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
-        forth = _source(pair.case, pair.fp8, Path(name), stores)
+    with pair.temporary_folder() as folder:
+        forth = _source(pair.case, pair.fp8, folder, stores)
         apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
         to_fp8 = [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
@@ -98,9 +97,9 @@ def _changes_ranks(case: Case) -> bool:
 def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:
     """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
     several, case = f"{pair.case.gpus} ranks", pair.case
-    with pair.on_one_gpu() as alone, tempfile.TemporaryDirectory(prefix="fp8-checkpoints-") as name:
+    with pair.on_one_gpu() as alone, pair.temporary_folder() as folder:
         transfers = [_carry(case, f"fp8 on {several} -> bf16 on one", DCP, forth, alone, start)]
-        back = _source(case, alone, Path(name), (DCP,))
+        back = _source(case, alone, folder, (DCP,))
         transfers.append(_carry(case, f"bf16 on one -> fp8 on {several}", DCP, back, pair.fp8, start))
     # Ranks are given parts of each batch, so fingerprints of what was given are others.
     seen = [replace(t.resumed, data=t.source.data, inputs=t.source.inputs) for t in transfers]

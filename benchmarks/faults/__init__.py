@@ -1,0 +1,1 @@
+"""Arms that misbehave and sessions that are killed: what pytest-fp8 says, and what stays behind."""

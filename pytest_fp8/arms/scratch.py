@@ -1,0 +1,120 @@
+"""The one temporary folder of this process: its arms' logs, checkpoints and own temporary files.
+
+It is made when the first arm needs it, and locked for as long as this process runs. It is removed at exit. What a
+killed process left is removed by the next one that makes such a folder: its lock is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from pytest_fp8.arms.left_behind import end_processes_of
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LONGEST_SOCKET = 107
+"""Bytes of a Unix socket's path."""
+SOCKET = "/pymp-12345678/listener-12345678"
+"""How multiprocessing names one below a temporary folder."""
+_made: list[tuple[Path, int | None]] = []
+"""The folders of this process, each with its lock; the last one is in use."""
+
+
+def new_folder(prefix: str) -> Path:
+    """A new folder in this process's one. It goes with :func:`remove`, or with the process."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=session_folder()))
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder that is removed when the block is left."""
+    folder = new_folder(prefix)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def session_folder() -> Path:
+    """This process's folder: made when it is first asked for, or where somebody has deleted it meanwhile."""
+    if not (_made and _made[-1][0].is_dir()):
+        base = Path(tempfile.gettempdir()).absolute()
+        _sweep(base)
+        _made.append(_make(base))
+        # After multiprocessing has removed its own folder in this one, and not in a fork of this process.
+        Finalize(None, _end, args=_made[-1], exitpriority=-200)
+    return _made[-1][0]
+
+
+def sockets_fit(folder: Path) -> bool:
+    """Whether multiprocessing can have its sockets below this folder."""
+    return len(os.fsencode(folder)) + len(SOCKET) <= LONGEST_SOCKET
+
+
+def _prefix() -> str:
+    """How the names of folders begin that were made since this machine was started. On a disk that several machines
+    share, a lock may count on one of them only."""
+    with contextlib.suppress(OSError):
+        return f"fp8-{BOOT_ID.read_text()[:4]}-"
+    return "fp8-"
+
+
+def _make(base: Path) -> tuple[Path, int | None]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
+        try:
+            return folder, _locked(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another process has swept it, before it was locked
+        except OSError:
+            return folder, None  # a file system without locks: nothing on it is swept
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of processes that are gone, and end what their arms left running."""
+    name = re.compile(re.escape(_prefix()) + "[a-z0-9_]{8}")
+    with os.scandir(base) as entries:
+        found = [Path(entry) for entry in entries if name.fullmatch(entry.name)]
+    for folder in found:
+        with contextlib.suppress(OSError):
+            lock = _locked(folder)
+            end_processes_of(folder)
+            _end(folder, lock)
+
+
+def _locked(folder: Path) -> int:
+    """Take the lock of a folder of this user's, which ends with this process at the latest; gives its file descriptor.
+
+    Raises :class:`BlockingIOError` where another process has it, :class:`FileNotFoundError` where the folder is gone,
+    and :class:`OSError` where it is a link, somebody else's, or cannot be locked.
+    """
+    # The folder itself is locked: systemd-tmpfiles then leaves it alone as well.
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen = os.fstat(lock)
+        if not os.path.samestat(seen, folder.lstat()):
+            raise FileNotFoundError(folder)
+        if seen.st_uid != os.geteuid():
+            raise PermissionError(folder)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _end(folder: Path, lock: int | None) -> None:
+    remove(folder)
+    if lock is not None:
+        os.close(lock)
