@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.forkserver  # noqa: F401
 import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# pytester forgets what an inner run imports: with these two the fork server that it started.
+import pytest_fp8.arms.forked  # noqa: F401
 
 pytest_plugins = ["pytester"]
 with contextlib.suppress(ImportError):
@@ -17,6 +21,8 @@ with contextlib.suppress(ImportError):
     import matplotlib.ticker  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parent))
 
+ENVIRONMENT = dict(os.environ)
+CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_DIR")
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 
 
@@ -25,6 +31,11 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "slow: imports torch, starts an arm or starts workers of pytest-xdist; the fast set leaves it out."
     )
+
+
+def pytest_sessionstart():
+    # As pytester sets it; not before this session's own terminal is made.
+    os.environ["PY_COLORS"] = "0"
 
 
 def fast(config):
@@ -66,3 +77,15 @@ def _no_settings_from_outside(monkeypatch):
     for name in list(os.environ):
         if name.startswith("PYTEST_FP8_") or name in CI_VARIABLES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def pytester(pytester, monkeypatch):
+    """The arms of its sessions in this process (`runpytest`) are forks of one fork server, which has imported their
+    libraries: 3 s of CPU time that each session in a process of its own needs again. It needs equal variables."""
+    for name in CHANGED_BY_PYTESTER:
+        if name in ENVIRONMENT:
+            monkeypatch.setenv(name, ENVIRONMENT[name])
+        else:
+            monkeypatch.delenv(name, raising=False)
+    return pytester

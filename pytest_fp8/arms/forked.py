@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 PRELOAD = "pytest_fp8.worker.preload"
-OF_EACH_TEST = "PYTEST_CURRENT_TEST"
-"""The one variable that may differ from the fork server's: pytest sets it anew for each test."""
+MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH")
+"""Variables that may differ from the fork server's: pytest sets the one anew for each test, and multiprocessing gives
+each fork this process's import path as it is."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
@@ -58,7 +59,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
     Libraries read variables when they are imported, so a fork cannot be given others. multiprocessing runs a script
     again that started this process, unless it is pytest's own; then arms start as fresh interpreters.
     """
-    wanted = {name: value for name, value in env.items() if name != OF_EACH_TEST}
+    wanted = {name: value for name, value in env.items() if name not in MAY_DIFFER}
     if not _started_with:
         if not _started_by_pytest():
             return False
