@@ -44,9 +44,14 @@ def fast(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """The fast set does not even import the modules that are slow as a whole: most import torch."""
-    if fast(config) and collection_path.suffix == ".py" and SLOW_MODULE in collection_path.read_text():
-        return True
+    """What ``-m`` leaves out whole is not even imported, since most of it imports torch: the slow modules in the fast
+    set, and those without `pytester` where only tests with an inner pytest are asked."""
+    if collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        if fast(config) and SLOW_MODULE in text:
+            return True
+        if config.option.markexpr == "inner_pytest" and "pytester" not in text:
+            return True
     return None
 
 
