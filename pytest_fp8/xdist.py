@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -37,18 +38,22 @@ def require_enough(settings: Settings, workers: int) -> None:
         )
 
 
-def by_case(config: pytest.Config, log: Any) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, in the collected
-    order: cases with the same reference follow each other.
+def case_of(nodeid: str) -> str:
+    """The case of a test, which stands in the brackets at the end of its id; the whole id where there are none."""
+    return nodeid.rpartition("[")[2] if nodeid.endswith("]") else nodeid
 
-    The case of a test stands in the brackets at the end of its id. xdist's own ``loadgroup`` would serve, and does
-    nothing under pytest 9.2 (xdist 3.8).
+
+def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, in the collected
+    order: cases with the same reference follow each other. ``together``: the same text for tests of one worker.
+
+    xdist's own ``loadgroup`` would serve, and does nothing under pytest 9.2 (xdist 3.8).
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByCase(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.rpartition("[")[2] if nodeid.endswith("]") else nodeid
+            return together(nodeid)
 
     config.option.loadscopereorder = False
     return ByCase(config, log)

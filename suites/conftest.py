@@ -42,6 +42,21 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """``-n 2`` without a GPU: a case's tests, and each control, go to one worker; so do a file's others, which share
+    fixtures that take seconds."""
+    from pytest_fp8.session import SESSION
+    from pytest_fp8.xdist import by_case, case_of
+
+    def together(nodeid):
+        return case_of(nodeid) if "-emulated" in nodeid or "test_control[" in nodeid else nodeid.partition("::")[0]
+
+    if config.stash[SESSION].settings.declared or config.getoption("dist") != "load":
+        return None
+    return by_case(config, log, together)
+
+
 def pytest_runtest_setup(item):
     """Skips cases that this GPU cannot hold, with the bytes that are missing: Transformer Engine's 8B on 80 GB."""
     case = case_of(item)

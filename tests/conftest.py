@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.forkserver  # noqa: F401
 import os
 import sys
 from pathlib import Path
 
 import pytest
+
+# pytester forgets what an inner run imports: with these two the fork server that it started.
+import pytest_fp8.arms.forked  # noqa: F401
 
 pytest_plugins = ["pytester"]
 with contextlib.suppress(ImportError):
@@ -17,6 +21,8 @@ with contextlib.suppress(ImportError):
     import matplotlib.ticker  # noqa: F401
 sys.path.insert(0, str(Path(__file__).parent))
 
+ENVIRONMENT = dict(os.environ)
+CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_DIR")
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 
 
@@ -27,15 +33,25 @@ def pytest_configure(config):
     )
 
 
+def pytest_sessionstart():
+    # As pytester sets it; not before this session's own terminal is made.
+    os.environ["PY_COLORS"] = "0"
+
+
 def fast(config):
     """Whether this run is of the fast set: ``-m "not slow"``."""
     return config.option.markexpr == "not slow"
 
 
 def pytest_ignore_collect(collection_path, config):
-    """The fast set does not even import the modules that are slow as a whole: most import torch."""
-    if fast(config) and collection_path.suffix == ".py" and SLOW_MODULE in collection_path.read_text():
-        return True
+    """What ``-m`` leaves out whole is not even imported, since most of it imports torch: the slow modules in the fast
+    set, and those without `pytester` where only tests with an inner pytest are asked."""
+    if collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        if fast(config) and SLOW_MODULE in text:
+            return True
+        if config.option.markexpr == "inner_pytest" and "pytester" not in text:
+            return True
     return None
 
 
@@ -66,3 +82,15 @@ def _no_settings_from_outside(monkeypatch):
     for name in list(os.environ):
         if name.startswith("PYTEST_FP8_") or name in CI_VARIABLES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def pytester(pytester, monkeypatch):
+    """The arms of its sessions in this process (`runpytest`) are forks of one fork server, which has imported their
+    libraries: 3 s of CPU time that each session in a process of its own needs again. It needs equal variables."""
+    for name in CHANGED_BY_PYTESTER:
+        if name in ENVIRONMENT:
+            monkeypatch.setenv(name, ENVIRONMENT[name])
+        else:
+            monkeypatch.delenv(name, raising=False)
+    return pytester

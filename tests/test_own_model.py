@@ -42,7 +42,7 @@ NAN_AT_40 = """
 
 def run(pytester, ask, loss=HEALTHY, steps=20, *arguments):
     pytester.makepyfile(OWN.format(loss=loss, ask=ask, steps=steps))
-    return pytester.runpytest_subprocess(*arguments)
+    return pytester.runpytest(*arguments)
 
 
 @pytest.mark.parametrize("ask", ["assert_layers", "assert_loss", "assert_checkpoints"])
@@ -71,7 +71,7 @@ def test_the_same_workload_reads_its_baseline_and_another_version_calls_it_stale
     run(pytester, "assert_layers").assert_outcomes(passed=1)
     test = next(pytester.path.glob("test_*.py"))
     test.write_text(test.read_text().replace("loss=loss)", "loss=loss, version=2)"))
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*another definition of case*", "*functions, its version=*", "*-k own-torchao*"])
 
@@ -81,7 +81,7 @@ def test_two_files_with_two_models_are_two_pairs(pytester):
         "Linear(64, 32))", "Linear(64, 32), torch.nn.Linear(32, 32))"
     )
     pytester.makepyfile(test_one=OWN.format(loss=HEALTHY, ask="assert_layers", steps=10), test_two=second)
-    result = pytester.runpytest_subprocess("-v")
+    result = pytester.runpytest("-v")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*3/3*"])
 
@@ -112,6 +112,6 @@ def test_a_library_that_keeps_global_state_is_not_let_into_the_test_s_own_proces
             raise AssertionError("not reached")
         """
     )
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*changes the whole process it is used in*use fp8_pair, or fp8_pair.fp8.call(*"])

@@ -14,7 +14,7 @@ from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import CI_VARIABLES, ci_variable
-from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.ledger import Entry, Ledger
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
 CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
@@ -283,6 +283,15 @@ def test_one_partial_xdist_worker_makes_the_run_partial():
         controller.merge(part.to_json())
         assert controller.partial
         assert "b" in controller.collected
+
+
+def test_the_rows_of_xdist_workers_stand_in_one_order_whichever_ends_first():
+    parts = [Ledger(entries={name: Entry(name)}) for name in ("tiny", "micro")]
+    for order in (parts, parts[::-1]):
+        controller = Ledger()
+        for worker in order:
+            controller.merge(worker.to_json())
+        assert list(controller.entries) == ["micro", "tiny"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error_at_the_start(suite, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.arms.pair import cpu_threads
 from pytest_fp8.options import Settings
 from pytest_fp8.session import Session
 
@@ -148,6 +149,15 @@ def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
     session = Session(Settings(), Path(), is_worker=worker)
     session.upcoming = cases
     assert [case.recipe for case in session.soon(cases[0])] == ahead
+
+
+def test_arms_on_the_cpu_share_its_cores_with_those_of_other_workers(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    threads = {}
+    for workers in (1, 2, 16):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
+        threads[workers] = cpu_threads(1), cpu_threads(2)
+    assert threads == {1: (8, 4), 2: (4, 2), 16: (1, 1)}
 
 
 def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester):

@@ -20,8 +20,9 @@ from pathlib import Path
 from pytest_fp8.arms.scratch import session_folder, sockets_fit
 
 PRELOAD = "pytest_fp8.worker.preload"
-OF_EACH_ARM = ("PYTEST_CURRENT_TEST", "TMPDIR")
-"""The variables that may differ from the fork server's. pytest sets the first one anew for each test."""
+MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR")
+"""Variables that may differ from the fork server's: pytest sets the first one anew for each test, multiprocessing gives
+each fork this process's import path as it is, and each arm has a temporary folder of its own."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
@@ -66,7 +67,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
     folder = session_folder()
     if not sockets_fit(folder):
         return False
-    wanted = {name: value for name, value in env.items() if name not in OF_EACH_ARM}
+    wanted = {name: value for name, value in env.items() if name not in MAY_DIFFER}
     if not _started_with:
         if not _started_by_pytest():
             return False

@@ -148,6 +148,7 @@ def make_arm(
 
 
 def cpu_threads(ranks: int) -> int:
-    """Threads of a process on the CPU: all cores this process may use, at most 8, shared by an arm's ranks. Tiny models
-    gain nothing from more."""
-    return max(1, min(8, len(os.sched_getaffinity(0))) // ranks)
+    """Threads of a process on the CPU: all cores this process may use, at most 8, shared by an arm's ranks and by
+    pytest-xdist's workers. Tiny models gain nothing from more."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, min(8, len(os.sched_getaffinity(0)) // workers) // ranks)

@@ -174,6 +174,8 @@ class Ledger:
             entry.asserted.extend(theirs.asserted)
             entry.evidence.update(theirs.evidence)
             entry.namesakes = max(entry.namesakes, theirs.namesakes)
+        # By name: which worker has which cases, and which ends first, is chance.
+        self.entries = dict(sorted(self.entries.items()))
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]
