@@ -1,5 +1,5 @@
-"""The README's test, the first test that init writes, and the suites as a user has them: the plugin from its wheel, in a
-folder that knows no checkout."""
+"""The README's test, the first test that init writes, and the suites as a user has them: from the wheel, in a folder
+that knows no checkout."""
 
 from __future__ import annotations
 
