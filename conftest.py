@@ -1,4 +1,4 @@
-"""Makes suites/ importable, for its own test files, for tests/ and for the arms; runs the controls last."""
+"""Makes suites/ importable for tests/; lets pytest start here without the plugin."""
 
 import sys
 from pathlib import Path
@@ -15,8 +15,3 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_configure(config):
     if not config.pluginmanager.has_plugin("fp8"):
         config.addinivalue_line("markers", "fp8: read by the plugin, which is not loaded")
-
-
-def pytest_collection_modifyitems(items):
-    """The arm of a control takes the GPU's memory from healthy arms, which would have to be built again."""
-    items.sort(key=lambda item: item.path.name == "test_controls.py")

@@ -16,6 +16,7 @@ from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.report.page.write import add_report
+from pytest_fp8.suites_command import add_suites
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add_doctor(commands)
     add_init(commands)
     add_report(commands)
+    add_suites(commands)
     return top
 
 

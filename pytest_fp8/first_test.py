@@ -55,6 +55,12 @@ def test_on_a_gpu(fp8_pair):
     fp8_pair.assert_layers()
     fp8_pair.assert_numerics()
     fp8_pair.assert_loss()
+
+
+@ON_A_GPU
+def test_no_slower_than_before(fp8_pair):
+    """Against another commit (--fp8-base-git=origin/main), or against stored baselines (--fp8-update-baselines)."""
+    fp8_pair.assert_speedup()
 '''
 
 

@@ -155,7 +155,7 @@ def read_settings(config: pytest.Config) -> Settings:
             expected='--fp8-reason "why the stored numbers change"',
             seen="no reason",
             cause="a baseline without a reason cannot be reviewed",
-            next_step='pytest suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
+            next_step='pytest-fp8 suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
     if len(reason) > LONGEST_REASON or not reason.isprintable():
         refuse(

@@ -120,7 +120,9 @@ def _is_of_tests(name: str, module: ModuleType) -> bool:
     modules in it."""
     held = vars(module) if isinstance(module, ModuleType) else {}
     origin = held.get("__file__")
-    if origin is None or held.get("__name__") != name or "__path__" in held or "-packages" in origin:
+    if origin is None or held.get("__name__") != name or "__path__" in held:
+        return False
+    if "-packages" in origin and not is_test_file(origin):
         return False
     if name.startswith("pytest_fp8."):
         return False

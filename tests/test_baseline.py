@@ -259,7 +259,7 @@ def test_a_renamed_baseline_is_never_compared_with(stored):
 def test_a_case_that_was_redefined_is_never_compared_with(stored):
     with pytest.raises(BaselineError, match="another definition of case") as error:
         read(stored, case_hash="def")
-    assert "pytest suites -k 1b-torchao-rowwise --fp8-gpu=h200" in str(error.value)
+    assert "pytest-fp8 suites -k 1b-torchao-rowwise --fp8-gpu=h200" in str(error.value)
 
 
 def test_an_own_model_s_hash_that_never_stays_is_explained(tmp_path):

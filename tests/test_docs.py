@@ -96,7 +96,7 @@ def anchors(path):
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", every_command("pytest"))
+@pytest.mark.parametrize("words", [*every_command("pytest"), *every_command("pytest-fp8", "suites")])
 def test_pytest_takes_the_options_shown(words):
     known = {option.flag for option in OPTIONS}
     for word in words[1:]:

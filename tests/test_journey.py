@@ -1,4 +1,5 @@
-"""The README's ten lines, as a user has them: the plugin from its wheel, in a folder that knows no checkout."""
+"""The README's test, the first test that init writes, and the suites as a user has them: from the wheel, in a folder
+that knows no checkout."""
 
 from __future__ import annotations
 
@@ -60,10 +61,15 @@ build_model = build_broken
 '''
 
 
-def ten_lines():
-    """The first code block of the README's section, as it stands there."""
+def readme_test():
+    """The first code block of the README's section, with the model and the data of the user's own project."""
     section = (ROOT / "README.md").read_text().split("## Your own model")[1]
-    return re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
+    mine = "from my_project import build_model, pictures"
+    code, models = re.subn(r"def build\(\):\n.*?\n\n", f"{mine}\n\n", code, flags=re.DOTALL)
+    code, workloads = re.subn(r"Workload\(.*\)\n", "Workload(build_model, batch=lambda step: pictures(16))\n", code)
+    assert (models, workloads) == (1, 1)
+    return code
 
 
 @pytest.fixture(scope="module")
@@ -80,27 +86,45 @@ def installed(tmp_path_factory):
 
 def run(folder, installed, project):
     (folder / "my_project.py").write_text(project)
-    (folder / "test_my_project.py").write_text(ten_lines())
+    (folder / "test_my_project.py").write_text(readme_test())
+    # -m pytest puts the user's own folder on the path.
+    return python(folder, installed, "-m", "pytest", "-p", "no:cacheprovider", "test_my_project.py")
+
+
+def python(folder, installed, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
     environment["PYTHONPATH"] = str(installed)
-    # -m pytest puts the user's own folder on the path.
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_my_project.py"]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_readme_s_ten_lines_pass_for_a_vision_transformer(tmp_path, installed):
+def test_the_readme_s_test_passes_for_a_vision_transformer(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT)
     assert code == 0, output
     assert re.search(r"own-torchao-tensorwise-emulated +12/13 +\d+\.\d%", output), output
     assert "1 passed" in output
 
 
-def test_a_broken_model_fails_in_the_same_ten_lines_and_says_where(tmp_path, installed):
+def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT + BROKEN)
     assert code == 1, output
     assert "FAIL: 2 converted layer(s) are never called, which the reference calls" in output, output
     assert "vit.layers.0.mlp.fc1.linear, vit.layers.1.mlp.fc1.linear" in output
+
+
+def test_what_init_writes_passes(tmp_path, installed):
+    assert python(tmp_path, installed, "-m", "pytest_fp8.cli", "init")[0] == 0
+    code, output = python(tmp_path, installed, "-m", "pytest", "-p", "no:cacheprovider", "-k", "emulated")
+    assert code == 0, output
+    assert "1 passed" in output
+
+
+def test_the_suites_come_with_the_wheel(tmp_path, installed):
+    code, output = python(tmp_path, installed, "-m", "pytest_fp8.cli", "suites", "--collect-only", "-q")
+    assert code == 0, output
+    assert "suites/test_layers.py::" in output
+    assert "suites/test_controls.py::" in output
 
 
 def test_the_plugin_under_test_is_the_installed_one(tmp_path, installed):

@@ -98,6 +98,12 @@ def test_lists_multiply_as_parametrize_does(pytester):
     assert sorted(found) == sorted(f"{m}-torchao-{r}" for m in ("tiny", "1b") for r in ("tensorwise", "rowwise"))
 
 
+def test_lists_at_different_places_multiply_too(pytester):
+    code = "pytestmark = pytest.mark.fp8(model=['tiny', '1b'])\n@pytest.mark.fp8(recipe=['tensorwise', 'rowwise'])\n"
+    found = ids(pytester, code + "def test_mine(fp8_case): pass")
+    assert sorted(found) == sorted(f"{m}-torchao-{r}" for m in ("tiny", "1b") for r in ("tensorwise", "rowwise"))
+
+
 def test_two_marks_at_one_place_that_give_one_argument_are_refused(pytester):
     result = collect(pytester, "@pytest.mark.fp8(recipe='rowwise')\n@pytest.mark.fp8(recipe='tensorwise')")
     result.assert_outcomes(errors=1)

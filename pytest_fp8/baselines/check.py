@@ -84,7 +84,7 @@ def _inspect_file(
     if (stored.gpu, stored.case) != (folder, name) or len(path.parts) != 2:
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
         return [Finding("error", "misplaced", folder, name, message, "move it back to where it belongs")]
-    again = f'pytest suites -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
+    again = f'pytest-fp8 suites -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
     found: list[Finding | None] = [_definition(stored, case, again)]
     unfit = [session.unfit for session in stored.sessions if session.unfit]
     if unfit:
@@ -134,7 +134,7 @@ def _lacks_one(case: Case, stored: Collection[str]) -> bool:
 
 def _unexercised(case: Case, gpu: str) -> Finding:
     message = "the suite defines this case and no baseline is stored for it"
-    measure = f'pytest suites -k {case.id} {gpu_option(gpu)}--fp8-update-baselines --fp8-reason "first"'
+    measure = f'pytest-fp8 suites -k {case.id} {gpu_option(gpu)}--fp8-update-baselines --fp8-reason "first"'
     return Finding("note", "unexercised", gpu, case.id, message, measure)
 
 

@@ -42,7 +42,7 @@ def presence(ledger: Ledger, source: Source, folder: Source, gpu: str) -> Presen
         found.notes.append(
             f"{len(otherwise)} baseline(s) were gated on although their figures were taken another way than today "
             f"(measurement {MEASUREMENT}): {', '.join(otherwise)}\n"
-            f'  next: pytest suites -k "{" or ".join(otherwise)}" {gpu_option(gpu)}--fp8-update-baselines '
+            f'  next: pytest-fp8 suites -k "{" or ".join(otherwise)}" {gpu_option(gpu)}--fp8-update-baselines '
             '--fp8-reason "measured as today"'
         )
     return found

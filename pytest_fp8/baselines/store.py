@@ -47,7 +47,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
             expected=gpu,
             seen=found.gpu,
             cause="the file was copied between GPU folders",
-            next_step=f"delete it, then measure on a {gpu}: pytest suites {gpu_option(gpu)}"
+            next_step=f"delete it, then measure on a {gpu}: pytest-fp8 suites {gpu_option(gpu)}"
             '--fp8-update-baselines --fp8-reason "..."',
         )
     if found.case != case:
@@ -88,7 +88,8 @@ def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
         "changed since; or a function draws sizes at random, so that each run has another hash"
         if own
         else "the case's model, recipe, sizes, data or way of measuring changed since",
-        next_step=f"measure it again: pytest {'' if own else 'suites '}-k {found.case} {gpu_option(found.gpu)}"
+        next_step=f"measure it again: {'pytest' if own else 'pytest-fp8 suites'} -k {found.case} "
+        f"{gpu_option(found.gpu)}"
         '--fp8-update-baselines --fp8-reason "the case changed: ..."',
     )
 

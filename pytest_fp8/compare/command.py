@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.errors import SettingsError
+from pytest_fp8.suites_command import suites
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -29,7 +30,11 @@ def add_compare(commands: Any) -> None:
         add.add_argument(f"--{side}-python", default="", metavar="PYTHON", help=f"interpreter of {side}'s arms")
         add.add_argument(f"--{side}-git", default="", metavar="REV", help=f"commit of the project in {side}'s arms")
     add.add_argument("--case", action="append", required=True, help="a case of the suite; may be repeated")
-    add.add_argument("--suite", type=Path, default=Path("suites/matrix.py"), help="Python file that lists the cases")
+    add.add_argument(
+        "--suite",
+        type=Path,
+        help="file that lists the cases (default: suites/matrix.py, here or of this package)",
+    )
     add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
     add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: the case's own)")
     add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
@@ -58,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if options.tolerance is not None and not 0 < options.tolerance < 1:
         raise SettingsError("--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
     workload = WorkloadReference(options.workload) if options.workload else None
-    cases = named_cases(options.case, options.suite, own=workload is not None)
+    cases = named_cases(options.case, options.suite or _suite(), own=workload is not None)
     for case in cases:
         require_gpu(case)
     done: list[Comparison] = []
@@ -83,6 +88,11 @@ def run(options: argparse.Namespace) -> int:
         print_comparisons(done)
     failing = {Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID} if options.strict else {Verdict.FAIL}
     return int(any(comparison.decision.verdict in failing for comparison in done))
+
+
+def _suite() -> Path:
+    here = Path("suites/matrix.py")
+    return here if here.is_file() else suites() / "matrix.py"
 
 
 def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:

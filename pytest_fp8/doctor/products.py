@@ -64,4 +64,4 @@ def judged(name: str, recipe: str, answer: dict[str, Any]) -> Finding:
     if LEAST <= answer["off"] <= MOST:
         return Finding("products", OK, text)
     why = "as exact as BF16: it did not run in FP8" if answer["off"] < LEAST else "wrong, even for FP8"
-    return Finding("products", PROBLEM, f"{text}: {why}", "pytest suites -m core says which layers and kernels ran")
+    return Finding("products", PROBLEM, f"{text}: {why}", "pytest-fp8 suites -m core says which layers and kernels ran")

@@ -1,0 +1,44 @@
+"""``pytest-fp8 suites``: runs the suites that come with this package, in whatever folder it is called in.
+
+pytest reads no configuration of the project in that folder: addopts, import mode and time limits are for its own tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent
+SHIPPED = PACKAGE / "shipped"
+"""Where a wheel has ``suites/`` and nothing else, so that the ids of its tests begin with ``suites/`` as in a clone."""
+
+
+def suites() -> Path:
+    """The folder of the suites: the one that a wheel brings, or, in a clone, the one beside the package."""
+    return (SHIPPED if SHIPPED.is_dir() else PACKAGE.parent) / "suites"
+
+
+def add_suites(commands: Any) -> None:
+    """Add the command to the parser of :mod:`pytest_fp8.cli`."""
+    # No prefix of an option here begins with "-": all that follows is pytest's.
+    add = commands.add_parser(
+        "suites",
+        help="run the suites of this package; takes pytest's options",
+        usage="pytest-fp8 suites [pytest's options], e.g. --fp8-gpu=h100 -m core",
+        prefix_chars="+",
+        add_help=False,
+    )
+    add.add_argument("arguments", nargs="*")
+    add.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Become pytest, whose exit code is then this command's. The current folder is its root: baselines and reports are
+    read and written there."""
+    folder = suites()
+    command = [sys.executable, "-P", "-m", "pytest", "-c", os.devnull, f"--rootdir={os.getcwd()}"]
+    command += [f"--confcutdir={folder}", str(SHIPPED if folder.parent == SHIPPED else folder), *options.arguments]
+    os.execv(sys.executable, command)

@@ -1,0 +1,148 @@
+"""The templates of docs/templates/: what they run is accepted by the commands of today, and they ask for no right that
+they do not need."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from pytest_fp8.cli import parser
+
+yaml = pytest.importorskip("yaml")
+
+FOLDER = Path(__file__).parent.parent / "docs/templates"
+FILES = sorted(FOLDER.iterdir())
+WORKFLOWS = [path for path in FILES if path.suffix == ".yml" and ".gitlab" not in path.name]
+GIVEN = {"RUNNER_TEMP": "temp", "REASON": "torch 2.13", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "HEAD^1"}
+GIVEN |= {"base": "HEAD^1", "SLURM_JOB_ID": "7"}
+TEST = """
+import pytest
+
+@pytest.mark.fp8(model="tiny")
+def test_fp8(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+ENDS = (">", "||", "&&", ";", "|")
+
+every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+
+
+def scripts(path):
+    """The shell code of a template, one text for each step."""
+    if path.suffix != ".yml":
+        return [path.read_text()]
+    read = yaml.safe_load(path.read_text())
+    if "jobs" in read:
+        return [step["run"] for job in read["jobs"].values() for step in job["steps"] if "run" in step]
+    jobs = [job for job in read.values() if isinstance(job, dict)]
+    return [line for job in jobs for key in ("before_script", "script") for line in job.get(key, [])]
+
+
+def commands(path, tool):
+    """The arguments of each call of ``tool`` in a template, as the shell would give them."""
+    for line in "\n".join(scripts(path)).replace("\\\n", " ").splitlines():
+        words = [Template(word).safe_substitute(GIVEN) for word in shlex.split(line, comments=True)]
+        if tool in words:
+            arguments = words[words.index(tool) + 1 :]
+            end = next((index for index, word in enumerate(arguments) if word in ENDS), len(arguments))
+            # `pip install pytest-fp8` is no call of it.
+            if words[0] != "pip":
+                yield arguments[:end]
+
+
+def every_command(tool):
+    found = [(path, arguments) for path in FILES for arguments in commands(path, tool)]
+    once = {" ".join(arguments): (path.name, arguments) for path, arguments in found}
+    return [pytest.param(arguments, id=f"{name}-{index}") for index, (name, arguments) in enumerate(once.values())]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A git repository of two commits, with a test and a folder of baselines in the first."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tests").mkdir()
+    (folder / "tests/test_fp8.py").write_text(TEST)
+    shutil.copytree(FOLDER.parents[1] / "baselines/h100", folder / "baselines/h100")
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for message in ("base", "head"):
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("arguments", every_command("pytest"))
+def test_pytest_accepts_the_options_in_continuous_integration(arguments, project):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
+    env = {**os.environ, "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/test_fp8.py::" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", every_command("pytest-fp8"))
+def test_the_command_line_accepts_the_arguments(arguments):
+    parser().parse_args(arguments)
+
+
+def test_every_template_asks_a_gate():
+    assert all(list(commands(path, "pytest")) for path in FILES)
+    assert sum(len(list(commands(path, "pytest-fp8"))) for path in FILES) > 4
+
+
+def test_every_run_leaves_a_report_and_declares_its_gpu():
+    """No file is uploaded from a folder whose name begins with a dot."""
+    emulated = next(commands(FOLDER / "fp8-emulated.yml", "pytest"))
+    for path in FILES:
+        for arguments in commands(path, "pytest"):
+            assert arguments == emulated or any(word.startswith("--fp8-gpu=") for word in arguments)
+            assert any(word.startswith("--fp8-report-dir=fp8-report") for word in arguments)
+
+
+# -- GitHub's workflows -------------------------------------------------------------------------------------------
+
+
+@every_workflow
+def test_no_job_may_write_but_the_one_that_opens_a_pull_request(path):
+    read = yaml.safe_load(path.read_text())
+    assert read["permissions"] == {"contents": "read"}
+    for name, job in read["jobs"].items():
+        assert ("permissions" in job) == (name == "propose")
+        assert "self-hosted" not in job["runs-on"] or "permissions" not in job
+        assert job["timeout-minutes"] <= 240
+
+
+@every_workflow
+def test_actions_are_pinned_and_no_token_stays_on_disk(path):
+    for name, job in yaml.safe_load(path.read_text())["jobs"].items():
+        for step in job["steps"]:
+            uses = step.get("uses", "")
+            assert not uses or re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", uses)
+            if uses.startswith("actions/checkout@"):
+                # The job that pushes a branch needs it.
+                assert name == "propose" or step["with"]["persist-credentials"] is False
+            if uses.startswith("actions/upload-artifact@"):
+                assert step["if"] == "always()"
+
+
+@every_workflow
+def test_nothing_that_others_write_becomes_shell_code(path):
+    """An expression in a script is replaced before the shell reads it; environment variables are not."""
+    assert not [script for script in scripts(path) if "${{" in script]
+    assert "pull_request_target" not in path.read_text()
+    assert "secrets." not in path.read_text()
+
+
+# -- the script ---------------------------------------------------------------------------------------------------
+
+
+def test_the_script_is_sound_for_the_shell():
+    subprocess.run(["bash", "-n", FOLDER / "fp8-gate.slurm.sh"], check=True)
