@@ -73,7 +73,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
             return False
         _started_with.update(wanted)
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-        with _environ({**wanted, "TMPDIR": tempfile.gettempdir()}), _temporary_files_in(folder):
+        with _environ({**env, "TMPDIR": tempfile.gettempdir()}), _temporary_files_in(folder):
             forkserver.ensure_running()
     return wanted == _started_with and _has_socket()
 
