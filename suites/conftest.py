@@ -60,7 +60,9 @@ def pytest_xdist_make_scheduler(config, log):
     def together(nodeid):
         return case_of(nodeid) if "-emulated" in nodeid or "test_control[" in nodeid else nodeid.partition("::")[0]
 
-    if config.stash[SESSION].settings.declared or config.getoption("dist") != "load":
+    if not config.pluginmanager.has_plugin("fp8") or config.getoption("dist") != "load":
+        return None
+    if config.stash[SESSION].settings.declared:
         return None
     return by_case(config, log, together)
 

@@ -67,7 +67,7 @@ def test_a_slow_arm_s_casts_are_named_by_their_kernels():
     before = replace(BF16, rest=[KernelTime("norm", 32, 9.0), KernelTime("rope", 32, 4.0)])
     after = replace(FP8_ARM, rest=[KernelTime("copy<uint8>", 96, 41.0), KernelTime("norm", 32, 12.0)])
     decision = asked(before, after, floor=1.25)
-    verdict_of(decision, Verdict.FAIL, "copy<uint8> +", " ms in 96; norm +", " ms in 32")
+    verdict_of(decision, Verdict.FAIL, "copy<uint8> +", " ms in 96, not in BF16's step; norm +", " ms in 32")
     grown = decision.numbers["account"]["grown"]
     assert [kernel["name"] for kernel in grown] == ["copy<uint8>", "norm"], "rope is no longer than it was"
 

@@ -59,8 +59,8 @@ def started(pytester, temporary, *options):
 
 
 def left_in(temporary):
-    """Without what torch compiled, which is kept for the next run."""
-    return [name for name in os.listdir(temporary) if not name.startswith("torchinductor_")]
+    """Without what torch compiled, which is kept for the next run, and pytest's own folder."""
+    return [name for name in os.listdir(temporary) if not name.startswith(("torchinductor_", "pytest-of-"))]
 
 
 def reported(pytester):

@@ -63,6 +63,14 @@ def test_a_time_is_the_slowest_ranks():
     assert (told["wire"][0]["milliseconds"], told["exposed_ms"]) == (7.0, 1.4), "of the same rank as its step"
 
 
+def test_all_times_of_a_step_are_those_of_one_rank():
+    """Rank 1 computes longer. Rank 0 waits for it in its collectives, and is busy for as long."""
+    waits = layers(milliseconds={"busy": 100.4}, exposed_ms=20.0, busy_ms=[100.4], compute_ms=[80.4], step_ms=[102.0])
+    works = layers(milliseconds={"busy": 100.0}, exposed_ms=1.0, busy_ms=[100.0], compute_ms=[99.0], step_ms=[101.0])
+    told = merged("layers", [waits, works])
+    assert [told[key] for key in ("milliseconds", "exposed_ms", "compute_ms")] == [{"busy": 100.0}, 1.0, [99.0]]
+
+
 def test_memory_is_the_worst_ranks():
     peaks = [{"peak_allocated": 10, "resident": 5}, {"peak_allocated": 12, "resident": 4}]
     assert merged("memory", peaks) == peaks[1]

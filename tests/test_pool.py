@@ -313,16 +313,27 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypat
 
     monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
     pool = ArmPool(H200)
-    [two_gpus] = [PairArms(Case("1b", "torchao", "rowwise", gpus=2, parallel="ddp"), pool, None)]
-    one, other = pairs(pool, "1b", "tensorwise", "rowwise_with_gw_hp")
+    two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
+    [one] = pairs(pool, "8b", "tensorwise")
     one.start(ahead(pool, [two_gpus]))
     waiting = [process for process in spares(world) if process in ranks]
     assert [process.backend for process in waiting] == ["torchao"]
     assert {process.pid for process in waiting} <= pool.pids
-    other.start()
-    assert waiting[0].spec is None, "one process is asked for, and two ranks wait"
     two_gpus.start()
     assert waiting[0].spec.case == two_gpus.fp8.spec.case
+    pool.close()
+
+
+def test_what_waits_for_arms_that_do_not_come_ends(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    te = PairArms(Case("8b", "transformer_engine", "current"), pool, None)
+    one.start(ahead(pool, [te]))
+    waiting = [process for process in spares(world) if process.backend == "transformer_engine"]
+    assert len(waiting) == 1
+    pool.close_all()
+    two.start()
+    assert not waiting[0].alive
     pool.close()
 
 

@@ -55,13 +55,34 @@ def test_the_next_start_removes_what_a_killed_process_left_and_no_living_ones(ba
 
 
 def test_the_next_start_ends_what_an_arm_of_a_killed_process_left_running(base):
-    start = "import os, subprocess; env = {**os.environ, 'TMPDIR': str(made)}; "
+    start = "import os, subprocess; env = {**os.environ, 'PYTEST_FP8_ARM': str(made)}; "
     start += "null = dict.fromkeys(('stdout', 'stderr'), subprocess.DEVNULL); "
     start += "print(subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, **null).pid, flush=True); "
     pid = int(run(base, MAKE + start + "os.kill(os.getpid(), 9)").stdout)
     assert is_running(pid)
     run(base, MAKE)
     assert all_end(pid)
+
+
+def test_a_shell_in_which_somebody_has_looked_at_the_folder_is_left_alone(base):
+    start = "import os, subprocess; env = {**os.environ, 'OLDPWD': str(made), 'PYTEST_FP8_ARMS': str(made)}; "
+    start += "print(subprocess.Popen(['sleep', '600'], env=env, stdout=-3, stderr=-3).pid, flush=True); "
+    pid = int(run(base, MAKE + start + "os.kill(os.getpid(), 9)").stdout)
+    try:
+        run(base, MAKE)
+        assert os.listdir(base) == []
+        assert is_running(pid)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_without_a_boot_id_nothing_is_swept(base, monkeypatch):
+    """There the name of a folder says nothing: it may be a user's own."""
+    monkeypatch.setattr(scratch, "BOOT_ID", base / "none")
+    monkeypatch.setattr("tempfile.tempdir", str(base))
+    (base / "fp8-datasets").mkdir()
+    scratch._sweep(base)
+    assert (base / "fp8-datasets").is_dir()
 
 
 def test_only_real_folders_of_such_a_name_are_swept(base, tmp_path_factory):

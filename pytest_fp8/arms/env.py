@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import sockets_fit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
         from pytest_fp8.arms.environment import instrument
 
         env = _other_env(environment, instrument(folder))
-    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **_temporary_files(backend, folder)}
+    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **_temporary_files(backend, folder), MARK: str(folder)}
 
 
 @contextlib.contextmanager

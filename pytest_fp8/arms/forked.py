@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
-from pytest_fp8.arms.scratch import session_folder, sockets_fit
+from pytest_fp8.arms.left_behind import MARK
+from pytest_fp8.arms.scratch import made_again, session_folder, sockets_fit
 
 PRELOAD = "pytest_fp8.worker.preload"
-MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR")
+MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR", MARK)
 """Variables that may differ from the fork server's: pytest sets the first one anew for each test, multiprocessing gives
-each fork this process's import path as it is, and each arm has a temporary folder of its own."""
+each fork this process's import path as it is, and each arm has a folder of its own."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
@@ -82,7 +83,8 @@ def _has_socket() -> bool:
     """Whether the fork server can be asked: somebody may have deleted the folder of its socket."""
     folder = Path(get_temp_dir())
     # multiprocessing removes it at exit, and complains where it is gone.
-    folder.mkdir(parents=True, exist_ok=True)
+    made_again(folder.parent)
+    folder.mkdir(exist_ok=True)
     return any(folder.iterdir())
 
 

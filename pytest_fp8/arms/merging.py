@@ -121,11 +121,10 @@ def _layers(answers: Sequence[Answer]) -> Any:
                 where, first, here = _difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
                 raise RanksDisagree(rank, where, first, here, BUILT, BUILT_NEXT)
     _require_fp8([_by_phase(answer["products"]) for answer in answers])
-    longest = max(answers, key=lambda answer: answer["milliseconds"].get("busy", 0.0))
+    # All times of one rank: the one whose own kernels take longest, for which the others wait.
+    longest = max(answers, key=lambda answer: answer["milliseconds"].get("busy", 0.0) - answer["exposed_ms"])
     return {
-        **answers[0],
-        **_busy(answers),
-        **{key: longest[key] for key in ("milliseconds", "rest", "wire", "exposed_ms")},
+        **longest,
         "waits": _largest([answer["waits"] for answer in answers]),
         "stale_amax": sorted({name for answer in answers for name in answer["stale_amax"]}),
     }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
+UNKILLABLE_SECONDS = 30.0
 LOG_LINES = 25
 LOG_BYTES = 2**18
 """How much of an arm's output is read at most, from its end."""
@@ -44,6 +45,7 @@ CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
 CAUSES: dict[int | None, str] = {
+    1: "an exception outside of any question, as where a library cannot be imported; the output above ends with it",
     -signal.SIGSEGV: CRASHED,
     -signal.SIGABRT: CRASHED,
     -signal.SIGBUS: CRASHED,
@@ -87,6 +89,8 @@ class ArmProcess:
         with contextlib.closing(theirs), open(self.log, "wb") as log, contextlib.ExitStack() as failed:
             failed.callback(remove, self.folder)
             env = arm_env(backend, self.folder, environment)
+            self.temporary = env.get("TMPDIR", "")
+            """Its folder for temporary files; empty where the variable is not set."""
             self._process: subprocess.Popen[bytes] | ForkedProcess
             if fork and environment is None and can_fork(env):
                 self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
@@ -287,6 +291,8 @@ def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connectio
         process.wait(timeout=0.2)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # One that a driver holds cannot be killed; then pytest must end all the same.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=UNKILLABLE_SECONDS)
     end_processes_of(folder)
     remove(folder)

@@ -61,6 +61,8 @@ class RankedProcess:
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": ADDRESS,
             "MASTER_PORT": str(self.port),
+            # As under torchrun: what rank 0 prepares in the temporary folder, the others find.
+            **({"TMPDIR": self.ranks[0].temporary} if rank and self.ranks[0].temporary else {}),
         }
 
     @property

@@ -57,6 +57,16 @@ def session_folder() -> Path:
     return _made[-1][0]
 
 
+def made_again(folder: Path) -> None:
+    """Make a folder of this process again that somebody has deleted, so that nobody sweeps it."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700)
+        with contextlib.suppress(OSError):
+            again = folder, _locked(folder)
+            _made.insert(0, again)
+            Finalize(None, _end, args=again, exitpriority=-200)
+
+
 def sockets_fit(folder: Path) -> bool:
     """Whether multiprocessing can have its sockets below this folder."""
     return len(os.fsencode(folder)) + len(SOCKET) <= LONGEST_SOCKET
@@ -82,7 +92,10 @@ def _make(base: Path) -> tuple[Path, int | None]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the folders of processes that are gone, and end what their arms left running."""
+    """Remove the folders of processes that are gone, and end what their arms left running. Where the machine has no
+    boot id a folder's name does not say whose it is, and nothing is removed."""
+    if not BOOT_ID.exists():
+        return
     name = re.compile(re.escape(_prefix()) + "[a-z0-9_]{8}")
     with os.scandir(base) as entries:
         found = [Path(entry) for entry in entries if name.fullmatch(entry.name)]

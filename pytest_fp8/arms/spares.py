@@ -24,7 +24,10 @@ class Spares:
         return {pid for process in self._waiting.values() for pid in process.pids}
 
     def start(self, soon: Iterable[ArmSpec], fresh: Callable[[ArmSpec], AnyProcess]) -> None:
-        """Start processes for arms that may be built next."""
+        """Start processes for arms that may be built next; those that wait for others end."""
+        soon = list(soon)
+        for kind in self._waiting.keys() - {_kind(spec) for spec in soon}:
+            self._waiting.pop(kind).close()
         for spec in soon:
             if spec.device == "cuda" and _kind(spec) not in self._waiting and len(self._waiting) < MOST_SPARES:
                 self._waiting[_kind(spec)] = fresh(spec)

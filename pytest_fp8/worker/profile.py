@@ -29,7 +29,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 """The runtime's calls that hold the host until the GPU is done; ``tensor.item()`` makes the first of them."""
 CLASSES = ("fp8 products", "other products", "attention", "optimizer", "communication")
 """What is told apart of a step's kernels; all others are the rest."""
-NAMED = 16
+NAMED = 48
 """How many kinds of kernels of the rest are told apart."""
 ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 

@@ -67,7 +67,8 @@ class GpuStep:
         """
         if not self.wire.rows:
             return busy
-        return min(busy, median(self.compute_ms) if self.compute_ms else self.profiled)
+        steps = [alone / all_ for alone, all_ in zip(self.compute_ms, self.busy_ms, strict=True) if all_]
+        return busy * (median(steps) if steps else self.profiled / self.milliseconds["busy"])
 
     @property
     def profiled(self) -> float:
@@ -154,7 +155,8 @@ class Account:
         return self.difference("rest")
 
     def grown(self) -> list[KernelTime]:
-        """The kernels of the rest that take longer in the FP8 arm: by how many milliseconds, the most first."""
+        """The kernels of the rest that take longer in the FP8 arm: by how many milliseconds, the most first. Compiled
+        code has other names where casts are fused into it: all of such a kernel counts."""
         before = {kernel.name: kernel.milliseconds for kernel in self.bf16.rest}
         longer = [replace(k, milliseconds=k.milliseconds - before.get(k.name, 0.0)) for k in self.fp8.rest]
         return sorted((k for k in longer if k.milliseconds > 0), key=lambda kernel: -kernel.milliseconds)
@@ -270,7 +272,7 @@ def _arm(step: GpuStep, blocks: Sequence[float]) -> ArmAccount:
     idle = step.idle(timed)
     busy = timed - idle
     computes = step.computes(busy)
-    scale = computes / step.profiled
+    scale = computes / step.profiled if step.profiled > 0 else 1.0
     classes = {name: value * scale for name, value in step.milliseconds.items() if name != "busy"}
     wire = step.wire.scaled(scale, exposed=busy - computes)
     if wire.rows:

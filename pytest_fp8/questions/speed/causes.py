@@ -84,9 +84,13 @@ def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
         cause = "FP8's products are hardly faster than BF16's: too small for FP8, or too few of them"
         return {"cause": cause, "next_step": "a larger batch or wider layers; leave the small layers in BF16"}
     cause = "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves"
-    if account is not None and account.grown():
-        most = "; ".join(f"{k.name} {k.milliseconds:+.1f} ms in {k.count}" for k in account.grown()[:MOST_NAMED])
-        cause += f". Casts and other kernels take {account.casts:.1f} ms longer than BF16's: {most}"
+    if account is not None and account.casts > NOTICED * account.bf16.step and account.grown():
+        had = {kernel.name for kernel in account.bf16.rest}
+        most = "; ".join(
+            f"{k.name} {k.milliseconds:+.1f} ms in {k.count}" + ("" if k.name in had else ", not in BF16's step")
+            for k in account.grown()[:MOST_NAMED]
+        )
+        cause += f". Casts and other kernels take {account.casts:.1f} ms longer than BF16's; the most: {most}"
     return {"cause": cause, "next_step": "try a larger batch, or a cheaper recipe (tensorwise, delayed)"}
 
 

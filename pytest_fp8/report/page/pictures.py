@@ -155,7 +155,7 @@ def waterfall(entry: Mapping[str, Any], key: str) -> Picture | None:
     ]
     grown = [["longer than in BF16", name, value] for name, value in _grown(account)]
     if grown:
-        reads += f" Of the casts and other kernels {grown[0][1]} grew most, by {grown[0][2]:.1f} ms."
+        reads += f" Of the other kernels {grown[0][1]} takes the most more than in BF16, {grown[0][2]:.1f} ms."
     rows = [[name.replace("\n", " "), "", size] for name, _, size, _ in bars] + roles + grown
     return Picture(title, reads, drawn.svg, columns(("what", "part", "ms"), rows))
 
