@@ -20,6 +20,7 @@ import pytest
 
 from helpers.arms import all_end, running, spec
 from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
@@ -350,3 +351,17 @@ def test_the_fork_server_serves_other_processes_of_this_one_as_before(arm):
         assert pool.apply(gc.isenabled), "the collector is on"
         # What it was where the server was started, which may have been in an inner pytest, whose output goes elsewhere.
         assert pool.apply(os.readlink, ["/proc/self/fd/1"]) != os.devnull
+
+
+def test_the_process_that_arms_are_forked_from_is_no_arm_s(fresh):
+    """What is an arm's ends with it."""
+    fresh.build(spec())
+    server = call(fresh, os.getppid)
+    assert MARK.encode() not in Path(f"/proc/{server}/environ").read_bytes()
+    fresh.close()
+    after = ArmProcess(fork=True)
+    try:
+        after.build(spec())
+        assert call(after, os.getppid) == server
+    finally:
+        after.close()

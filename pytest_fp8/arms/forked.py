@@ -74,7 +74,9 @@ def can_fork(env: Mapping[str, str]) -> bool:
             return False
         _started_with.update(wanted)
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-        with _environ({**env, "TMPDIR": tempfile.gettempdir()}), _temporary_files_in(folder):
+        # It imports the arms' libraries from this import path, and outlives the arm that it is started for.
+        own = {"PYTHONPATH": env["PYTHONPATH"], "TMPDIR": tempfile.gettempdir()}
+        with _environ({**wanted, **own}), _temporary_files_in(folder):
             forkserver.ensure_running()
     return wanted == _started_with and _has_socket()
 
