@@ -98,6 +98,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         mine = session.config.stash[SESSION]
         mine.selected(asked, whole)
         mine.endings.take()
+        if mine.is_worker:
+            from pytest_fp8.xdist import end_with_controller
+
+            end_with_controller()
         mine.progress = follow(session.config, mine.ledger)
 
 

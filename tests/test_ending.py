@@ -84,9 +84,8 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert left_in(temporary) == []
 
 
-@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
-def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary, options):
-    session, pids = started(pytester, temporary, *options)
+def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary):
+    session, pids = started(pytester, temporary)
     os.kill(session.pid, signal.SIGKILL)
     session.communicate(timeout=60)
     assert reported(pytester) == {"layers": "PASS"}
@@ -94,6 +93,18 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     assert len(left_in(temporary)) == 1
     next_start = "from pytest_fp8.arms.scratch import session_folder; session_folder()"
     subprocess.run([sys.executable, "-c", next_start], env={**os.environ, "TMPDIR": temporary}, check=True)
+    assert left_in(temporary) == []
+
+
+def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_nothing(pytester, temporary):
+    session, pids = started(pytester, temporary, "-n1")
+    os.kill(session.pid, signal.SIGKILL)
+    session.communicate(timeout=60)
+    assert reported(pytester) == {"layers": "PASS"}
+    assert all_end(*pids)
+    deadline = time.monotonic() + 15
+    while left_in(temporary) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert left_in(temporary) == []
 
 

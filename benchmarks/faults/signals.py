@@ -12,9 +12,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.faults.catalogue import ends, users_of
 
 SUITE = """
 import pytest
@@ -43,7 +44,6 @@ ARMS_SECONDS = 8.0
 """About how long arms work in a session."""
 END_SECONDS = 60.0
 """After the signal."""
-ORPHAN_SECONDS = 2.0
 TABLE = "= FP8 ="
 NOT_OURS = ("torchinductor_", "pytest-of-")
 """Folders that torch and pytest keep for the next run."""
@@ -81,7 +81,7 @@ class Trial:
 
 
 def campaign(signals: int, seed: int) -> int:
-    """Print a line for each session and a table of the signals; gives the number of faults."""
+    """Print a line for each session and a table of the signals; gives the number of sessions with faults."""
     for number in SIGNALS[:-1]:
         # A shell ignores some of them for what it starts in the background, and what it starts inherits that.
         signal.signal(number, signal.SIG_DFL)
@@ -97,7 +97,7 @@ def campaign(signals: int, seed: int) -> int:
             workers = draw.random() < 0.5
             trial = Trial(workers, _drawn(draw, workers, length[workers]))
             try_one(base, trial, draw)
-            faults += len(trial.faults)
+            faults += bool(trial.faults)
             if trial.ended in (0, 1):
                 length[workers] = trial.seconds
             counts.update((sent.victim, sent.number.name) for sent in trial.signals if sent.hit)
@@ -153,8 +153,8 @@ def try_one(base: Path, trial: Trial, draw: random.Random) -> None:
 
 
 def _check(base: Path, folder: Path, trial: Trial) -> None:
-    if not _within(ORPHAN_SECONDS, lambda: not _users(base)):
-        trial.faults.append(f"orphans: {[_command(pid) for pid in _users(base)]}")
+    if not ends(lambda: bool(users_of(base))):
+        trial.faults.append(f"orphans: {[_command(pid) for pid in users_of(base)]}")
     output = (folder / "output").read_text(errors="replace")
     last = trial.signals[-1]
     killed = last.hit and last.number == signal.SIGKILL
@@ -246,16 +246,6 @@ def _below(pid: int) -> set[int]:
     return found - {pid}
 
 
-def _users(base: Path) -> list[int]:
-    """Processes that were started with this temporary folder or one below it."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if f"TMPDIR={base}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
-    return found
-
-
 def _output(pid: int) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/fd/1")
@@ -270,10 +260,3 @@ def _command(pid: int) -> str:
 
 def _passed(folder: Path) -> int:
     return (folder / "output").read_text(errors="replace").count("PASSED")
-
-
-def _within(seconds: float, true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()

@@ -23,8 +23,8 @@ LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path."""
 SOCKET = "/pymp-12345678/listener-12345678"
 """How multiprocessing names one below a temporary folder."""
-_made: list[tuple[Path, int | None]] = []
-"""The folders of this process, each with its lock; the last one is in use."""
+_made: list[Path] = []
+"""The folders of this process; the last one is in use."""
 
 
 def new_folder(prefix: str) -> Path:
@@ -48,13 +48,13 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 def session_folder() -> Path:
     """This process's folder: made when it is first asked for, or where somebody has deleted it meanwhile."""
-    if not (_made and _made[-1][0].is_dir()):
+    if not (_made and _made[-1].is_dir()):
         base = Path(tempfile.gettempdir()).absolute()
         _sweep(base)
-        _made.append(_make(base))
-        # After multiprocessing has removed its own folder in this one, and not in a fork of this process.
-        Finalize(None, _end, args=_made[-1], exitpriority=-200)
-    return _made[-1][0]
+        folder, lock = _make(base)
+        _made.append(folder)
+        _end_at_exit(folder, lock)
+    return _made[-1]
 
 
 def made_again(folder: Path) -> None:
@@ -62,9 +62,12 @@ def made_again(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(mode=0o700)
         with contextlib.suppress(OSError):
-            again = folder, _locked(folder)
-            _made.insert(0, again)
-            Finalize(None, _end, args=again, exitpriority=-200)
+            _end_at_exit(folder, _locked(folder))
+
+
+def _end_at_exit(folder: Path, lock: int | None) -> None:
+    # After multiprocessing has removed its own folder in this one, and not in a fork of this process.
+    Finalize(None, _end, args=(folder, lock), exitpriority=-200)
 
 
 def sockets_fit(folder: Path) -> bool:
@@ -72,17 +75,17 @@ def sockets_fit(folder: Path) -> bool:
     return len(os.fsencode(folder)) + len(SOCKET) <= LONGEST_SOCKET
 
 
-def _prefix() -> str:
-    """How the names of folders begin that were made since this machine was started. On a disk that several machines
-    share, a lock may count on one of them only."""
+def _boot() -> str:
+    """What begins the names of folders that were made since this machine was started: on a disk that several machines
+    share, a lock may count on one of them only. Empty where that cannot be known."""
     with contextlib.suppress(OSError):
-        return f"fp8-{BOOT_ID.read_text()[:4]}-"
-    return "fp8-"
+        return f"{BOOT_ID.read_text()[:4]}-"
+    return ""
 
 
 def _make(base: Path) -> tuple[Path, int | None]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
+        folder = Path(tempfile.mkdtemp(prefix=f"fp8-{_boot()}", dir=base))
         try:
             return folder, _locked(folder)
         except (BlockingIOError, FileNotFoundError):
@@ -92,11 +95,12 @@ def _make(base: Path) -> tuple[Path, int | None]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the folders of processes that are gone, and end what their arms left running. Where the machine has no
-    boot id a folder's name does not say whose it is, and nothing is removed."""
-    if not BOOT_ID.exists():
+    """Remove the folders of processes that are gone, and end what their arms left running. Where the machine's
+    boot id cannot be read a folder's name does not say whose it is, and nothing is removed."""
+    boot = _boot()
+    if not boot:
         return
-    name = re.compile(re.escape(_prefix()) + "[a-z0-9_]{8}")
+    name = re.compile(f"fp8-{re.escape(boot)}[a-z0-9_]{{8}}")
     with os.scandir(base) as entries:
         found = [Path(entry) for entry in entries if name.fullmatch(entry.name)]
     for folder in found:

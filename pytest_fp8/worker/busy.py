@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.worker.profile import busy_time, plain_events
+from pytest_fp8.worker.profile import busy_time, compute_time, plain_events
 from pytest_fp8.worker.trace import TraceEvent
-from pytest_fp8.worker.wire import is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +75,7 @@ def read_steps(events: Sequence[TraceEvent]) -> dict[str, list[float]]:
         if not marks:
             if not evaluating and began is not None:
                 busy += busy_time(group)
-                compute += busy_time([kernel for kernel in group if not is_collective(kernel)])
+                compute += compute_time(group)
             continue
         if began is not None:
             wall += 0 if evaluating else group[0].start - began

@@ -20,7 +20,7 @@ from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.recomputation import watch_recomputation
 from pytest_fp8.worker.te_products import TE_RANGE, te_product, watch_transformer_engine
-from pytest_fp8.worker.trace import TraceEvent
+from pytest_fp8.worker.trace import TraceEvent, total_ms
 from pytest_fp8.worker.wire import is_collective, wire_times
 
 PHASE = "fp8 phase: "
@@ -208,9 +208,14 @@ def busy_time(kernels: list[TraceEvent]) -> int:
     return busy
 
 
+def compute_time(kernels: list[TraceEvent]) -> int:
+    """Nanoseconds in which any of the kernels ran but collectives."""
+    return busy_time([kernel for kernel in kernels if not is_collective(kernel)])
+
+
 def exposed_time(kernels: list[TraceEvent]) -> int:
     """Nanoseconds in which collectives ran and no other kernel did: what nothing hides of them."""
-    return busy_time(kernels) - busy_time([kernel for kernel in kernels if not is_collective(kernel)])
+    return busy_time(kernels) - compute_time(kernels)
 
 
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
@@ -237,10 +242,6 @@ def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[Tra
     """Each host range whose name begins with ``prefix``, with the kernels it launched."""
     kernels_of = kernel_finder(events)
     return [(event, kernels_of(event)) for event in events if not event.gpu and event.name.startswith(prefix)]
-
-
-def total_ms(launched: list[TraceEvent]) -> float:
-    return sum(kernel.end - kernel.start for kernel in launched) / 1e6
 
 
 def longest(launched: list[TraceEvent]) -> str:

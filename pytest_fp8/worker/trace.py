@@ -1,7 +1,8 @@
-"""One event of a profile as plain data."""
+"""One event of a profile as plain data, and the time of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,3 +21,8 @@ class TraceEvent:
     dtypes: tuple[str, ...] = ()
     fast_accumulation: bool | None = None
     """Of ``aten::_scaled_mm``: its argument ``use_fast_accum``."""
+
+
+def total_ms(kernels: Iterable[TraceEvent]) -> float:
+    """Milliseconds of all kernels together, whether or not they ran at the same time."""
+    return sum(kernel.end - kernel.start for kernel in kernels) / 1e6

@@ -12,7 +12,7 @@ import torch
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.ledger.evidence import Collective
 from pytest_fp8.worker.operators import dtype_name
-from pytest_fp8.worker.trace import TraceEvent
+from pytest_fp8.worker.trace import TraceEvent, total_ms
 
 SPACES = ("c10d::", "_c10d_functional::")
 WORDS = {
@@ -77,14 +77,13 @@ def wire_times(
 
     def add(kind: str, tensor: tuple[str, int, int], launched: Collection[TraceEvent]) -> None:
         dtype, elements, size = tensor
-        spent = sum(kernel.end - kernel.start for kernel in launched) / 1e6
         row = rows.get((kind, dtype), WireTime(kind, dtype, 0, 0, 0, 0.0))
         rows[kind, dtype] = replace(
             row,
             count=row.count + 1,
             elements=row.elements + elements,
             bytes=row.bytes + size,
-            milliseconds=row.milliseconds + spent,
+            milliseconds=row.milliseconds + total_ms(launched),
         )
 
     for event in reversed(host) if left else ():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
+from benchmarks.faults.catalogue import runs as running
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
 
@@ -31,14 +31,6 @@ def spec(case=CASE, **changes):
     """``changes``: other functions of the workload, by name."""
     workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **changes})
     return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
-
-
-def running(pid):
-    """Whether the process runs. One that has ended and waits for its parent to notice does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def all_end(*pids, seconds=15):
