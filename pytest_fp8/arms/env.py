@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
+import importlib.util
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_fp8.arms.left_behind import MARK
-from pytest_fp8.arms.scratch import sockets_fit
+from pytest_fp8.arms.scratch import session_folder, sockets_fit
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -33,13 +36,15 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
         from pytest_fp8.arms.environment import instrument
 
         env = _other_env(environment, instrument(folder))
-    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **_temporary_files(backend, folder), MARK: str(folder)}
+    folders = {**_bytecode_in(session_folder()), **_temporary_files(backend, folder)}
+    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **folders, MARK: str(folder)}
 
 
 @contextlib.contextmanager
 def compiled_code_in(folder: Path) -> Iterator[None]:
-    """Arms that start inside the block keep their compiled code there: torch's own cache, and Triton's."""
+    """Arms that start inside the block keep their compiled code there: torch's own cache, Triton's, and Python's."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    folders |= _bytecode_in(folder)
     before = {name: os.environ.get(name) for name in folders}
     os.environ.update(folders)
     try:
@@ -58,8 +63,6 @@ def _own_env() -> dict[str, str]:
     version that it was not built for; then it silently picks another attention kernel, or loading fails.
     ``CUDNN_HOME`` and ``LD_LIBRARY_PATH`` name torch's own in every arm, since torch works with no other.
     """
-    import importlib.util
-
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if len(os.sched_getaffinity(0)) <= FEW_CORES:
@@ -87,6 +90,27 @@ def _point_at_cudnn(env: dict[str, str], home: str) -> None:
     # The loader finds cuDNN's parts (libcudnn_graph, ...). It does not read CUDNN_HOME.
     paths = [str(Path(home) / "lib"), *filter(None, [env.get("LD_LIBRARY_PATH")])]
     env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+
+
+def _bytecode_in(folder: Path) -> dict[str, str]:
+    """Variables that make arms keep the bytecode of libraries below this folder, where Python keeps none.
+
+    Many container images set ``PYTHONDONTWRITEBYTECODE``, and some installers compile nothing. Then each arm compiles
+    what it imports: 12.4 s instead of 5.1 s for torch, transformers and torchao on two cores.
+    """
+    if "PYTHONPYCACHEPREFIX" in os.environ or not _compiles_anew():
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+
+
+@functools.cache
+def _compiles_anew() -> bool:
+    """Whether Python has no bytecode of torch and may not, or cannot, write it."""
+    with contextlib.suppress(ModuleNotFoundError, ValueError, NotImplementedError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None and not os.path.exists(cache_from_source(spec.origin)):
+            return sys.dont_write_bytecode or not os.access(os.path.dirname(spec.origin), os.W_OK)
+    return False
 
 
 def _temporary_files(backend: str, folder: Path) -> dict[str, str]:
