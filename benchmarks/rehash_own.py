@@ -67,7 +67,7 @@ def own_workloads() -> dict[str, tuple[Case, Workload]]:
 
 def digest(case: Case, workload: Workload, device: str) -> str:
     """The hash of a case, its reference's first step run on ``device`` in a fresh process."""
-    from pytest_fp8.worker.first_step import first_step
+    from pytest_fp8.worker.run.first_step import first_step
 
     spec = ArmSpec(case.reference(), device, workload.ship("benchmarks/rehash_own.py"))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:

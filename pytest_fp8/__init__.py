@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pytest_fp8.verdicts import CheckFailed as CheckFailed
     from pytest_fp8.verdicts import Decision as Decision
     from pytest_fp8.verdicts import Verdict as Verdict
-    from pytest_fp8.worker.padding import pad_to_multiple as pad_to_multiple
-    from pytest_fp8.worker.recompute import recompute_with as recompute_with
+    from pytest_fp8.worker.training.padding import pad_to_multiple as pad_to_multiple
+    from pytest_fp8.worker.training.recompute import recompute_with as recompute_with
     from pytest_fp8.workload import Workload as Workload
 
 _HOMES = {
@@ -34,8 +34,8 @@ _HOMES = {
     "Decision": "verdicts",
     "Verdict": "verdicts",
     "Fp8Pair": "pair",
-    "pad_to_multiple": "worker.padding",
-    "recompute_with": "worker.recompute",
+    "pad_to_multiple": "worker.training.padding",
+    "recompute_with": "worker.training.recompute",
     "Workload": "workload",
 }
 __all__ = [

@@ -103,7 +103,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
 
     from pytest_fp8.backends import backend
     from pytest_fp8.backends.linears import mark_skipped
-    from pytest_fp8.worker.training_setup import TrainingSetup
+    from pytest_fp8.worker.training.setup import TrainingSetup
 
     device = "cpu" if case.emulated else "cuda"
     chosen = backend(case.backend)

@@ -83,7 +83,7 @@ def stand_in(monkeypatch):
 
 def test_live_layers_get_one_class_that_is_not_compiled(stand_in):
     from pytest_fp8.backends.accelerate import keep_out_of_compiled_code
-    from pytest_fp8.worker.layers import class_path
+    from pytest_fp8.worker.answers.layers import class_path
 
     model = torch.nn.Sequential(stand_in.Linear(16, 16), torch.nn.Linear(16, 16), stand_in.Linear(16, 16))
     keep_out_of_compiled_code(model)
@@ -100,8 +100,8 @@ def test_a_conversion_that_stops_is_seen_and_so_is_an_optimizer_without_the_head
     accelerate = pytest.importorskip("accelerate")
     from pytest_fp8.backends.accelerate import AccelerateTransformerEngine
     from pytest_fp8.backends.accelerate_state import forget_accelerate
-    from pytest_fp8.worker.fused_params import trained
-    from pytest_fp8.worker.ledger_weights import untied, weights_of
+    from pytest_fp8.worker.state.fused_params import trained
+    from pytest_fp8.worker.watch.ledger_weights import untied, weights_of
 
     monkeypatch.setattr("accelerate.accelerator.is_transformer_engine_available", lambda: True)
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
@@ -172,7 +172,7 @@ def test_unsloth_with_transformer_engine_needs_all_three(monkeypatch):
 
 
 def test_an_unfrozen_head_is_seen_under_its_own_name():
-    from pytest_fp8.worker.ledger_weights import weights_of
+    from pytest_fp8.worker.watch.ledger_weights import weights_of
 
     model = blocks().requires_grad_(False)
     tied = weights_of(model, {})

@@ -50,6 +50,8 @@ NEVER = {
     "baselines": ("worker", "arms", "backends", "plugin", "session", "fixtures", "markers", "pair", "compare"),
 }
 """Folder -> what nothing in it imports, not even for a type checker."""
+ARM_S_FOLDERS = ("training", "state", "watch", "run", "answers")
+"""Of ``worker/``: each imports only of those before it."""
 CROSSES_THE_PIPE = ("arms.spec", "worker.main")
 """What an arm is to be, plain data that both sides read; and the first function of an arm's process."""
 LONGEST_FILE, LONGEST_FUNCTION = 300, 60
@@ -145,6 +147,15 @@ def test_imports_go_one_way(module):
     folder = module.partition(".")[0]
     wrong = [other for other in sorted(needs(module)) if within(other, *NEVER[folder])]
     assert [other for other in wrong if other not in CROSSES_THE_PIPE] == []
+
+
+@pytest.mark.parametrize("folder", ARM_S_FOLDERS)
+def test_each_folder_of_an_arm_builds_on_those_below_it(folder):
+    modules = [name for name in MODULES if within(name, f"worker.{folder}")]
+    assert modules
+    above = [f"worker.{other}" for other in ARM_S_FOLDERS[ARM_S_FOLDERS.index(folder) + 1 :]]
+    found = {(module, other) for module in modules for other in needs(module) if within(other, *above)}
+    assert found == set()
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if within(name, "worker")])

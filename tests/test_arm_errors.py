@@ -108,7 +108,7 @@ def test_one_live_model_for_all_is_named_and_a_copy_of_one_is_fine():
 
 @pytest.mark.slow
 def test_what_a_function_holds_is_found_where_it_has_a_value():
-    from pytest_fp8.worker.given import held_by
+    from pytest_fp8.worker.training.given import held_by
 
     def build(size=3):
         return later, size
@@ -123,7 +123,7 @@ def test_a_model_that_build_keeps_for_the_next_call_is_named():
     import torch
 
     from pytest_fp8.backends import backend
-    from pytest_fp8.worker.training_setup import TrainingSetup
+    from pytest_fp8.worker.training.setup import TrainingSetup
 
     build = functools.cache(plain_model)
     setup = TrainingSetup(CASE, Workload(build=build, batch=batch), backend("torchao"), torch.device("cpu"))

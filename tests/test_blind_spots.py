@@ -113,7 +113,7 @@ def test_a_layer_that_the_workload_leaves_and_accelerate_converts_is_named():
 def test_the_learning_rate_of_adapters_is_the_users_or_their_default():
     pytest.importorskip("peft")
     from pytest_fp8.backends import backend
-    from pytest_fp8.worker.training_setup import TrainingSetup
+    from pytest_fp8.worker.training.setup import TrainingSetup
 
     def rate(**given):
         import torch

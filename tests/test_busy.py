@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fp8.worker.busy import read_steps
-from pytest_fp8.worker.trace import TraceEvent
+from pytest_fp8.worker.answers.busy import read_steps
+from pytest_fp8.worker.watch.trace import TraceEvent
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

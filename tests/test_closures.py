@@ -9,7 +9,7 @@ pytest.importorskip("torchao")
 from helpers.closures import closing, lbfgs, sam
 from helpers.loops import ALL, batch, judge, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.layers import observed
+from pytest_fp8.worker.answers.layers import observed
 
 pytestmark = pytest.mark.slow
 

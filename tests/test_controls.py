@@ -30,7 +30,7 @@ from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.questions.layers.check import COUNTED
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.layers.products import Product
-from pytest_fp8.worker.fault_points import FaultPoints, fault_points_of
+from pytest_fp8.worker.run.fault_points import FaultPoints, fault_points_of
 
 ROOT = Path(__file__).parent.parent
 BY_ID = {control.id: control for control in CATALOGUE}

@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from pytest_fp8.worker import cpu_products
+from pytest_fp8.worker.watch import cpu_products
 
 pytestmark = pytest.mark.slow
 
 # In a process of its own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch
-from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
@@ -41,7 +41,7 @@ print("equal")
 ATTENTION = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from pytest_fp8.worker.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
 
 torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False

@@ -12,8 +12,8 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.loss.evidence import Curve
-from pytest_fp8.worker.call_watch import LOOKED_AT, CallWatch
-from pytest_fp8.worker.engine import Engine
+from pytest_fp8.worker.run.call_watch import LOOKED_AT, CallWatch
+from pytest_fp8.worker.run.engine import Engine
 
 pytestmark = pytest.mark.slow
 LARGEST = 0.0035

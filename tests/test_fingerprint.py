@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.worker import engine
-from pytest_fp8.worker.first_step import VARY, executed, first_step
+from pytest_fp8.worker.run import engine
+from pytest_fp8.worker.run.first_step import VARY, executed, first_step
 from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow

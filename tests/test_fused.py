@@ -17,10 +17,11 @@ from pytest_fp8.backends import backend
 from pytest_fp8.backends.fused_llama import FusedAttention, NothingToFuse
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker import checkpoint_stores, checkpoints
-from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.fused_params import join, split
-from pytest_fp8.worker.layers import layers
+from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.answers.layers import layers
+from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.state import checkpoint_stores
+from pytest_fp8.worker.state.fused_params import join, split
 from pytest_fp8.zoo import models
 from pytest_fp8.zoo.shapes import SHAPES
 

@@ -12,7 +12,7 @@ from controls import own_checkpoints as saved
 from helpers.carried import CASE, carried, through
 from helpers.loops import loop, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.load_watch import LoadWatch
+from pytest_fp8.worker.answers.load_watch import LoadWatch
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ pytest.importorskip("torchao")
 
 from helpers.loops import ALL, CASE, batch, build, judge, loop, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.step import StepError
-from pytest_fp8.worker.token_count import TokenCountError
+from pytest_fp8.worker.answers.token_count import TokenCountError
+from pytest_fp8.worker.training.step import StepError
 
 pytestmark = pytest.mark.slow
 
@@ -364,8 +364,8 @@ def test_reentrant_checkpointing_of_the_whole_model_is_not_an_evaluation():
 def test_a_model_compiled_whole_is_compiled_once_and_its_evaluation_is_seen():
     import torch
 
-    from pytest_fp8.worker.observe import Part
-    from pytest_fp8.worker.phases import follow
+    from pytest_fp8.worker.training.phases import follow
+    from pytest_fp8.worker.watch.observe import Part
 
     traced, parts = [], []
 

@@ -10,7 +10,7 @@ import torch
 
 from helpers.closures import closing, lbfgs
 from helpers.loops import loop, serve
-from pytest_fp8.worker import optimizer_extras
+from pytest_fp8.worker.state import optimizer_extras
 
 pytestmark = pytest.mark.slow
 

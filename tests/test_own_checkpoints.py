@@ -13,7 +13,7 @@ from helpers.carried import CASE, carried, through
 from helpers.loops import batch, build, loop
 from pytest_fp8 import Case, Verdict, Workload
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.worker.step import WorkloadError
+from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ pytest.importorskip("torchao")
 from helpers.loops import ALL, batch, build, judge, loop, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.torchao import ComputedWeightError
-from pytest_fp8.worker.step import StepError, WorkloadError
-from pytest_fp8.worker.token_count import TokenCountError
+from pytest_fp8.worker.answers.token_count import TokenCountError
+from pytest_fp8.worker.training.step import StepError, WorkloadError
 
 pytestmark = pytest.mark.slow
 

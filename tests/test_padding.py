@@ -12,8 +12,8 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.worker.answers.token_count import TokenCountError
 from pytest_fp8.worker.server import ArmServer
-from pytest_fp8.worker.token_count import TokenCountError
 from pytest_fp8.zoo import data, models, training
 
 pytestmark = pytest.mark.slow

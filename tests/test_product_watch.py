@@ -11,9 +11,9 @@ from helpers.arms import CASE, spec
 from pytest_fp8 import Case
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
-from pytest_fp8.worker.gradients import rotated, sketch
-from pytest_fp8.worker.product_accuracy import Expected, Operand, square_amax
+from pytest_fp8.worker.answers.gradients import rotated, sketch
 from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, square_amax
 
 pytestmark = pytest.mark.slow
 

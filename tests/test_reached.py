@@ -11,7 +11,7 @@ import torch
 from helpers.loops import CASE, batch, judge, judge_both, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.backends import backend
-from pytest_fp8.worker.observe import Part, observe_forward
+from pytest_fp8.worker.watch.observe import Part, observe_forward
 
 pytestmark = pytest.mark.slow
 

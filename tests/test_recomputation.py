@@ -20,10 +20,10 @@ from pytest_fp8.backends.transformer_engine import RecomputedOutsideError, Trans
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.worker import recompute
-from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.recompute import NothingRecomputes
+from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.training import recompute
+from pytest_fp8.worker.training.recompute import NothingRecomputes
 
 pytestmark = pytest.mark.slow
 

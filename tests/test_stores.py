@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.worker import checkpoint_stores  # noqa: E402
+from pytest_fp8.worker.state import checkpoint_stores  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend, unsloth
-from pytest_fp8.worker import checkpoint_stores, checkpoints
-from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.observe import observe_forward
+from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.server import ArmServer
+from pytest_fp8.worker.state import checkpoint_stores
+from pytest_fp8.worker.watch.observe import observe_forward
 from pytest_fp8.zoo import data, folder
 
 pytestmark = pytest.mark.slow

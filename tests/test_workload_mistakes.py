@@ -11,8 +11,8 @@ from helpers.loops import CASE, batch, build, loop, serve
 from pytest_fp8 import Case, Workload
 from pytest_fp8.backends.torchao import NotContiguousError
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.worker.step import WorkloadError
-from pytest_fp8.worker.token_count import LaterBatchError, explain_rows
+from pytest_fp8.worker.answers.token_count import LaterBatchError, explain_rows
+from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
 

@@ -44,7 +44,7 @@ def measure(asked: argparse.Namespace) -> None:
     """Curves of one arm for each rate and warm-up, as one line of JSON."""
     from pytest_fp8.arms.spec import ArmSpec
     from pytest_fp8.case import Case
-    from pytest_fp8.worker.engine import Engine
+    from pytest_fp8.worker.run.engine import Engine
 
     emulated = asked.device == "cpu"
     case = Case(asked.model, "torchao", "tensorwise", emulated=emulated)

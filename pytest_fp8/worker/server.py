@@ -13,19 +13,19 @@ from pytest_fp8.case import OWN_STORE
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.plain import to_plain
 from pytest_fp8.shipping import ship, unship
-from pytest_fp8.worker import checkpoints, memory, own_checkpoints
-from pytest_fp8.worker.busy import busy_steps
-from pytest_fp8.worker.engine import Engine
-from pytest_fp8.worker.gradients import further_moved_gradients
-from pytest_fp8.worker.held_out import compared, held_out_output
-from pytest_fp8.worker.instrumented import SEED
-from pytest_fp8.worker.layers import layers
-from pytest_fp8.worker.ledger import ledger_of
-from pytest_fp8.worker.moved_weights import first_losses, moved_outputs, moved_resumes
-from pytest_fp8.worker.numerics import numerics
-from pytest_fp8.worker.timing import timed_blocks
-from pytest_fp8.worker.token_count import explain_rows, require_aligned_rows
-from pytest_fp8.worker.zero import size
+from pytest_fp8.worker.answers import checkpoints, memory, own_checkpoints
+from pytest_fp8.worker.answers.busy import busy_steps
+from pytest_fp8.worker.answers.gradients import further_moved_gradients
+from pytest_fp8.worker.answers.held_out import compared, held_out_output
+from pytest_fp8.worker.answers.instrumented import SEED
+from pytest_fp8.worker.answers.layers import layers
+from pytest_fp8.worker.answers.ledger import ledger_of
+from pytest_fp8.worker.answers.moved_weights import first_losses, moved_outputs, moved_resumes
+from pytest_fp8.worker.answers.numerics import numerics
+from pytest_fp8.worker.answers.timing import timed_blocks
+from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
+from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.training.zero import size
 
 
 class ArmServer:

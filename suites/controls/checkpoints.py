@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, micro
 from controls.execution import with_forward
 from controls.own_checkpoints import CASE, SAVED, STATE
-from pytest_fp8.worker.fault_points import BreakableEngine, SaveOrLoad
+from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class LoadedIntoNothing(Control):
     def fill(
         self, engine: BreakableEngine, weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
     ) -> bool:
-        from pytest_fp8.worker.checkpoint_stores import MODEL, OPTIMIZER
+        from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER
 
         state = {name.removeprefix(MODEL): v for name, v in stored.items() if not name.startswith(OPTIMIZER)}
         engine.model.load_state_dict(state, strict=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import BreakableEngine, FaultPoints
+from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 
 if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion

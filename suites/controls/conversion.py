@@ -12,7 +12,7 @@ from controls.control import Control, micro, tiny
 from controls.models import ADAPTERS, HOOKED, ROUTER
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import plan
-from pytest_fp8.worker.fault_points import BreakableEngine, Precision
+from pytest_fp8.worker.run.fault_points import BreakableEngine, Precision
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:

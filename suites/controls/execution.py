@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro, tiny
 from controls.conversion import torchao_config
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.backends.base import Conversion
-    from pytest_fp8.worker.recompute import Recompute
+    from pytest_fp8.worker.training.recompute import Recompute
 
     Forward = Callable[[torch.Tensor], torch.Tensor]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from controls.control import Control, micro
 from controls.models import ADAPTERS, TIED
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch

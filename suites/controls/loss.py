@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch

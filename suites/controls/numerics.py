@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers, with_forward
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch

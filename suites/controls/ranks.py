@@ -10,14 +10,14 @@ from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fp8.backends.base import Conversion
     from pytest_fp8.pair import Fp8Pair
-    from pytest_fp8.worker.parallel import Parallel
+    from pytest_fp8.worker.training.parallel import Parallel
 
 DDP = micro(gpus=2, parallel="ddp", loss_steps=14, loss_seeds=2)
 FSDP2 = micro(gpus=2, parallel="fsdp2", resume=False)

@@ -12,7 +12,7 @@ from controls.ledger import ChangedBeside
 from controls.loss import _in_bfloat16
 from controls.models import LOOPED, TIED
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from controls.control import Control
 from controls.models import FLOAT_HEAD
 from controls.training import ONE_B
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, micro, tiny
 from controls.execution import fp8_layers
 from pytest_fp8.case import Case
-from pytest_fp8.worker.fault_points import BreakableEngine
+from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro
 from controls.ledger import ChangedBeside
 from controls.own_checkpoints import CASE, SAVED
-from pytest_fp8.worker.fault_points import BreakableEngine, SaveOrLoad
+from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
     import torch

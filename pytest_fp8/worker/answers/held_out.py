@@ -1,0 +1,84 @@
+"""An arm's model on a held-out batch, where its own loss or step calls it: its output, its inputs, an evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.worker.state.training_state import buffers_kept, generators_kept
+from pytest_fp8.worker.training.model_output import first_inputs, inputs_noted, output_of
+from pytest_fp8.worker.training.ranks import reshard
+from pytest_fp8.worker.training.setup import seed_generators
+from pytest_fp8.worker.training.step import first_output, forward_alone
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+STEP = 1_000_000
+"""The batch's number: no curve is that long."""
+
+
+def held_out_output(engine: Engine, seed: int) -> tuple[torch.Tensor, int]:
+    """Of one forward pass as in training, without effect on weights and buffers; and a fingerprint of the model's
+    input, which a step may draw by itself."""
+    # Uncompiled: to compile a forward pass for one batch would take longer than all else here.
+    stance = torch.compiler.set_stance("force_eager")
+    with generators_kept(), buffers_kept(engine.model), stance:
+        # Dropout masks are the same in every arm, whatever generator draws them.
+        seed_generators(seed)
+        # Each rank computes the whole, as an arm on one GPU does.
+        batch = engine.training_batch(seed, STEP, whole=True)
+        with inputs_noted(engine.model) as inputs:
+            output = output_on(engine, batch)
+        reshard(engine.model)
+        return output, inputs[0] if inputs else 0
+
+
+def compared(output: torch.Tensor) -> torch.Tensor:
+    """The part of an output that is compared: float32, at most 64 rows of 4096 values."""
+    rows = output.float().reshape(-1, output.shape[-1] if output.dim() else 1)
+    return rows[:64, :4096].contiguous()
+
+
+def output_on(engine: Engine, batch: Any) -> torch.Tensor:
+    """The model's output on a batch, in a forward pass as in training."""
+    with engine.precision():
+        if engine.setup.own is None:
+            with torch.no_grad():
+                logits: torch.Tensor = engine.model(input_ids=batch["input_ids"]).logits
+            return logits
+        # With gradients, as in training: a loss may take some of its own, and evaluation does not count.
+        if engine.own_step is not None:
+            return first_output(engine.own_step, engine.wrapped, batch, engine.optimizer, engine.precision)
+        return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))
+
+
+def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
+    """Arguments of the model on a held-out batch; ``None`` where the loss or step calls parts of the model alone."""
+    own, step, model = engine.setup.own, engine.own_step, engine.wrapped
+    with generators_kept(), buffers_kept(model), torch.compiler.set_stance("force_eager"):
+        seed_generators(seed)
+        batch = engine.training_batch(seed, STEP, whole=True)
+        if own is None:
+            return (), {"input_ids": batch["input_ids"]}
+        with engine.precision(), forward_alone(engine.optimizer):
+            if step is not None:
+                return first_inputs(model, lambda: step(model, batch, engine.optimizer, engine.precision))
+            return first_inputs(model, lambda: engine.loss_of(model, batch))
+
+
+def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:
+    """Call the model as an evaluation does: in eval mode, without gradients."""
+    args, kwargs = inputs
+    modes = [(module, module.training) for module in engine.model.modules()]
+    engine.model.eval()
+    try:
+        with generators_kept(), torch.no_grad(), engine.precision(), torch.compiler.set_stance("force_eager"):
+            engine.model(*args, **kwargs)
+    finally:
+        reshard(engine.model)
+        # By train(), too: a layer may note there that training goes on.
+        engine.model.train()
+        for module, training in modes:
+            module.training = training

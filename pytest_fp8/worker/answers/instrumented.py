@@ -1,0 +1,77 @@
+"""Runs one training step for observers to watch: uncompiled, from known weights, without effect on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from pytest_fp8.worker.training.setup import seed_generators
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+SEED = 0
+"""Of the weights and the batch of the step: the same in every arm."""
+RANDOM = 1_907_201_853
+"""Added for the generators: a seed that nobody uses, so that a model that seeds them anew in each step (0, 42) leaves
+them elsewhere than one that does not."""
+
+
+class Observer(Protocol):
+    """Watches the step. Both contexts may change hooks and dispatch modes, and must leave none behind."""
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Opened once, around the whole step."""
+
+    def in_phase(self, name: str) -> AbstractContextManager[Any]:
+        """Opened around each part of the step: ``forward``, ``backward``, ``optimizer``, ``evaluation``. Micro-batches
+        alternate, so that a part comes several times."""
+
+
+def instrumented_step(
+    engine: Engine, *observers: Observer, seed: int = SEED, step: int = 0, restart: bool = True
+) -> torch.Tensor:
+    """One step in which both arms do the same work; gives its loss, detached.
+
+    The arm restarts with the weights of ``seed``, gets the first batch of that seed's curve, and draws from
+    generators that are seeded alike, so that dropout masks are the same in both arms. Compiled code runs uncompiled,
+    because hooks do not run inside it. The optimizer changes no weight, and gradients are dropped afterwards.
+
+    Without ``restart`` the arm goes on from where it is, with the batch of ``step``: its scales are those that its own
+    training has left.
+    """
+    if restart:
+        engine.restart(seed)
+        fit_scales(engine, seed)
+    batch = engine.training_batch(seed, step)
+    seed_generators(RANDOM + seed)
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for observer in observers:
+                stack.enter_context(observer.in_phase(name))
+            yield
+
+    with ExitStack() as stack:
+        stack.enter_context(engine.standing_still())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for observer in observers:
+            stack.enter_context(observer.watching())
+        loss = engine.step(batch, phase=phase)
+    engine.park()
+    return loss
+
+
+def fit_scales(engine: Engine, seed: int) -> None:
+    """Let delayed scaling see the batch that is about to be measured: its scales are those of past steps.
+
+    A fresh model's first scales fit badly, which says nothing of the layer. Seen on an H200: after the two calibration
+    passes of a restart, on another batch, a gradient of a 1B model is 31 dB worse than the recipe's own casts make it.
+    """
+    for _ in range(engine.backend.calibration_passes(engine.case.recipe)):
+        with engine.standing_still():
+            engine.step(engine.training_batch(seed, step=0))

@@ -1,0 +1,121 @@
+"""What the layers question asks of an arm: conversion, recipes in force, the products that one step executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.backends.linears import stacked_weights
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import OwnedProduct
+from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
+from pytest_fp8.worker.answers.ledger import ledger_of
+from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.watch.kernel_families import learn_families
+from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
+from pytest_fp8.worker.watch.observe import Part, observe_forward
+from pytest_fp8.worker.watch.profile import profile_step
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+
+def layers(engine: Engine) -> dict[str, Any]:
+    """One observed forward pass and one measured training step, as plain data."""
+    batch = engine.timing_batch(0)
+
+    modules = dict(engine.model.named_modules())
+    calls, recipes = observed(engine, batch)
+    # The batch is made again, so that torch's generators are where the observed pass found them.
+    batch = engine.timing_batch(0)
+    engine.park()
+    history = _amax_histories(engine)
+    if engine.device.type == "cuda":
+        seen = profile_step(lambda phase: engine.step(batch, phase))
+        products: list[Product] = seen["products"]
+        families = learn_families(products)
+        attention, milliseconds, waits = seen["attention"], seen["milliseconds"], seen["waits"]
+        wire, exposed, rest = to_plain(seen["wire"]), seen["exposed_ms"], to_plain(seen["rest"])
+    else:
+        watch = OperatorWatch(engine.model)
+        with watch.watching():
+            engine.step(batch, watch.in_phase)
+        products, families, attention, milliseconds = [owned.product for owned in watch.products], None, {}, {}
+        waits, wire, exposed, rest = {}, [], 0.0, []
+    rested = _unchanged(history, _amax_histories(engine) if history else {})
+    # A compiled step runs no code that could say which module multiplies: there the uncompiled step tells it.
+    owned = ledger_of(engine).products if engine.device.type == "cuda" else watch.products
+    live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
+    # The keys are the fields of questions.layers.evidence.LayersEvidence.
+    return {
+        "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
+        "converted": engine.conversion.converted,
+        "skipped": engine.conversion.skipped,
+        "live_fp8": live,
+        "kinds": {name: class_path(modules[name]) for name in engine.originals},
+        "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
+        "foreign": to_plain(_foreign(engine, owned)),
+        "dropped_behaviour": engine.conversion.dropped_behaviour,
+        "stacked_weights": stacked_weights(engine.model),
+        "stale_amax": [name for name in rested if name in {call.name for call in calls}],
+        "switches": {**engine.switches, **engine.backend.switches},
+        "calls": to_plain(calls),
+        "recipes": recipes,
+        "products": to_plain(products),
+        "families": families,
+        "attention": attention,
+        "milliseconds": milliseconds,
+        "wire": wire,
+        "exposed_ms": exposed,
+        "rest": rest,
+        "waits": waits,
+        "recompute": engine.case.activation_checkpointing,
+        # Last: these steps train the model, and leave torch's generators elsewhere.
+        **(busy_steps(engine) if engine.device.type == "cuda" else NO_STEPS),
+    }
+
+
+def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
+    """:func:`observe_forward` of one eager forward pass, or of one eager hand-written step that changes no weight."""
+    if engine.own_step is None:
+
+        def forward() -> Any:
+            with engine.precision():
+                return engine.loss_of(engine.model, batch)
+
+        seen = observe_forward(engine.model, engine.originals, engine.backend, forward)
+        engine.backend.drop_pending_recomputation()
+        return seen
+    part = Part()
+
+    def step() -> None:
+        engine.step(batch, phase=part.inside)
+
+    # All stays as it is for the measured step, in which a router must send the rows the same way.
+    with engine.standing_still():
+        return observe_forward(engine.model, engine.originals, engine.backend, step, part)
+
+
+def _foreign(engine: Engine, owned: Sequence[OwnedProduct]) -> list[Product]:
+    """Products in high precision that no Linear called."""
+    linears = {plain_name(name) for name in engine.originals}
+    return [each.product for each in owned if each.owner not in linears and each.product.kind != FP8]
+
+
+def _amax_histories(engine: Engine) -> dict[str, list[float]]:
+    """The amax history of each layer that keeps one."""
+    read = {name: engine.backend.amax_history(m) for name, m in engine.model.named_modules()}
+    return {name: history for name, history in read.items() if history is not None}
+
+
+def _unchanged(before: dict[str, list[float]], after: dict[str, list[float]]) -> list[str]:
+    return [name for name, history in before.items() if after.get(name) == history]
+
+
+def class_path(module: torch.nn.Module) -> str:
+    """Module and name of the layer's class; of the library's class where one of this package is derived from it."""
+    kind = next(k for k in type(module).__mro__ if not k.__module__.startswith("pytest_fp8."))
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,70 @@
+"""The weights of all Linears moved at random by as much as FP8 moves products: how far sound FP8 may move a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_fp8.worker.answers.held_out import compared, held_out_output
+from pytest_fp8.worker.state.shards import local
+from pytest_fp8.worker.training.restored import values_kept
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+PERTURBATION = 2.0**-4
+"""Weights are moved by a random factor within 1 +- this: 3.6 % in the mean, as much as e4m3 casts of both operands
+change a product (28.6 dB)."""
+
+
+@contextmanager
+def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
+    """While open, the weights are moved; ``seed`` draws how. They are put back."""
+    torch.manual_seed(seed)
+    modules = dict(engine.model.named_modules())
+    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
+    with values_kept(weights.values()):
+        with torch.no_grad():
+            for weight in map(local, weights.values()):
+                noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+                weight.copy_(weight * noise)
+        yield
+
+
+def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:
+    """The first loss of the curve of ``seed``, from its weights moved in as many ways as ``draws`` says."""
+    losses: list[float] = []
+    for draw in range(draws):
+        engine.restart(seed)
+        with moved_weights(engine, draw):
+            batch = engine.training_batch(seed, step=0)
+            engine.fault_points.before_step(engine, seed, step=0)
+            losses.append(float(engine.step(batch)))
+    return losses
+
+
+def moved_outputs(engine: Engine, seed: int, draws: int) -> list[float]:
+    """How far the output on a held-out batch is from that of the arm's weights when these are moved in as many ways as
+    ``draws`` says: relative L2 distances."""
+    output = compared(held_out_output(engine, seed)[0])
+    length = float(output.norm()) or 1.0
+    distances: list[float] = []
+    for draw in range(draws):
+        with moved_weights(engine, draw):
+            distances.append(float((compared(held_out_output(engine, seed)[0]) - output).norm()) / length)
+    return distances
+
+
+def moved_resumes(engine: Engine, seed: int, first_step: int, steps: int, draws: int) -> list[float]:
+    """How far the mean loss of ``steps`` training steps after the first ones moves when the weights that these left are
+    moved, in as many ways as ``draws`` says; the first number is without that."""
+    means: list[float] = []
+    for draw in range(-1, draws):
+        engine.curve(seed, first_step)
+        with moved_weights(engine, draw) if draw >= 0 else nullcontext():
+            means.append(mean(engine.curve(seed, steps, first_step=first_step)["losses"]))
+    return [each - means[0] for each in means[1:]]

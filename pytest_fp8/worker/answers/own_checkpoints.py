@@ -1,0 +1,201 @@
+"""Checkpoints through the user's own ``save()`` and ``load()``: called, and what the arm holds before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
+from pytest_fp8.worker.answers import checkpoints
+from pytest_fp8.worker.answers.held_out import output_on
+from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.run.fault_points import SaveOrLoad
+from pytest_fp8.worker.state import checkpoint_stores
+from pytest_fp8.worker.state.checkpoint_stores import digests
+from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.state.optimizer_state import StrayParameter
+from pytest_fp8.worker.state.own_state import changed_flags, flags_of
+from pytest_fp8.worker.state.training_state import (
+    buffers_kept,
+    generators,
+    generators_kept,
+    kept,
+    not_persistent_kept,
+)
+from pytest_fp8.worker.training.model_output import inputs_noted
+from pytest_fp8.worker.training.setup import seed_generators
+from pytest_fp8.worker.training.step import WorkloadError, name_of
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+OTHER_SEED = 1_000_003
+"""Weights, optimizer and generators of the arm before the user's ``load()``: what that leaves out is then not right by
+accident."""
+CASTS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
+"""Casts that a checkpoint may have made, from the coarsest."""
+
+
+def are_given(engine: Engine) -> bool:
+    """Whether the workload brings ``save()`` and ``load()``."""
+    return engine.setup.own is not None and engine.setup.own.save is not None
+
+
+def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
+    """Have the user's ``save()`` write to ``folder``; gives the fields of :class:`Saved`."""
+    function, _ = _functions(engine)
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    weights, _, scaling = checkpoints.weights_of(engine)
+    before = digests(weights)
+    state = checkpoints.optimizer_state_of(engine) if optimizer else {}
+    saved = OwnSaved(
+        kept=kept(engine.model, engine.optimizer, engine.backend),
+        changed_by_saving=[],
+        buffers=sorted(set(weights) & {plain_name(name) for name, _ in engine.model.named_buffers()}),
+        casts=_casts(weights),
+        narrowed=_narrowed(engine, state),
+        drawn=_drawn(engine),
+    )
+    state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
+    with _reported("save", function):
+        function(engine.wrapped, engine.optimizer, path)
+    engine.synchronize()
+    now = digests(checkpoints.weights_of(engine)[0])
+    return {
+        "keys": sorted(weights),
+        "wrapped": [],
+        "untied": {},
+        "scaling_state": scaling,
+        "frozen": 0,
+        "on_disk": checkpoint_stores.dtypes_on_disk(path, "safetensors"),
+        "digests": before,
+        "optimizer_digests": state_digests,
+        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        "own": {
+            **to_plain(saved),
+            "changed_by_saving": sorted(name for name in before if now.get(name) != before[name]),
+            "flags": changed_flags(flags, engine.model),
+        },
+    }
+
+
+def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
+    """Have the user's ``load()`` read ``folder`` into the arm, which holds other values before; gives the fields of
+    :class:`Loaded`."""
+    _, function = _functions(engine)
+    # What is drawn once and never saved, as random frequencies, is what a run with the same seed has.
+    with not_persistent_kept(engine.model):
+        engine.restart(OTHER_SEED)
+    watch = LoadWatch(engine)
+    watch.before()
+    before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
+    with generators_kept():
+        # A state that no training run reaches by itself.
+        seed_generators(OTHER_SEED)
+        strange = generators()
+        with _reported("load", function):
+            function(engine.wrapped, engine.optimizer, Path(folder))
+        found = kept(engine.model, engine.optimizer, engine.backend)
+        restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
+    weights, _, scaling = checkpoints.weights_of(engine)
+    state, strays = {}, False
+    try:
+        state = checkpoints.optimizer_state_of(engine) if optimizer else {}
+    except StrayParameter:
+        strays = True
+    report: dict[str, Any] = {
+        "missing": [],
+        "unexpected": [],
+        "wrong_shape": [],
+        "untied": {},
+        "loaded": True,
+        "rebuilt_scaling_state": scaling,
+        "stale": [],
+        "digests": digests(weights),
+        "optimizer_digests": checkpoints.state_digests(state),
+    }
+    same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
+    report["stale"] = watch.stale()
+    changed = changed_flags(flags, engine.model)
+    report["own"] = to_plain(
+        OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
+    )
+    engine.renew_scales()
+    engine.park()
+    return report
+
+
+def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> dict[str, Any]:
+    """The fields of :class:`Resumed` for ``steps`` training steps from where the arm is. What it keeps besides is told
+    only where the workload saves it."""
+    with inputs_noted(engine.model) as inputs:
+        curve = engine.curve(seed, steps, first_step=first_step)
+    now = kept(engine.model, engine.optimizer, engine.backend) if are_given(engine) else NOT_RESUMED.kept
+    return to_plain(Resumed(curve["losses"], curve["data"], inputs, now))  # type: ignore[no-any-return]
+
+
+def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
+    own = engine.setup.own
+    if own is None or own.save is None or own.load is None:
+        raise WorkloadError(
+            "checkpoint_formats names 'own', and the workload has no save() and load()",
+            "the store 'own' is what these two functions write and read",
+            "Workload(save=..., load=...), or leave 'own' out of checkpoint_formats",
+        )
+    return engine.fault_points.own_functions(own.save, own.load)
+
+
+@contextmanager
+def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
+    """An exception of the user's function as one error that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise WorkloadError(
+            f"the workload's {which}, {name_of(function)}, raised {type(error).__name__}: {str(error)[:600]}",
+            "it does not fit this arm's model or optimizer: keys that one precision has and the other has not (scaling "
+            "state, a wrapper's prefix), other shapes, or a file that was not written",
+            f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
+            "weights, and leave scaling state out",
+        ) from error
+
+
+def _casts(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+    """dtype -> weight -> digest after a cast to it and back. Only where the cast changes a value."""
+    found: dict[str, dict[str, int]] = {}
+    for dtype in CASTS:
+        named = found.setdefault(str(dtype).removeprefix("torch."), {})
+        for name, weight in weights.items():
+            if weight.is_floating_point() and weight.dtype != dtype:
+                cast = weight.detach().to(dtype).to(weight.dtype)
+                if not torch.equal(cast, weight):
+                    named.update(digests({name: cast}))
+    return found
+
+
+def _narrowed(engine: Engine, state: Mapping[str, Any]) -> dict[str, int]:
+    """``Optimizer.load_state_dict`` casts state to the dtype of its parameter: digests of what arrives then."""
+    dtypes = {plain_name(name): parameter.dtype for name, parameter in engine.model.named_parameters()}
+    found = {}
+    for key, value in state.items():
+        dtype = dtypes.get(key.removeprefix(checkpoint_stores.OPTIMIZER).rsplit("/", 1)[0])
+        plain = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0
+        if dtype is not None and plain and value.dtype != dtype:
+            found[key] = value.to(dtype)
+    return digests(found)
+
+
+def _drawn(engine: Engine) -> list[str]:
+    """Generators that a forward pass in training moves: dropout, noise, stochastic depth."""
+    with generators_kept(), buffers_kept(engine.model), torch.compiler.set_stance("force_eager"):
+        batch = engine.training_batch(OTHER_SEED, step=0)
+        before = generators()
+        output_on(engine, batch)
+        return sorted(name for name, state in generators().items() if state != before.get(name))

@@ -1,0 +1,163 @@
+"""Looks at the calls of the FP8 layers in each step of a curve: whether each multiplies in FP8, and a few right values.
+
+By hooks, so where nothing is compiled. No number of the curve changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pytest_fp8.questions.loss.evidence import LayerCalls
+from pytest_fp8.worker.run.fault_points import BreakableEngine
+from pytest_fp8.worker.watch.product_accuracy import is_product
+
+LOOKED_AT = 3
+"""Layers of a step whose product is looked at, drawn anew in each step."""
+ROWS, COLUMNS = 16, 64
+"""Of a product that are compared, drawn at random."""
+DRAWS = 16
+"""Choices of rows and columns that are drawn ahead and taken in turn: on a GPU a draw in each call would wait."""
+
+
+class CallWatch:
+    """The calls of the FP8 layers in forward passes that train, step by step."""
+
+    def __init__(self, engine: BreakableEngine, compiled: bool, seed: int) -> None:
+        watched = not (compiled or engine.backend.compiles_itself)
+        self._layers = {
+            name: module
+            for name, module in engine.model.named_modules()
+            if watched and engine.backend.is_fp8_layer(module)
+        }
+        # Scales of past steps may not fit a product, which is no fault of it.
+        past = engine.backend.calibration_passes(engine.case.recipe)
+        self._products = [name for name, module in self._layers.items() if not past and is_product(module)]
+        self._device, self._draw = engine.device, random.Random(seed)
+        self._chosen: set[str] = set()
+        self._began: dict[str, int] = {}
+        self._now = [0, 0]
+        self._calls: list[list[int]] = []
+        self._looks: list[tuple[int, str, int]] = []
+        """Step, layer, and the number of values of its output."""
+        self._norms: list[torch.Tensor] = []
+        """Three of each look: of the values' error, of the exact values, of the whole output."""
+        self._drawn: dict[int, list[torch.Tensor]] = {}
+
+    def next_step(self) -> None:
+        """Called before each step of the curve."""
+        self._now = [0, 0]
+        self._calls.append(self._now)
+        self._chosen = set(self._draw.sample(self._products, min(LOOKED_AT, len(self._products))))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around all steps of the curve."""
+        handles: list[Any] = []
+        for name, module in self._layers.items():
+            handles.append(module.register_forward_pre_hook(_Hook(self._before(name))))
+            handles.append(module.register_forward_hook(_Hook(self._after(name)), prepend=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def noted(self) -> LayerCalls:
+        """What was seen, after the last step."""
+        norms = torch.stack(self._norms).view(-1, 3).tolist() if self._norms else []
+        found: dict[str, list[tuple[int, float]]] = {}
+        for (step, name, values), (wrong, exact, made) in zip(self._looks, norms, strict=True):
+            # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
+            power = max(exact**2 / (ROWS * COLUMNS), made**2 / values)
+            if power:
+                found.setdefault(name, []).append((step, wrong**2 / (ROWS * COLUMNS) / power))
+        return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def before(*_: Any) -> None:
+            # What the user compiled may be traced here, and runs without hooks afterwards.
+            if not torch.compiler.is_compiling():
+                self._began[name] = torch.autograd._get_sequence_nr()
+
+        return before
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            output = output[0] if isinstance(output, tuple) else output
+            if not isinstance(output, torch.Tensor) or output.grad_fn is None:
+                return
+            self._now[not _multiplied_in_fp8(output.grad_fn, self._began[name])] += 1
+            if name in self._chosen and args:
+                self._look(name, module, args[0], output)
+
+        return after
+
+    def _look(self, name: str, module: torch.nn.Module, given: Any, output: torch.Tensor) -> None:
+        self._chosen.discard(name)
+        weight, bias = module._parameters["weight"], module._parameters.get("bias")
+        if weight is None or [type(given), type(weight), type(output)] != _PLAIN:
+            return
+        if output.is_nested or given.is_nested or not output.numel():
+            return
+        if (given.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
+            return
+        with torch.no_grad(), _disable_current_modes(), torch.autocast(self._device.type, enabled=False):
+            made = output.detach().reshape(-1, output.shape[-1])
+            rows, columns = self._some(len(made), ROWS), self._some(made.shape[1], COLUMNS)
+            exact = given.detach().reshape(-1, given.shape[-1])[rows].float() @ weight.detach()[columns].float().t()
+            if bias is not None and bias.numel():
+                exact += bias.detach()[columns].float()
+            wrong = made.index_select(0, rows).index_select(1, columns).float() - exact
+            norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in (wrong, exact, made)]
+        self._looks.append((len(self._calls) - 1, name, made.numel()))
+        self._norms += norms
+
+    def _some(self, size: int, most: int) -> torch.Tensor:
+        """At most ``most`` of ``size`` indices, others in each call. Drawn beside torch's own generators."""
+        if size not in self._drawn:
+            generator = torch.Generator().manual_seed(size)
+            draws = [torch.randint(size, (most,), generator=generator) for _ in range(DRAWS)]
+            self._drawn[size] = list(torch.stack(draws).to(self._device))
+        return self._drawn[size][len(self._looks) % DRAWS]
+
+
+class _Hook:
+    """A hook that a copy of the module, or one that is saved, does not take along."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        self.call(*args)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+def _multiplied_in_fp8(node: Any, began: int) -> bool:
+    """Whether an autograd function of Python's was called since the sequence number ``began``: FP8 libraries multiply
+    inside one, and ``torch.nn.functional.linear`` has none. Transformer Engine's notes whether FP8 was on."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and getattr(node, "fp8", True):
+            return True
+        nodes += [n for n, _ in node.next_functions if n is not None and began <= n._sequence_nr() < _ACCUMULATES]
+    return False
+
+
+_PLAIN = [torch.Tensor, torch.nn.Parameter, torch.Tensor]
+_ACCUMULATES = 2**63
+"""Sequence numbers from here on are those of nodes that accumulate a parameter's gradient."""

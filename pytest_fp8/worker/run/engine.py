@@ -1,0 +1,293 @@
+"""One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
+
+The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm
+up.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.backends import backend
+from pytest_fp8.backends.accelerate_state import accelerate_precision
+from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
+from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
+from pytest_fp8.case import Case
+from pytest_fp8.recipes import recipe_facts
+from pytest_fp8.shipping import unship
+from pytest_fp8.worker.run.curves import curve
+from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
+from pytest_fp8.worker.run.fault_points import fault_points_of
+from pytest_fp8.worker.run.first_step import first_step
+from pytest_fp8.worker.state.own_state import OwnState, own_state_kept
+from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
+from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.training.parallel import inner_model, parallelized
+from pytest_fp8.worker.training.phases import StepCounts
+from pytest_fp8.worker.training.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
+from pytest_fp8.worker.training.setup import TrainingSetup
+from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, schedule_of
+from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
+from pytest_fp8.worker.watch.ledger_weights import weights_of
+from pytest_fp8.workload import Workload
+from pytest_fp8.zoo import training
+
+WARM_UP = ("first step", "second step", "second step")
+"""Phases of the steps before an arm answers. Both may compile: the second where the first one's guards do not hold."""
+
+
+class Engine:
+    """One trainable variant of a case, live on its device."""
+
+    def __init__(self, spec: ArmSpec, explain_failure: Callable[[Engine], None] | None = None) -> None:
+        """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
+        emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
+        self.spec, self.case = spec, spec.case
+        _require_device(torch.device(spec.device))
+        self.device = ranks.join(self.case, torch.device(spec.device))
+        self.backend = backend(self.case.backend)
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        multiply_bfloat16_through_float32(self.device)
+        self.seconds: dict[str, float] = {}
+        with self._timed("device"):
+            torch.zeros(1, device=self.device)
+        with self._timed("definition"):
+            self.first_step = first_step(spec)
+        own: Workload | None = unship(spec.workload) if spec.workload else None
+        self.setup = TrainingSetup(self.case, own, self.backend, self.device)
+        _require_recipe(self.backend, self.case)
+        self.attention = prefer_fast_attention(self.device)
+        self.fault_points = fault_points_of(spec.control)
+        self.fault_points.start(self)
+        self.switches = {"asked": os.environ.get("ACCELERATE_MIXED_PRECISION", "")}
+        self._build()
+        self.timing_batches = [self.timing_batch(step) for step in range(4)]
+        self._warm_up(explain_failure)
+        # Freeze the heap, so that collections before a turn skip it; the GPU would idle meanwhile.
+        gc.collect()
+        gc.freeze()
+        self.fault_points.warm(self)
+
+    # -- construction: build, convert, activation checkpointing, compile, parallelize, warm up ------------------------
+
+    def _build(self) -> None:
+        own = self.setup.own
+        with self._timed("weights"):
+            self.model = self.fresh_model(seed=0)
+        self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
+        mark_skipped(self.model, own.leave if own is not None else ())
+        self.compiled = self.case.compile and self.fault_points.compiles
+        self._prepared: Prepared | None = None
+        """What the backend's own conversion gave; ``None`` where the workload converts."""
+        with self._timed("conversion"):
+            self.conversion = self._observed_conversion()
+        self.switches["accelerate"] = accelerate_precision()
+        self.precision = self.fault_points.precision(self, self._precision())
+        if self.case.activation_checkpointing:
+            recompute = self.backend.recompute_function()
+            checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
+        if self.compiled and not self.backend.compiles_itself:
+            compile_blocks(self.model)
+        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup))
+        self.wrapped = parallel.wrapped
+        """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
+        self.model = inner_model(self.wrapped, self.model)
+        prepared = self._prepared or Prepared(self.model, self.conversion)
+        self.loss_of = prepared.loss_of or self.setup.loss()
+        self.backward = parallel.backward or prepared.backward
+        made = parallel.optimizer or prepared.optimizer
+        self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
+        self._renews_optimizer = own is not None and made is None
+        # After the conversion, so that what convert() set is the arm's own.
+        self._own_state = OwnState(self.model)
+
+    def _observed_conversion(self) -> Conversion:
+        """Convert the model. What that did besides, to weights and to layers, is told from before and after."""
+        before, behaviour = weights_of(self.model), with_behaviour(self.model)
+        conversion: Conversion = self.fault_points.convert(self, self._convert)
+        self.weights = before, weights_of(self.model, self.fused_params)
+        conversion.dropped_behaviour = dropped_behaviour(behaviour, self.model, conversion.converted)
+        return conversion
+
+    def _convert(self) -> Conversion:
+        own = self._own_fp8()
+        if own is not None and own.convert is not None:
+            self.model = own.converted(self.model)
+            return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
+        self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
+        self.model = self._prepared.model
+        if self._prepared.layers is not None:
+            self.originals = dict(self._prepared.layers)
+        return self._prepared.conversion
+
+    def _precision(self) -> Callable[[], Any]:
+        own = self._own_fp8()
+        if own is not None and own.precision is not None:
+            return own.precision
+        return self.backend.precision(self.case.recipe, self.case.full_options)
+
+    def _own_fp8(self) -> Workload | None:
+        """The workload in the FP8 arm, whose own conversion and precision count there; ``None`` in the reference."""
+        return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
+
+    def _warm_up(self, explain_failure: Callable[[Engine], None] | None) -> None:
+        """Run three training steps; the first of them compile."""
+        if self.case.emulated and explain_failure is not None:
+            explain_failure(self)
+        try:
+            for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
+                with self._timed(phase):
+                    if self.own_step is None:
+                        self.step(batch)
+                    else:
+                        require_whole(self.own_step, *self._run_own(self.own_step, batch))
+        except Exception as error:
+            # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
+            if explain_failure is not None and self.case.gpus == 1:
+                explain_failure(self)
+            self.backend.raise_explained(error)
+            raise
+
+    # -- model and data -----------------------------------------------------------------------------------------------
+
+    def fresh_model(self, seed: int) -> torch.nn.Module:
+        """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device."""
+        return self.setup.fresh_model(seed)
+
+    def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
+        """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
+        return self.setup.training_batch(*self.fault_points.batch(seed, step), whole)
+
+    def timing_batch(self, step: int) -> Any:
+        """The batch of one timed step."""
+        return self.setup.timing_batch(step)
+
+    @property
+    def fused_params(self) -> FusedParams:
+        """The live model's parameters that hold several of the plain one's."""
+        return self.backend.fused_params(self.model)
+
+    def restart(self, seed: int, jitter: bool = False) -> None:
+        """Go back to step 0 with the weights of ``seed``. Optimizer and scaling state are reset; compiled code stays.
+
+        ``jitter`` moves each weight by at most about one unit in its last BF16 place. A person would call it the same
+        training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
+        """
+        values = self.backend.seeded_values(self.model, seed)
+        if values is None:
+            fresh = self.fresh_model(seed)
+            copy_model(self.model, fresh, self.fused_params, jitter)
+            self._own_state.restore()
+        else:
+            copy_values(self.model, values, self.fused_params, jitter)
+        self.optimizer.state.clear()
+        if self._renews_optimizer:
+            # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
+            self.optimizer = self.setup.optimizer(self.model)
+        self.renew_scales()
+
+    def renew_scales(self) -> None:
+        """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
+        self.backend.reset_scaling(self.model)
+        for index in range(self.backend.calibration_passes(self.case.recipe)):
+            with self.standing_still():
+                self.step(self.training_batch(seed=0, step=2_000_000 + index))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
+        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer):
+            yield
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    @property
+    def own_step(self) -> Step | None:
+        """The user's own training step, where the workload has one."""
+        return self.setup.own.step if self.setup.own is not None else None
+
+    def step(
+        self,
+        batch: Any,
+        phase: training.Phase = nullcontext,
+        on_gradients: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
+        """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
+        before the optimizer steps."""
+        if self.own_step is not None:
+            own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
+            self.backend.stepped(self.model)
+            self.fault_points.stepped(self)
+            return own_loss
+        loss = training.training_step(
+            self.wrapped,
+            batch,
+            loss_of=self.loss_of,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            phase=phase,
+            on_gradients=on_gradients,
+            backward=self.backward,
+        )
+        schedule = schedule_of(self.optimizer)
+        if schedule is not None:
+            schedule.step()
+        self.backend.stepped(self.model)
+        self.fault_points.stepped(self)
+        return loss
+
+    def _run_own(
+        self,
+        step: Step,
+        batch: Any,
+        phase: training.Phase = nullcontext,
+        on_gradients: Callable[[], None] | None = None,
+    ) -> tuple[torch.Tensor, StepCounts]:
+        return run_step(step, self.wrapped, batch, self.optimizer, self.precision, phase, on_gradients)
+
+    def curve(self, seed: int, steps: int, **more: Any) -> dict[str, Any]:
+        """See :func:`pytest_fp8.worker.run.curves.curve`."""
+        return curve(self, seed, steps, **more)
+
+    def park(self) -> None:
+        """Give cached memory back to the device, so that the pair's other arm can use it."""
+        # On the model, not the optimizer, which may not hold every parameter that gets a gradient.
+        self.model.zero_grad(set_to_none=True)
+        ranks.reshard(self.model)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        """Wait for the GPU; nothing on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.synchronize()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def _require_device(device: torch.device) -> None:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"this arm must run on a GPU and torch {torch.__version__} sees none "
+            f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
+        )
+
+
+def _require_recipe(chosen: Backend, case: Case) -> None:
+    usable, reason = chosen.usable(case.recipe, case.emulated)
+    if not usable:
+        raise RuntimeError(f"recipe {case.recipe!r} cannot run here: {reason}")

@@ -1,0 +1,87 @@
+"""An optimizer's state by the plain model's parameter names, taken from and put into a live arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.worker.state import optimizer_extras
+from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
+from pytest_fp8.worker.state.fused_params import join, plain_name, split
+from pytest_fp8.worker.training.step import schedule_of
+
+SCHEDULE = "schedule.pt"
+
+
+class StrayParameter(RuntimeError):
+    """The optimizer holds a parameter that the model does not have."""
+
+    fp8_cause = "it was made before the conversion put new parameters in place of its own"
+    fp8_next = "make the optimizer after the conversion; the loss question names the weights that nothing trains"
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: FusedParams) -> dict[str, Any]:
+    """What the optimizer keeps, by ``optimizer/<parameter>/<entry>``, in the order of its parameters.
+
+    ``fused``: by plain names of the live parameters. Raises :class:`StrayParameter`.
+    """
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    entries: dict[str, Any] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise StrayParameter("the optimizer steps a parameter that the model does not have")
+            live = names[id(parameter)]
+            for entry, value in optimizer.state.get(parameter, {}).items():
+                if optimizer_extras.is_tensor(value):
+                    parts = list(split([(live, value)], fused))
+                else:
+                    parts = optimizer_extras.for_each_part(live, entry, value, fused)
+                entries.update((f"{OPTIMIZER}{name}/{entry}", part) for name, part in parts)
+    return entries
+
+
+def load_state(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    fused: FusedParams,
+    tensors: Mapping[str, torch.Tensor],
+    extras: Mapping[str, Any],
+) -> None:
+    """Put what :func:`state_of` gave into the optimizer. Raises ``KeyError`` for a parameter that the model lacks."""
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    by_entry: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        by_entry.setdefault(entry, {})[name] = value
+    for entry, values in by_entry.items():
+        for name, value in join(values, fused).items():
+            parameter = parameters.get(name)
+            if parameter is None:
+                raise KeyError(f"the stored optimizer has a parameter {name!r} that this model does not have")
+            optimizer.state[parameter][entry] = value.to(parameter.device)
+    whole = {part: live for live, parts in fused.items() for part, _ in parts}
+    for key, value in extras.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        optimizer.state[parameters[whole.get(name, name)]][entry] = value
+
+
+def save_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Write the learning-rate schedule that hangs on the optimizer, if there is one."""
+    schedule = schedule_of(optimizer)
+    if schedule is not None:
+        torch.save(schedule.state_dict(), folder / SCHEDULE)
+
+
+def load_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Read what :func:`save_schedule` wrote, if anything, and set the learning rates by it."""
+    schedule, path = schedule_of(optimizer), folder / SCHEDULE
+    if schedule is None or not path.is_file():
+        return
+    schedule.load_state_dict(torch.load(path, weights_only=True))
+    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate

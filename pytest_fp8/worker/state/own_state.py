@@ -1,0 +1,80 @@
+"""What a model keeps besides its weights: buffers, numbers and flags of its modules, modes, what is trained.
+
+A training step may move it: a counter that says when layers are unfrozen, running statistics. Both arms must then be
+compared after equally many steps, although one of them may have run more passes, as delayed scaling needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from pytest_fp8.source_text import is_of_a_library
+from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.state.training_state import buffers_kept
+
+MODE, TRAINED = "mode", "trained"
+WORDS = {
+    (MODE, True): "put into train mode",
+    (MODE, False): "put into eval mode",
+    (TRAINED, True): "made trainable",
+    (TRAINED, False): "frozen",
+}
+
+
+class OwnState:
+    """As it is now, without the buffers: a restart takes these from a fresh model.
+
+    Attributes count where they are numbers, flags or text of the user's own modules. A converted layer is a library's,
+    and keeps its own.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        modules = list(model.modules())
+        self._attributes = [
+            (module, key, value)
+            for module in modules
+            if not is_of_a_library(type(module).__module__)
+            for key, value in vars(module).items()
+            if type(value) in (int, float, bool, str)
+        ]
+        self._attributes += [(module, "training", module.training) for module in modules]
+        self._trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def restore(self) -> None:
+        for module, key, value in self._attributes:
+            if vars(module).get(key) != value:
+                setattr(module, key, value)
+        for parameter, trained in self._trained:
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
+
+
+def flags_of(model: torch.nn.Module) -> dict[tuple[str, str], bool]:
+    """(which flag, plain name) -> its value: modes of modules, and which parameters are trained."""
+    modes = {(MODE, plain_name(name)): module.training for name, module in model.named_modules()}
+    trained = {(TRAINED, plain_name(name)): parameter.requires_grad for name, parameter in model.named_parameters()}
+    return modes | trained
+
+
+def changed_flags(before: Mapping[tuple[str, str], bool], model: torch.nn.Module) -> dict[str, list[str]]:
+    """What was done to them since, in words -> names."""
+    changed: dict[str, list[str]] = {}
+    for (flag, name), value in flags_of(model).items():
+        if before.get((flag, name), value) != value:
+            changed.setdefault(WORDS[flag, value], []).append(name or "the model")
+    return changed
+
+
+@contextmanager
+def own_state_kept(model: torch.nn.Module, is_fp8_layer: Callable[[torch.nn.Module], bool]) -> Iterator[None]:
+    """Passes inside leave it as it was, buffers included. FP8 layers keep theirs: scales may be buffers."""
+    state = OwnState(model)
+    fp8 = {part for module in model.modules() if is_fp8_layer(module) for part in module.modules()}
+    try:
+        with buffers_kept(model, fp8):
+            yield
+    finally:
+        state.restore()

@@ -1,0 +1,47 @@
+"""Gives a live, converted model the weights of a seed, for a curve that starts again at step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.worker.state.fused_params import split
+from pytest_fp8.worker.state.shards import assign
+
+
+@torch.no_grad()
+def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParams, jitter: bool) -> None:
+    """Copy all parameters and buffers of ``fresh``, an unconverted model, into ``model``.
+
+    Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
+    """
+    missing = copy_values(model, dict(fresh.named_parameters(remove_duplicate=False)), fused, jitter)
+    if missing:
+        raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
+    buffers = dict(model.named_buffers())
+    for name, content in fresh.named_buffers():
+        if name in buffers:
+            buffers[name].copy_(content)
+
+
+@torch.no_grad()
+def copy_values(
+    model: torch.nn.Module, values: Mapping[str, torch.Tensor], fused: FusedParams, jitter: bool
+) -> list[str]:
+    """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
+
+    ``jitter`` multiplies each weight by a random factor within 1 +- 2^-8, about one unit in its last BF16 place.
+    """
+    live = dict(split(model.named_parameters(remove_duplicate=False), fused))
+    for name, value in values.items():
+        # A parameter that the conversion lost is reported by the layers question, from the ledger.
+        target = live.pop(name, None)
+        if target is None:
+            continue
+        assign(target, value)
+        if jitter:
+            noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
+            assign(target, value * noise)
+    return sorted(live)

@@ -1,0 +1,79 @@
+"""Tensors of which each rank holds a part (``DTensor``): the part, the whole, and filling a part from a whole.
+
+On a tensor that is no ``DTensor`` each function gives it back. :func:`full` gathers, so that every rank must call it
+for the same tensors in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.zero import fill, is_partitioned
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a ``DTensor``. Does not load its module, which takes a second, where nothing is sharded."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_plain(tensor: Any) -> bool:
+    """A parameter with plain numbers, or one of which this rank's part is plain numbers."""
+    kind = type(tensor._local_tensor) if is_sharded(tensor) else type(tensor)
+    return kind in (torch.Tensor, torch.nn.Parameter)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, in its own memory: a write to it changes the tensor. Without torchao's wrapper for FSDP2."""
+    if not is_sharded(tensor):
+        return tensor
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    while hasattr(part, "__tensor_flatten__") and len(part.__tensor_flatten__()[0]) == 1:
+        part = getattr(part, part.__tensor_flatten__()[0][0])
+    return part
+
+
+def plain_shards(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without torchao's wrapper for FSDP2, sharing its memory."""
+    if not is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = tensor
+    return DTensor.from_local(
+        local(tensor).detach(),
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, detached."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: torch.Tensor = plain_shards(tensor).full_tensor()  # type: ignore[attr-defined]
+    return whole
+
+
+@torch.no_grad()
+def assign(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy ``value`` into ``target``: of a whole tensor the part that belongs here."""
+    if is_partitioned(target):
+        fill(target, value)
+        return
+    if not is_sharded(target):
+        target.copy_(value)
+        return
+    if not is_sharded(value):
+        from torch.distributed.tensor import distribute_tensor
+
+        held: Any = target
+        # Every rank has the whole tensor, so none is sent.
+        value = distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
+    local(target).copy_(local(value))

@@ -1,0 +1,161 @@
+"""What the functions of a workload give: checked, with an error of our own where it cannot be trained with."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.phases import innermost
+from pytest_fp8.worker.training.step import WorkloadError, described, name_of
+from pytest_fp8.workload import Workload
+from pytest_fp8.zoo import training
+from pytest_fp8.zoo.batch import arrays_of, tensors_of
+
+
+def held_by(function: Any) -> list[Any]:
+    """What a function refers to: values that it closes over, and those of its module; a partial's arguments."""
+    held: list[Any] = []
+    while isinstance(function, functools.partial):
+        held += [*function.args, *function.keywords.values()]
+        function = function.func
+    # A variable that a function closes over and that has no value yet is a ValueError.
+    with contextlib.suppress(ValueError):
+        if inspect.isfunction(function):
+            named = inspect.getclosurevars(function)
+            held += [*named.nonlocals.values(), *named.globals.values(), *(function.__defaults__ or ())]
+    return held
+
+
+def require_fresh(model: torch.nn.Module, before: Sequence[Any]) -> None:
+    """Raise :class:`WorkloadError` where ``build()`` gave a model that was there ``before`` it was called."""
+    if any(model is one for one in before):
+        raise WorkloadError(
+            f"the workload's build() gave one {type(model).__name__} that was made before, not a new one",
+            "build() is called for each seed and each arm; the training and conversion of one would be in the next",
+            "make the model inside build(); or return copy.deepcopy(model)",
+        )
+
+
+def require_weights(model: torch.nn.Module) -> None:
+    lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
+    if lazy:
+        raise WorkloadError(
+            f"the workload's build() gave a model whose {lazy[0]!r} has no size yet",
+            "a lazy layer makes its weights in the first forward pass, but the conversion comes before it",
+            "call the model once in build(), on a batch of the right size, before returning it",
+        )
+
+
+def checked_batch(own: Workload, batch: Any) -> Any:
+    """The batch itself. Raises :class:`WorkloadError` where no step can be trained with it."""
+    if isinstance(batch, Iterator):
+        raise WorkloadError(
+            f"the workload's batch(step) must give one batch, it gave a {type(batch).__name__}",
+            "a function with yield gives all its batches at once, and so does iter(loader)",
+            "return the batch of this step: batches[step % len(batches)] of a list that is made once",
+        )
+    if isinstance(batch, torch.utils.data.DataLoader):
+        raise WorkloadError(
+            "the workload's batch(step) must give one batch, it gave a DataLoader",
+            "a loader gives many batches, and another order in each arm",
+            "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
+        )
+    arrays = arrays_of(batch)
+    if arrays:
+        raise WorkloadError(
+            f"the workload's batch(step) must give tensors, it gave a numpy array: {arrays[0]}",
+            "a batch is a tensor, or holds tensors: a dict, list, tuple, dataclass or object of your own",
+            "torch.from_numpy(array) for each array",
+        )
+    if batch is None and own.loss is None and own.step is None:
+        raise WorkloadError(
+            f"the workload's batch {name_of(own.batch)} gave nothing",
+            "a function without a return gives None, and without a loss function the model is called with the batch",
+            "return the batch at the end of batch(step)",
+        )
+    return batch
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The workload's batch that was drawn last."""
+
+    seed: int = 0
+    step: int = 0
+    shapes: tuple[str, ...] = ()
+    """Name and shape of each tensor in it."""
+
+    @classmethod
+    def of(cls, seed: int, step: int, batch: Any) -> Drawn:
+        return cls(seed, step, tuple(f"{name} {tuple(tensor.shape)}".strip() for name, tensor in tensors_of(batch)))
+
+    def __str__(self) -> str:
+        """``batch(step=3) of seed 1 (x (13, 64), labels (13,))``."""
+        return f"batch(step={self.step}) of seed {self.seed} ({', '.join(self.shapes[:4]) or 'no tensor'})"
+
+
+def checked_loss(own: Workload) -> training.LossFunction:
+    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss."""
+
+    def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss = own.loss(model, batch) if own.loss is not None else _models_own_loss(model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            seen = described(loss)
+        elif torch.is_grad_enabled() and not loss.requires_grad:
+            seen = "a tensor without a gradient, detached from the model or made without it"
+        else:
+            return loss
+        if own.loss is None:
+            raise WorkloadError(
+                f"the model must give its loss, as a tensor with one element or as its result's .loss; "
+                f"{type(model).__name__} gave {seen}",
+                "the workload has no loss function, so the model's result is used as the loss",
+                "give a loss function: Workload(loss=lambda model, batch: ...), e.g. model(batch)[1] or "
+                "model(batch)['loss']",
+            )
+        raise WorkloadError(
+            f"the loss {name_of(own.loss)} must give a tensor with one element, it gave {seen}",
+            "training goes backward from the loss: a float (.item()) has no gradient, and a function without a return "
+            "gives nothing",
+            "return the tensor itself, as the mean over the batch: loss.mean(), without .item() and .detach()",
+        )
+
+    return checked
+
+
+def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
+    """What the model gives for the batch. Raises :class:`WorkloadError` where it cannot be called with it."""
+    try:
+        return training.default_loss(model, batch)
+    except (TypeError, AttributeError) as error:
+        pairs = isinstance(batch, (list, tuple))
+        # A model that is called with the wrong arguments fails before its own first line.
+        uncalled = traceback.extract_tb(error.__traceback__)[-1].name in ("default_loss", "_call_impl")
+        if not pairs and not uncalled:
+            raise
+        how = "the whole batch as its one argument" if not isinstance(batch, Mapping) else "the dict's keys as names"
+        raise WorkloadError(
+            f"{type(model).__name__} cannot be called with {how} ({described(batch)}): {error}",
+            "the workload has no loss function, so the model is called with the batch and must give its loss",
+            "give a loss function: Workload(loss=lambda model, batch: ...), e.g. "
+            + ("F.cross_entropy(model(batch[0]), batch[1])" if pairs else "F.mse_loss(model(batch['x']), batch['y'])"),
+        ) from error
+
+
+def checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
+    if isinstance(innermost(given), torch.optim.Optimizer):
+        return given  # type: ignore[no-any-return]
+    raise WorkloadError(
+        f"the workload's optimizer {name_of(function)} must give one torch.optim.Optimizer, it gave {described(given)}",
+        "its steps are watched and its state is saved and loaded through the interface of that class",
+        "use one optimizer with several parameter groups; or, for two algorithms, one class derived from "
+        "torch.optim.Optimizer that has the groups of both, steps both, and shares its state with both: "
+        "one.state = two.state = self.state",
+    )

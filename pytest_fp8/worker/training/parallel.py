@@ -1,0 +1,77 @@
+"""How a model is parallelized: DDP, FSDP2, ZeRO-3, or the workload's own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.preparation import repeated_blocks
+from pytest_fp8.worker.training.setup import TrainingSetup
+from pytest_fp8.worker.training.step import WorkloadError
+from pytest_fp8.worker.training.zero import zero3
+from pytest_fp8.workload import Workload
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """A model on several ranks, or on one."""
+
+    wrapped: torch.nn.Module
+    """What a training step calls: the model itself, or what wraps it."""
+    optimizer: torch.optim.Optimizer | None = None
+    """Where it is made together with the wrapper."""
+    backward: Callable[[torch.Tensor], None] | None = None
+    """In place of ``loss.backward()``."""
+
+
+def parallelized(model: torch.nn.Module, setup: TrainingSetup) -> Parallel:
+    """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's."""
+    case = setup.case
+    if case.gpus == 1 or case.backend.startswith("accelerate_"):
+        # Accelerate has sharded it where it converted it.
+        return Parallel(model)
+    if case.parallel == "zero3":
+        return Parallel(*zero3(model, case, setup.optimizer))
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(setup.device.type, (case.gpus,))
+    return Parallel(_WAYS[case.parallel](model, mesh, setup.own))
+
+
+def _ddp(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in repeated_blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
+    if own is None or own.parallelize is None:
+        raise WorkloadError(
+            "parallel='own', and the workload has no parallelize()",
+            "the mark asks for the workload's own way to train on several GPUs",
+            "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
+        )
+    given = own.parallelize(model, mesh)
+    return model if given is None else given
+
+
+_WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "own": _own,
+}
+
+
+def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside ``wrapped`` whose names are the plain ones: ``model`` where it is still there."""
+    return model if any(module is model for module in wrapped.modules()) else wrapped

@@ -1,0 +1,67 @@
+"""What an arm does to its model before training: attention kernels, activation checkpointing, compiling."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.recompute import NothingRecomputes, Recompute, recompute_with
+
+
+def prefer_fast_attention(device: torch.device) -> ExitStack:
+    """Ask for cuDNN's attention first, then flash attention, for as long as the returned stack is open.
+
+    By default a process that has loaded Transformer Engine takes another kernel than one that has not, and the
+    comparison would measure attention instead of FP8. The kernels that ran are read from the profile all the same.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    stack = ExitStack()
+    if device.type == "cuda":
+        order = [
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ]
+        stack.enter_context(sdpa_kernel(order, set_priority=True))
+    return stack
+
+
+def checkpoint_activations(model: torch.nn.Module, recompute: Recompute | None, more: Mapping[str, Any]) -> None:
+    """Recompute each block's activations in the backward pass.
+
+    ``recompute``: the library's own function in place of torch's non-reentrant one. ``more``: further arguments of it.
+    Raises :class:`NothingRecomputes` where the model has no ``gradient_checkpointing_enable``.
+    """
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise NothingRecomputes(f"{type(model).__name__} has no gradient_checkpointing_enable()")
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+    if recompute is not None:
+        recompute_with(model, functools.partial(recompute, **more))
+
+
+def compile_blocks(model: torch.nn.Module) -> None:
+    """``torch.compile`` each repeated block in place, so that parameter names stay as they are: as fast as the whole
+    model here, warm in a third of the time.
+
+    A model without repeated blocks is compiled whole. Reaching dynamo's recompilation limit is an error, because dynamo
+    would go on uncompiled without a word.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = 64
+    if hasattr(config, "fail_on_recompile_limit_hit"):
+        config.fail_on_recompile_limit_hit = True
+    for block in repeated_blocks(model) or [model]:
+        block.compile()
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The members of the model's longest ModuleList: a decoder's layers. Empty where there is none."""
+    lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])

@@ -1,0 +1,183 @@
+"""Runs a hand-written training step: what it must do and return, and the step without its effect on the weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
+from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, innermost
+from pytest_fp8.worker.training.restored import replaced, values_kept
+from pytest_fp8.zoo.training import Phase
+
+Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
+
+
+class WorkloadError(ValueError):
+    """A function of the workload returns something that cannot be trained with."""
+
+    def __init__(self, message: str, cause: str, next_step: str) -> None:
+        super().__init__(message)
+        self.fp8_cause, self.fp8_next = cause, next_step
+
+
+class StepError(WorkloadError):
+    """A hand-written step does not do what a training step does, or returns no loss."""
+
+
+def run_step(
+    step: Step,
+    model: torch.nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer,
+    precision: Callable[[], Any],
+    phase: Phase,
+    on_gradients: Callable[[], None] | None = None,
+) -> tuple[torch.Tensor, StepCounts]:
+    """The step's loss, detached, and how often it went backward and stepped. Raises :class:`StepError`."""
+    with follow(model, optimizer, phase, on_gradients) as seen:
+        loss = step(model, batch, optimizer, precision)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise StepError(
+            f"the step {name_of(step)} must give its loss as a tensor with one element, it gave {described(loss)}",
+            "a step without a return gives nothing, and then there is no loss to compare; making a float of it waits "
+            "for the GPU in every step, which would be timed",
+            "return loss.detach(), the mean over the micro-batches",
+        )
+    return loss.detach().reshape(()), seen
+
+
+def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
+    """Raise :class:`StepError` where a step with a finite loss never went backward or never stepped.
+
+    A step whose loss is not finite may well skip its optimizer, so it is not checked.
+    """
+    if not torch.isfinite(loss):
+        return
+    if not counts.backward:
+        raise StepError(
+            f"the step {name_of(step)} never went backward",
+            "it does not call loss.backward(), so nothing is trained and no gradient product runs",
+            "call loss.backward() for each micro-batch, inside the step",
+        )
+    if not counts.stepped:
+        raise StepError(
+            f"the step {name_of(step)} never called optimizer.step()",
+            "the optimizer that it is given did not step: the call is missing, another optimizer stepped, or gradients "
+            "are accumulated over several calls of the step",
+            "call optimizer.step() on the optimizer that the function is given, after all micro-batches of the batch",
+        )
+
+
+@contextmanager
+def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """``optimizer.step()`` changes no weight inside, and a schedule at ``optimizer.scheduler`` is restored afterwards.
+
+    For passes that need only the step's forward and backward, on weights that must stay as they are. An optimizer that
+    is given a closure runs both inside its step: it does step, and weights and state are restored after it.
+    """
+    optimizer = innermost(optimizer)
+    real = optimizer.step
+
+    def standing_still(*args: Any, **kwargs: Any) -> Any:
+        if closure_of(args, kwargs) is None:
+            return None
+        with _restored(optimizer):
+            return real(*args, **kwargs)
+
+    # torch's schedules look for these two attributes and warn without them.
+    standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    try:
+        with replaced(optimizer, "step", standing_still), schedule_kept(optimizer):
+            yield
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
+    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
+    rates = [dict(group, params=None) for group in optimizer.param_groups]
+    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
+    try:
+        yield
+    finally:
+        if schedule is not None:
+            schedule.load_state_dict(before)
+        for group, old in zip(optimizer.param_groups, rates, strict=True):
+            group.update({key: value for key, value in old.items() if key != "params"})
+
+
+@contextmanager
+def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore weights and optimizer state afterwards, also where the optimizer's step raises."""
+    state = {parameter: copy.deepcopy(entries) for parameter, entries in optimizer.state.items()}
+    try:
+        with values_kept(p for group in optimizer.param_groups for p in group["params"]):
+            yield
+    finally:
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
+    """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
+    return getattr(innermost(optimizer), "scheduler", None)
+
+
+@contextmanager
+def forward_alone(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A step inside ends where it goes backward, and changes no weight."""
+
+    def backward(_: None) -> torch.Tensor:
+        raise Enough
+
+    with muted(optimizer), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward):
+        yield
+
+
+def first_output(
+    step: Step, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, precision: Callable[[], Any]
+) -> torch.Tensor:
+    """The model's output in the step's first forward pass that trains; evaluations before it do not count.
+
+    Raises :class:`StepError` where the step goes backward or ends without having called the model.
+    """
+    with forward_alone(optimizer):
+        calls = first_call(model, lambda: step(model, batch, optimizer, precision))
+    if calls:
+        output = tensor_of(calls[0])
+        if output is None:
+            raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
+        return output.detach()
+    raise StepError(
+        f"the step {name_of(step)} never called the model itself, so there is no output to compare",
+        "it calls a part of the model or another method, as in model.encoder(...) or model.training_step(...), or it "
+        "uses another object than the model it is given",
+        "call model(...) in the step and do that work in the model's forward(); make a wrapper around the model in "
+        "build() or convert()",
+    )
+
+
+def name_of(function: Any) -> str:
+    """A function's name as messages show it: ``train_step()``."""
+    return f"{getattr(function, '__qualname__', type(function).__name__)}()"
+
+
+def described(value: Any) -> str:
+    """What a function returned, as messages show it: ``nothing``, ``a float``, ``a tensor of shape (3,)``."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return f"a dict with {', '.join(repr(key) for key in list(value)[:6]) or 'nothing in it'}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {', '.join(type(part).__name__ for part in value[:6]) or 'nothing'}"
+    return f"a {type(value).__name__}"

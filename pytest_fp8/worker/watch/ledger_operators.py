@@ -1,0 +1,275 @@
+"""Notes every operator of one step with the module that called it: products, all else by number, waits of the host."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pytest_fp8.questions.ledger.evidence import Collective, Draw, OwnedProduct
+from pytest_fp8.recipes import RECOMPUTE
+from pytest_fp8.worker.training.restored import replaced
+from pytest_fp8.worker.watch.ledger_modules import COMPUTED, ROUTED, ModuleWatch, shape_of
+from pytest_fp8.worker.watch.ledger_weights import random_state
+from pytest_fp8.worker.watch.operators import dtype_name, products_of_call
+from pytest_fp8.worker.watch.recomputation import watch_recomputation
+from pytest_fp8.worker.watch.wire import collective_of
+from pytest_fp8.zoo.batch import tensors_in
+
+READ = "_local_scalar_dense"
+"""What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
+CHOOSE_ROWS = (
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+)
+"""Operators whose result has as many rows as their input's content says."""
+VIEWS = """
+    view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice split split_with_sizes unbind
+    as_strided alias detach detach_ lift_fresh chunk narrow unfold diagonal view_as_real view_as_complex _reshape_alias
+    movedim flatten"""
+"""What carries no arithmetic depends on how a layer lays out its output."""
+COPIES = """
+    clone contiguous _to_copy copy_ _copy_from empty empty_like empty_strided new_empty new_empty_strided zeros
+    zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor zero_ fill_ set_ resize_
+    is_same_size record_stream pin_memory"""
+MARKS = """
+    profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit"""
+"""torch sets them around an optimizer's step."""
+NOT_COUNTED = {*VIEWS.split(), *COPIES.split(), *MARKS.split(), READ}
+NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", "rms_norm")
+ROOTS = ("rsqrt", "sqrt")
+"""What a norm that is written by hand takes of the mean square, after it has added its epsilon."""
+SHARDING = f"{os.sep}torch{os.sep}distributed{os.sep}fsdp{os.sep}"
+"""FSDP2's own copies, which differ where weights are gathered in FP8."""
+LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("transformer_engine", "torchao", "accelerate"))
+"""Folders of the libraries that switch FP8 on."""
+TORCH = f"{os.sep}torch{os.sep}"
+
+
+class OperatorWatch(TorchDispatchMode):
+    """What reaches the dispatcher in the forward, backward and evaluation phases.
+
+    It is off in the optimizer's phase, whose compiled code runs as it is. It follows two facts through the step: which
+    tensors come of products, so that FP8 rounds them otherwise, and which have a size that follows from such numbers,
+    as the rows of an expert do. Of the second kind the arms may differ, and nothing of it is compared.
+    """
+
+    def __init__(self, model: torch.nn.Module, fp8_layers: frozenset[str] = frozenset()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.modules = ModuleWatch(model, lambda: self.phase, self.flags)
+        self.modules.on_return = self._returned
+        self.on_draw: Callable[[str, torch.Tensor, bool], None] = lambda operator, tensor, again: None
+        """Called with what an operator drew at random, and whether that recomputes."""
+        self.products: list[OwnedProduct] = []
+        self.operators: dict[str, Counter[str]] = {}
+        self._added = ""
+        """The number that the last operator added; empty where that was no addition."""
+        self.draws: list[Draw] = []
+        self.waits: Counter[str] = Counter()
+        self.wire: Counter[Collective] = Counter()
+        self.uncertain = False
+        self.phase = ""
+        self._fp8_layers = fp8_layers
+        self._recomputing = 0
+        self._computed: set[int] = set()
+        """Addresses of memory whose content comes of products, until an operator makes a new tensor there."""
+        self._routed: set[tuple[Any, ...]] = set()
+        """(address, shape, offset) of each tensor whose size follows from such content."""
+
+    @contextmanager
+    def in_phase(self, name: str, dispatch: bool = True) -> Iterator[None]:
+        """Watch what runs inside as part of the phase ``name``; its operators where ``dispatch``."""
+        if name == "optimizer":
+            yield
+            return
+        outer, self.phase = self.phase, name
+        try:
+            with torch.compiler.set_stance("force_eager"), self if dispatch else nullcontext():
+                yield
+        finally:
+            self.phase = outer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the modules' calls, what checkpointing recomputes, and functions that wait for the GPU."""
+        with ExitStack() as stack:
+            stack.enter_context(self.modules.watching())
+            stack.enter_context(watch_recomputation(self._recomputation))
+            stack.enter_context(self._following_waits())
+            yield
+
+    def flags(self, tensor: torch.Tensor) -> int:
+        address = _address(tensor)
+        return COMPUTED * (address in self._computed) | ROUTED * (_key(address, tensor) in self._routed)
+
+    def where(self) -> str:
+        """The phase that an operator runs in now."""
+        recomputes = self._recomputing or self.modules.recomputing
+        return RECOMPUTE if recomputes and self.phase == "backward" else self.phase
+
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
+        self._recomputing += 1
+        yield
+        self._recomputing -= 1
+
+    @contextmanager
+    def _following_waits(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for home, name in ((torch.cuda, "synchronize"), (torch.cuda.Event, "synchronize"), (time, "sleep")):
+                stack.enter_context(replaced(home, name, self._counted(getattr(home, name))))
+            yield
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.phase:
+                self._wait()
+            return real(*args, **kwargs)
+
+        return call
+
+    def _wait(self) -> None:
+        self.waits[f"{self.where()} {self.modules.owner()}"] += 1
+
+    def _returned(self, name: str, given: Any, output: Any) -> None:
+        """Mark an FP8 layer's output: a library may compute it without any operator of torch."""
+        if name in self._fp8_layers:
+            flags = COMPUTED
+            for tensor in tensors_in(given):
+                flags |= self.flags(tensor)
+            for tensor in tensors_in(output):
+                self._mark(tensor, flags, fresh=False)
+
+    def _mark(self, tensor: torch.Tensor, flags: int, fresh: bool) -> None:
+        address = _address(tensor)
+        if flags & COMPUTED:
+            self._computed.add(address)
+        elif fresh:
+            self._computed.discard(address)
+        (self._routed.add if flags & ROUTED else self._routed.discard)(_key(address, tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        draws = self.phase and torch.Tag.nondeterministic_seeded in func.tags
+        before = random_state() if draws else ""
+        result = func(*args, **(kwargs or {}))
+        if draws and random_state() != before:
+            what = func._schema.name.removeprefix("aten::")
+            shape = shape_of(next(iter(_flat(result) or _flat(args)), torch.empty(0)))
+            self.draws.append(Draw(self.where(), self.modules.owner(), what, shape, before))
+        if self.phase:
+            operator = func._schema.name.removeprefix("aten::")
+            self._note(operator, args, _flat((args, kwargs)), result)
+            made = _flat(result) if torch.Tag.nondeterministic_seeded in func.tags else []
+            if made:
+                # A dropout gives its mask beside its result.
+                self.on_draw(operator, made[operator == "native_dropout"], self.where() == RECOMPUTE)
+        return result
+
+    def _note(self, operator: str, args: Any, given: list[torch.Tensor], result: Any) -> None:
+        flags = 0
+        for tensor in given:
+            flags |= self.flags(tensor)
+        collective = collective_of(self.where(), operator, given + _flat(result))
+        if collective is not None:
+            self.wire[collective] += 1
+        if operator == READ:
+            self._read(given[0], flags)
+            return
+        made = _flat(result)
+        products = products_of_call(self.where(), operator, args, result)
+        routed = bool(flags & ROUTED) or self.uncertain
+        for product in products:
+            self.products.append(OwnedProduct(self.modules.owner(), product, routed))
+        if "attention" in operator:
+            operator = "attention"
+        chosen = not products and bool(flags & COMPUTED) and _chooses_rows(operator, given, made)
+        if products or operator == "attention":
+            flags |= COMPUTED
+        counted = operator not in NOT_COUNTED and not routed and not products and self.where() == "forward"
+        if counted and collective is None and not _by_a_library():
+            self._count(operator, args, made)
+        if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
+            self._wait()
+        addresses = {_address(tensor) for tensor in given}
+        fixed = {tuple(t.shape) for t in given if not self.flags(t) & ROUTED} if not products else set()
+        for tensor in made:
+            restored = tensor.dim() == 0 or tuple(tensor.shape) in fixed
+            size = ROUTED if chosen or (flags & ROUTED and not restored) else 0
+            self._mark(tensor, flags & COMPUTED | size, fresh=_address(tensor) not in addresses)
+
+    def _count(self, operator: str, args: Any, made: list[torch.Tensor]) -> None:
+        owner = self.modules.owner()
+        dtype = dtype_name(made[0]) if made else "nothing"
+        numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
+        if operator in ROOTS:
+            numbers = self._added
+        elif "loss" in operator:
+            # How it is reduced, and which labels it leaves out.
+            numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, (int, float)))
+        elif owner not in self.modules.of_torch and operator not in NORMS:
+            # The rate of a dropout is a setting; a number in a module of the user's may count steps.
+            self._added, numbers = numbers if operator.startswith("add") else "", ""
+        self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {numbers}".rstrip()] += 1
+
+    def _read(self, tensor: torch.Tensor, flags: int) -> None:
+        if not self.uncertain and not flags & ROUTED:
+            self._wait()
+        # A number with a fraction is logged, or asked whether it is finite; a whole number is a count of rows.
+        if flags & COMPUTED and not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            self.uncertain = True
+
+
+def _by_a_library() -> bool:
+    """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed: the
+    innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
+    frame = sys._getframe(3)
+    while frame is not None and TORCH in frame.f_code.co_filename:
+        if SHARDING in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and any(library in frame.f_code.co_filename for library in LIBRARIES)
+
+
+def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    """Whether the number of rows of the result follows from content, or may: a slice of rows whose ends the host read
+    without a word to the dispatcher."""
+    if operator in CHOOSE_ROWS:
+        return True
+    if operator == "index":
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+    if operator in ("slice", "narrow", "split_with_sizes") and given and given[0].dim():
+        return any(part.dim() == given[0].dim() and part.shape[0] != given[0].shape[0] for part in made)
+    return False
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results: they lie in lists at most."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the tensor's memory; of a wrapped tensor's own data. Its id where it has none."""
+    inner = getattr(tensor, "_data", None) if hasattr(tensor, "__tensor_flatten__") else None
+    try:
+        pointer = (tensor if inner is None else inner).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        pointer = 0
+    return pointer or -id(tensor)
+
+
+def _key(address: int, tensor: torch.Tensor) -> tuple[Any, ...]:
+    return address, tuple(tensor.shape), tensor.storage_offset() if address > 0 else 0

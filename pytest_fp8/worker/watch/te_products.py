@@ -1,0 +1,95 @@
+"""Transformer Engine's matrix products in a profile: each in a range that names layout, shapes and precision.
+
+Its ``general_gemm`` calls cuBLASLt without a torch operator, so a profile alone would have kernels and no shapes. So
+does ``general_grouped_gemm``, of GroupedLinear: one product for each expert, which count as one of all their rows. What
+multiplies the library's grouped tensors (``general_grouped_gemm_for_grouped_tensor``, cuBLASLt 13.4 and later) is not
+seen: it keeps how the rows are split on the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.worker.training.restored import replaced
+from pytest_fp8.worker.watch.operators import dtype_name, operand_formats
+
+TE_RANGE = "fp8 te product: "
+WATCHED = ("general_gemm", "general_grouped_gemm")
+
+
+@contextmanager
+def watch_transformer_engine() -> Iterator[None]:
+    """Wrap :data:`WATCHED` in each of the library's modules while the context is open."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            for function in WATCHED if name.startswith("transformer_engine.") else ():
+                if callable(getattr(module, function, None)):
+                    stack.enter_context(replaced(module, function, _watched(getattr(module, function))))
+        yield
+
+
+@cache
+def _watched(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """The same object each time: compiled code that met it once is not compiled again for the next watched step."""
+
+    def wrapper(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        lefts, rights = (operand if isinstance(operand, (list, tuple)) else [operand] for operand in (left, right))
+        a, b, layout = lefts[0], rights[0], kwargs.get("layout", "TN")
+        quantized = [not isinstance(operand, torch.Tensor) or "Float8" in type(operand).__name__ for operand in (a, b)]
+        kind = FP8 if all(quantized) else "mixed" if any(quantized) else dtype_name(a)
+        split = kwargs.get("use_split_accumulator")
+        accumulation = "" if split is None else "split" if split else "fast"
+        # Only in NT, where both are rows of the batch, has the left operand rows of all experts: else it is the weight.
+        shapes = _text(lefts if layout == "NT" else [a]), _text(rights)
+        label = "|".join([layout, *shapes, kind, _format(a), _format(b), accumulation])
+        with torch.profiler.record_function(TE_RANGE + label):
+            return multiply(left, right, *args, **kwargs)
+
+    return wrapper
+
+
+def te_extents(layout: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, tuple[int, int]]:
+    """Inner and outer extents of ``general_gemm(A, B, layout)``, shapes as row-major tensors flattened to two dims.
+
+    TN is fprop (A the weight [N, K], B the input [M, K]); NN is dgrad (A the weight, B the output's gradient [M, N]);
+    NT is wgrad (A the input, B the output's gradient).
+    """
+    if layout == "TN":
+        return a[-1], (a[0], b[0])
+    if layout == "NN":
+        return a[0], (b[0], a[-1])
+    return a[0], (b[-1], a[-1])
+
+
+def _text(operands: Sequence[Any]) -> str:
+    """``<rows>x<columns>`` of operands of the same columns, one below the other."""
+    sizes = [operand.size() if callable(getattr(operand, "size", None)) else operand.shape for operand in operands]
+    return f"{sum(math.prod(size[:-1]) for size in sizes)}x{sizes[0][-1]}"
+
+
+def _format(operand: Any) -> str:
+    """The name of an operand's FP8 format as the library says it (``DType.kFloat8E4M3``), or an empty string."""
+    return str(getattr(operand, "_fp8_dtype", ""))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split("x"))
+
+
+def te_product(phase: str, label: str, kernel: str) -> Product:
+    """The product of a range with this name."""
+    layout, left, right, kind, *told = label.removeprefix(TE_RANGE).split("|")
+    one, two, accumulation = told or ("", "", "")
+    inner, outer = te_extents(layout, _shape(left), _shape(right))
+    product = Product(phase, inner, outer, kind, f"te.{layout}", kernel)
+    fast = {"fast": True, "split": False}.get(accumulation)
+    return replace(product, formats=operand_formats(one, two), fast_accumulation=fast)
