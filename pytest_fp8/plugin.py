@@ -215,9 +215,15 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
-    result = yield
+    mine = session.config.stash[SESSION]
+    try:
+        result = yield
+    finally:
+        # Ctrl-C and signals come out here too, before pytest formats where they came: the GPU is free a second sooner.
+        mine.endings.ignore()
+        mine.end_arms()
     # Not in pytest_sessionfinish: pytest-benchmark writes its tables before any other plugin's.
-    ledger = session.config.stash[SESSION].ledger
+    ledger = mine.ledger
     if ledger.entries:
         from pytest_fp8.report.benchmark import add_rows
 
@@ -231,8 +237,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     mine = config.stash.get(SESSION, None)
     if mine is None:
         return
-    mine.endings.ignore()
-    mine.end_arms()
     if session.exitstatus == pytest.ExitCode.INTERRUPTED and config.pluginmanager.has_plugin("dsession"):
         from pytest_fp8.xdist import end_workers
 
