@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.forkserver  # noqa: F401
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,10 @@ SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 
 
 def pytest_configure(config):
+    # What a shell starts in the background, or `nohup`, inherits that these are ignored; some tests send them.
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
     config.addinivalue_line("markers", "inner_pytest: runs pytest with the plugin; added to whatever uses `pytester`.")
     config.addinivalue_line(
         "markers", "slow: imports torch, starts an arm or starts workers of pytest-xdist; the fast set leaves it out."

@@ -282,3 +282,33 @@ def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypat
         assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
     finally:
         arm.close()
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_zero3_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monkeypatch, tmp_path):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
+    arm = RankedProcess(2)
+    try:
+        arm.build(ArmSpec(case, "cpu", threads=1))
+        arm.request("curve", seed=0, steps=2)
+        parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
+        assert unship(arm.request("call", function=parted)) == 12, "the others are below DeepSpeed's threshold"
+        for store in ("safetensors", "dcp"):
+            folder = str(tmp_path / store)
+            saved = arm.request("save", folder=folder, store=store, optimizer=True)
+            assert {key.rpartition("/")[2] for key in saved["optimizer_digests"]} == {
+                "master",
+                "step",
+                "exp_avg",
+                "exp_avg_sq",
+            }
+            after = arm.request("resume", seed=0, first_step=2, steps=2)
+            assert any(saved["digests"].values())
+            loaded = arm.request("load", folder=folder, store=store, optimizer=True)
+            assert loaded["digests"] == saved["digests"]
+            assert loaded["optimizer_digests"] == saved["optimizer_digests"]
+            assert arm.request("resume", seed=0, first_step=2, steps=2)["losses"] == after["losses"]
+            arm.request("load", folder=folder, store=store, optimizer=True)
+    finally:
+        arm.close()

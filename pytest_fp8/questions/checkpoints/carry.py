@@ -89,8 +89,8 @@ def reference_source(pair: PairArms) -> tuple[Output, Source]:
 def _changes_ranks(case: Case) -> bool:
     """Whether checkpoints are also carried between this case's ranks and one GPU. Not where it does not resume: such a
     case may fit several GPUs alone. Not through a workload's functions, which may ask for the rank, and not through
-    Accelerate, whose weights have another type on one GPU."""
-    alike = case.model != OWN and case.backend not in SHARDED_REFERENCES
+    Accelerate and ZeRO-3, whose weights or optimizer have another type on one GPU."""
+    alike = case.model != OWN and case.backend not in SHARDED_REFERENCES and case.parallel != "zero3"
     return case.gpus > 1 and case.resume and DCP in case.checkpoint_formats and alike
 
 

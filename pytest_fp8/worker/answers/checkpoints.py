@@ -17,8 +17,9 @@ from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import assign, is_sharded, plain_shards
+from pytest_fp8.worker.state.shards import assign, is_part, plain_shards
 from pytest_fp8.worker.training.ranks import rank, wait_for_all
+from pytest_fp8.worker.training.zero import is_partitioned, shape
 from pytest_fp8.worker.watch.ledger_weights import untied
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     }
     missing = sorted(set(weights) - set(found))
     unexpected = sorted(set(found) - set(weights) - set(aliases))
-    shapes = sorted(n for n in set(weights) & set(found) if weights[n].shape != found[n].shape)
+    shapes = sorted(n for n in set(weights) & set(found) if shape(weights[n]) != found[n].shape)
     # Stored as a weight of its own, which is tied here: a tied one is stored once.
     doubled = {name: aliases[name] for name in sorted(set(found) & set(aliases))}
     report: dict[str, Any] = {
@@ -126,8 +127,9 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     owner: dict[tuple[int, torch.Size], str] = {}
     fused = _plain_fused(engine)
     live = dict(engine.model.named_parameters(remove_duplicate=False))
-    for key, value in engine.model.state_dict().items():
+    for key, found in engine.model.state_dict().items():
         name = plain_name(key)
+        value = live[key] if is_partitioned(live.get(key)) else found
         if not engine.backend.is_checkpointed(key):
             continue
         if engine.backend.is_scaling_state(key):
@@ -137,12 +139,12 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys have the same name {name!r} once wrapper prefixes are removed")
-        sharded = is_sharded(value)
-        if not sharded and hasattr(value, "__tensor_flatten__") and not value.data_ptr():
+        parted = is_part(value)
+        if not parted and hasattr(value, "__tensor_flatten__") and not value.data_ptr():
             raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         # A rank's shard may be empty, and then has no address.
-        identity = (id(live[key]) if sharded else value.data_ptr(), value.shape)
-        if value.numel() and identity in owner:
+        identity = (id(live[key]) if parted else value.data_ptr(), value.shape)
+        if (value.numel() or parted) and identity in owner:
             aliases[name] = owner[identity]
             continue
         owner[identity] = name

@@ -14,7 +14,7 @@ from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
 from pytest_fp8.worker.answers.moved_weights import moved_weights
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import full
+from pytest_fp8.worker.state.shards import whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.setup import seed_generators
@@ -108,9 +108,11 @@ def sketched(
 
     def noting(name: str) -> Callable[[torch.Tensor], None]:
         def note(parameter: torch.Tensor) -> None:
-            assert parameter.grad is not None
+            whole = whole_gradient(parameter)
+            if whole is None:
+                return
             reached.add(id(parameter))
-            for part, gradient in split([(name, full(parameter.grad.detach()))], fused):
+            for part, gradient in split([(name, whole)], fused):
                 plain = plain_name(part)
                 sketches.pop(plain, None)
                 sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
@@ -125,8 +127,7 @@ def sketched(
         def phase(name: str) -> Iterator[None]:
             yield
             for one, parameter in trained if name == "backward" else ():
-                if parameter.grad is not None:
-                    noting(one)(parameter)
+                noting(one)(parameter)
 
         yield reached, phase
         return

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from pytest_fp8.worker.state.shards import full, is_sharded, plain_shards
+from pytest_fp8.worker.state.shards import full, is_part, is_sharded, plain_shards
 from pytest_fp8.worker.training.ranks import rank, ranks
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -38,7 +38,8 @@ def write(
         return
     import torch.distributed.checkpoint as dcp
 
-    named = {MODEL + name: value for name, value in weights.items()}
+    # DCP writes shards as they are, and knows nothing of ZeRO-3's parts.
+    named = {MODEL + name: value if is_sharded(value) else full(value) for name, value in weights.items()}
     # The folder is read once and removed, so there is no need to wait until the disk has it.
     writer = dcp.FileSystemWriter(str(folder), thread_count=WRITERS, sync_files=False)
     dcp.save({**named, **state}, storage_writer=writer, no_dist=ranks() == 1)
@@ -51,7 +52,7 @@ def whole_on_first_rank(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
     for name, tensor in tensors.items():
         value = full(tensor)
         if rank() == 0:
-            whole[name] = (value.cpu() if is_sharded(tensor) else value).contiguous()
+            whole[name] = (value.cpu() if is_part(tensor) else value).contiguous()
     return whole
 
 

@@ -13,6 +13,7 @@ from pytest_fp8.worker.state import optimizer_extras
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
 from pytest_fp8.worker.training.step import schedule_of
+from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 SCHEDULE = "schedule.pt"
 
@@ -36,7 +37,11 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: Fu
             if id(parameter) not in names:
                 raise StrayParameter("the optimizer steps a parameter that the model does not have")
             live = names[id(parameter)]
-            for entry, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(optimizer, ZeroOptimizer):
+                kept = optimizer.entries(parameter)
+            else:
+                kept = optimizer.state.get(parameter, {})
+            for entry, value in kept.items():
                 if optimizer_extras.is_tensor(value):
                     parts = list(split([(live, value)], fused))
                 else:
@@ -54,20 +59,26 @@ def load_state(
 ) -> None:
     """Put what :func:`state_of` gave into the optimizer. Raises ``KeyError`` for a parameter that the model lacks."""
     parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+
+    def put(name: str, entry: str, value: Any) -> None:
+        if isinstance(optimizer, ZeroOptimizer):
+            optimizer.fill(parameters[name], entry, value)
+        else:
+            optimizer.state[parameters[name]][entry] = value
+
     by_entry: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
         by_entry.setdefault(entry, {})[name] = value
     for entry, values in by_entry.items():
         for name, value in join(values, fused).items():
-            parameter = parameters.get(name)
-            if parameter is None:
+            if name not in parameters:
                 raise KeyError(f"the stored optimizer has a parameter {name!r} that this model does not have")
-            optimizer.state[parameter][entry] = value.to(parameter.device)
+            put(name, entry, value.to(parameters[name].device))
     whole = {part: live for live, parts in fused.items() for part, _ in parts}
     for key, value in extras.items():
         name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
-        optimizer.state[parameters[whole.get(name, name)]][entry] = value
+        put(whole.get(name, name), entry, value)
 
 
 def save_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:

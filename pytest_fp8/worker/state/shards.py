@@ -1,7 +1,7 @@
-"""Tensors of which each rank holds a part (``DTensor``): the part, the whole, and filling a part from a whole.
+"""Tensors of which each rank holds a part (``DTensor``, ZeRO-3): the part, the whole, and filling a part from a whole.
 
-On a tensor that is no ``DTensor`` each function gives it back. :func:`full` gathers, so that every rank must call it
-for the same tensors in the same order.
+On any other tensor each function gives it back. :func:`full` gathers, so that every rank must call it for the same
+tensors in the same order.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.training.zero import fill, is_partitioned
+from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.training.zero import is_partitioned
 
 
 def is_sharded(tensor: Any) -> bool:
     """Whether it is a ``DTensor``. Does not load its module, which takes a second, where nothing is sharded."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether this rank holds a part of it, as a ``DTensor`` or under ZeRO-3."""
+    return is_sharded(tensor) or is_partitioned(tensor)
 
 
 def is_plain(tensor: Any) -> bool:
@@ -53,8 +59,17 @@ def plain_shards(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def whole_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The whole gradient, detached; ``None`` where the parameter has none."""
+    if is_partitioned(parameter):
+        return zero.gradient(parameter)
+    return None if parameter.grad is None else full(parameter.grad.detach())
+
+
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor, detached."""
+    if is_partitioned(tensor):
+        return zero.whole(tensor)
     if not is_sharded(tensor):
         return tensor
     whole: torch.Tensor = plain_shards(tensor).full_tensor()  # type: ignore[attr-defined]
@@ -65,7 +80,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def assign(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``target``: of a whole tensor the part that belongs here."""
     if is_partitioned(target):
-        fill(target, value)
+        zero.fill(target, value)
         return
     if not is_sharded(target):
         target.copy_(value)

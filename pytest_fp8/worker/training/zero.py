@@ -5,6 +5,7 @@ Each rank holds a part of every parameter, gradients in buffers of DeepSpeed's o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,13 @@ CONFIG: dict[str, Any] = {
 """DeepSpeed's defaults otherwise. It uses the size of a batch to print, and nothing else."""
 
 
+MASTER = "master"
+"""Among what the optimizer keeps of a parameter: its weights in float32."""
+
+
 class ZeroOptimizer(torch.optim.Optimizer):
-    """Steps through DeepSpeed's engine; its groups hold the model's own parameters."""
+    """Steps through DeepSpeed's engine. Its groups hold the model's own parameters; its state is that of the buffers,
+    float32 parts of several parameters, that DeepSpeed steps."""
 
     def __init__(self, engine: Any, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
@@ -35,6 +41,34 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._engine.optimizer.zero_grad(set_to_none)
+
+    def entries(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """What it keeps of a parameter, whole and in the host's memory; on every rank at once."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if not parameter.requires_grad:
+            return {}
+        # Each buffer of parts keeps the same entries: values as many as its own, and the count of steps.
+        one: dict[str, Any] = next(iter(self.state.values()), {})
+        whole = {MASTER: safe_get_full_fp32_param(parameter).cpu()}
+        for entry, value in one.items():
+            parts = isinstance(value, torch.Tensor) and value.dim()
+            # A count of its own for each parameter: safetensors refuses shared memory.
+            whole[entry] = safe_get_full_optimizer_state(parameter, entry).cpu() if parts else copy.deepcopy(value)
+        return whole
+
+    def fill(self, parameter: torch.Tensor, entry: str, value: Any) -> None:
+        """Put an entry back that :meth:`entries` gave; on every rank at once."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if entry == MASTER:
+            safe_set_full_fp32_param(parameter, value)
+            return
+        parts = isinstance(value, torch.Tensor) and value.dim()
+        for buffer in self._engine.optimizer.fp32_partitioned_groups_flat:
+            self.state[buffer].setdefault(entry, torch.zeros_like(buffer) if parts else copy.deepcopy(value))
+        if parts:
+            safe_set_full_optimizer_state(parameter, value, entry)
 
 
 def zero3(
@@ -57,6 +91,30 @@ def is_partitioned(tensor: Any) -> bool:
 def size(parameter: torch.Tensor) -> int:
     """Elements of the whole parameter."""
     return int(parameter.ds_numel) if is_partitioned(parameter) else parameter.numel()  # type: ignore[attr-defined]
+
+
+def shape(tensor: torch.Tensor) -> torch.Size:
+    """Of the whole tensor."""
+    return torch.Size(tensor.ds_shape) if is_partitioned(tensor) else tensor.shape  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def whole(parameter: Any) -> torch.Tensor:
+    """A partitioned parameter's values; on every rank at once."""
+    import deepspeed
+
+    # Small ones are never parted, and inside a layer's forward pass none is.
+    if parameter.numel() == parameter.ds_numel:
+        return parameter.detach()  # type: ignore[no-any-return]
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()  # type: ignore[no-any-return]
+
+
+def gradient(parameter: Any) -> torch.Tensor | None:
+    """The whole gradient of a partitioned parameter between backward pass and step; on every rank at once."""
+    from deepspeed.utils import safe_get_full_grad
+
+    return safe_get_full_grad(parameter)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
