@@ -12,7 +12,7 @@ from pytest_fp8.arms.memory_plan import TOO_LARGE
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.case import Case
+from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.again import look_again
@@ -23,9 +23,9 @@ from pytest_fp8.questions.gathering import Gathering, tasks_of
 from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
-from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of
+from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
+from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
@@ -227,7 +227,8 @@ class Fp8Pair(NotesUse):
 
     def _look_at_loss(self) -> tuple[LossEvidence, LossGap]:
         frozen = self._stored("loss_twin_gap")
-        looks = loss_looks(self._arms, twin=not frozen)
+        nats = self.case.model != OWN or is_cross_entropy(reference_ledger(self._arms))
+        looks = loss_looks(self._arms, twin=not frozen, nats=nats)
 
         def look() -> tuple[LossEvidence, LossGap]:
             evidence, gap = look_again(looks, lambda evidence: judge_gap(evidence, frozen))

@@ -67,6 +67,19 @@ def test_a_loss_in_nats_of_one_token_has_its_margin_in_nats(end):
     assert decided(fp8, reference, frozen_margin=twin).numbers["margin"] == loss_margin(twin, NATS)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.004, Verdict.PASS), (1.3, Verdict.FAIL)])
+def test_of_a_loss_that_is_no_cross_entropy_the_verdict_does_not_depend_on_the_unit(factor, verdict):
+    margins = []
+    for unit in (1e-3, 1.0, 18.0, 3000.0):
+        fp8, bf16 = falling(0.5 * unit, factor, 0.001, 2 * unit), falling(0.5 * unit, start=2 * unit)
+        decision = check_loss(LossEvidence(fp8=fp8, bf16=bf16, twin=bf16, nats=False))
+        assert decision.verdict is verdict, decision.message
+        assert "nats" not in decision.message
+        margins.append(decision.numbers["margin"] / unit)
+    assert margins == pytest.approx([margins[0]] * 4)
+    assert "2.0% of the loss, which is no cross-entropy" in decision.message
+
+
 def test_below_one_the_rule_does_not_depend_on_the_unit():
     reference, fp8, twin = falling(0.5), falling(0.5, 1.03, wobble=0.02), falling(0.5, wobble=0.01)
     verdicts, shares = set(), []

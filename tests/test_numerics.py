@@ -321,6 +321,27 @@ def test_arms_with_other_data_are_not_compared():
     verdict_of(judge(fp8=gradients(data=8)), Verdict.INVALID, "different data")
 
 
+def without_products(layers=None):
+    sound = evidence()
+    arms = [replace(arm, products=[], later=[]) for arm in (sound.fp8, sound.bf16)]
+    return check_numerics(CASE, replace(sound, fp8=arms[0], bf16=arms[1]), layers or layers_evidence())
+
+
+def test_equal_gradients_of_arms_without_fp8_prove_nothing():
+    healthy = layers_evidence()
+    off = replace(healthy, products=[replace(p, kind="bfloat16") for p in healthy.products])
+    verdict_of(without_products(off), Verdict.NOT_EXERCISED, "no FP8 product to judge", "assert_layers")
+
+
+def test_layers_whose_products_only_a_profile_shows_are_judged_by_gradients():
+    verdict_of(without_products(), Verdict.PASS, "no layer's products can be seen by themselves")
+
+
+def test_a_loss_that_is_not_finite_in_bf16_is_no_matter_of_fp8():
+    bf16 = gradients(off=0.0, loss=math.nan)
+    verdict_of(judge(gradients=bf16, fp8=gradients(loss=math.nan)), Verdict.INVALID, "BF16 arm's loss is not finite")
+
+
 def in_format(formats, phase="forward", fast=None):
     healthy = layers_evidence()
     products = [

@@ -1,8 +1,9 @@
 """The loss rule: FP8's curves against BF16's over several seeds, with a margin. Pure.
 
-The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Where the reference's loss ends
-below 1 they are shares of that loss: 0.02 nats says nothing of a squared error that ends at 0.0003. Above 10 they are
-shares, too: 0.02 nats of 10, and 4 of a sum over a batch that ends at 2000.
+The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of a loss that is no
+cross-entropy they are shares: 0.02 says nothing of a squared error, whose size is a matter of its unit. So they are of
+a cross-entropy that ends below 1, and, more narrowly, of one above 10: 0.02 nats of 10, and 4 of a sum over a batch
+that ends at 2000.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantil
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = (0.02, 0.05)
-"""Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1, or of a tenth of one that ends
-above :data:`LARGE`.
+"""Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1 or is no cross-entropy, or of a
+tenth of one that ends above :data:`LARGE`.
 Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
 LARGE = 10.0
 """A loss of which the margin is a share again. The zoo's language models start at 10 to 12 nats, so that 0.02 is 0.2 %
@@ -71,25 +72,28 @@ class LossScale:
 
     value: float
     """1 for a reference's loss of 1 to :data:`LARGE` at the end, the absolute mean over its last fifth and over seeds;
-    below that this loss itself, above it this loss divided by :data:`LARGE`."""
+    below that this loss itself, above it this loss divided by :data:`LARGE`; of one that is no cross-entropy itself."""
     why_none: str = ""
     """Why a share of that loss means nothing, so that no gap can be called too large; else empty."""
     spacing: float = 0.0
     """Distance of neighbouring numbers of the loss's type at its end: 0.25 for one of 46 in bfloat16."""
+    nats: bool = True
+    """Whether the loss is a cross-entropy. Of another one margins are shares, whatever its size."""
 
     @property
     def relative(self) -> bool:
-        return self.value != 1
+        return not self.nats or self.value != 1
 
 
-def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0) -> LossScale:
-    """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1."""
+def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = True) -> LossScale:
+    """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1. ``nats``:
+    whether it is a cross-entropy."""
     tails = [tail(losses) for losses in bf16]
     end = abs(sum(sum(losses) / len(losses) for losses in tails) / len(tails))
     # min() and max() keep their first argument beside a NaN: the loss question judges what is not finite by itself.
-    value = max(min(1.0, end), end / LARGE)
+    value = max(min(1.0, end), end / LARGE) if nats else end
     why = ""
-    if value < 1:
+    if value < 1 or not nats:
         every = [x for losses in tails for x in losses]
         largest = max(abs(x) for losses in bf16 for x in losses)
         if min(every) < 0 < max(every):
@@ -98,7 +102,7 @@ def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0) -> LossScale:
             why = "is rounded away"
     # frexp: end is at least half of 2**exponent.
     spacing = math.ldexp(eps, math.frexp(end)[1] - 1) if math.isfinite(end) else 0.0
-    return LossScale(value, why, spacing)
+    return LossScale(value, why, spacing, nats)
 
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
@@ -154,19 +158,20 @@ def compare_curves(
     bf16_gaps: Sequence[float],
     fp8_gaps: Sequence[float] = (),
     eps: float = 0.0,
+    nats: bool = True,
 ) -> LossGap:
     """Decide on the losses of both arms, one curve per seed, with :func:`decide_loss`.
 
     ``bf16_gaps``, ``fp8_gaps``: tail gaps of each arm against itself, one rounding apart. The rule does not depend on
     the unit: gaps and margin divided by the scale decide alike. Where the scale is not 1, a FAIL also needs a gap
     beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
-    anything, there is no FAIL. ``eps``: as for :func:`loss_scale`.
+    anything, there is no FAIL. ``eps``, ``nats``: as for :func:`loss_scale`.
 
     The floor is the largest margin, or the noise of either arm. Of 71 sound cases stored of an H200 nine end 0.03 to
     0.067 nats lower than BF16 on average, over 3 to 5 seeds; none is below this floor with confidence.
     """
     gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
-    scale = loss_scale(bf16, eps)
+    scale = loss_scale(bf16, eps, nats)
     noise = 0.0
     floor = max(LOSS_MARGIN[1] * scale.value, scale.spacing, loss_noise(bf16_gaps), loss_noise(fp8_gaps))
     if scale.relative:

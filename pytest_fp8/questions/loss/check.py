@@ -32,7 +32,7 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
     seeds = sorted(evidence.fp8)
     fp8, bf16 = ([arm[s].losses for s in seeds] for arm in (evidence.fp8, evidence.bf16))
     twins = frozen_margin or _twin_gaps(evidence)
-    gap = compare_curves(fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps)
+    gap = compare_curves(fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps, evidence.nats)
     if evidence.unfinished and gap.verdict is Verdict.FAIL:
         return replace(gap, verdict=Verdict.INCONCLUSIVE)
     return gap

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
+from pytest_fp8.questions.ledger.evidence import ArmLedger
 from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossScale, loss_scale
 
 FP8_TWINS_AT = 2
 """The look at which the FP8 arm's twins come."""
+CROSS_ENTROPY = ("log_softmax", "nll_loss", "logsumexp", "cross_entropy")
+"""Parts of the names of operators that only a loss in nats takes."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,13 @@ class LossEvidence:
     Empty where the arms' first losses are close."""
     unfinished: bool = False
     """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
+    nats: bool = True
+    """Whether the loss is a cross-entropy."""
 
     @property
     def scale(self) -> LossScale:
         """What margins are shares of."""
-        return loss_scale([self.bf16[s].losses for s in sorted(self.fp8)], self.eps)
+        return loss_scale([self.bf16[s].losses for s in sorted(self.fp8)], self.eps, self.nats)
 
     @property
     def eps(self) -> float:
@@ -116,13 +121,19 @@ class LossEvidence:
         return max(curve.eps for curve in (*self.fp8.values(), *self.bf16.values()))
 
 
-def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
+def is_cross_entropy(reference: ArmLedger) -> bool:
+    """Whether the step takes a logarithm of probabilities. Where its operators could not be watched, it may."""
+    names = {operator for counts in reference.operators.values() for operator in counts}
+    return not reference.watched or any(word in name for name in names for word in CROSS_ENTROPY)
+
+
+def loss_looks(arms: PairArms, twin: bool, nats: bool = True) -> Iterator[LossEvidence]:
     """All curves so far: first of the case's own number of seeds, then with one seed more at each look.
 
     It ends at ``MAX_LOSS_SEEDS`` seeds, and at the first seed that no further one can mend: with other data in an arm,
     or with numbers that are not finite. ``twin``: whether twins are wanted too. The FP8 arm's, of the first seeds, come
-    at the second look: they can only widen the margin, and a step in FP8 takes three times as long on a CPU. Raises
-    ``ArmError``.
+    at the second look: they can only widen the margin, and a step in FP8 takes three times as long on a CPU. ``nats``:
+    whether the loss is a cross-entropy. Raises ``ArmError``.
     """
     curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}, "fp8_twin": {}}
     seed = looks = 0
@@ -133,21 +144,21 @@ def loss_looks(arms: PairArms, twin: bool) -> Iterator[LossEvidence]:
                 curves[arm][seed] = curve
             seed += 1
             if not all(curve.finite for curve in new.values()) or len({curve.data for curve in new.values()}) > 1:
-                yield _evidence(curves)
+                yield _evidence(curves, nats)
                 return
         looks += 1
         if twin and (looks == FP8_TWINS_AT or (looks < FP8_TWINS_AT and seed >= MAX_LOSS_SEEDS)):
-            yield _evidence(curves, unfinished=True)
+            yield _evidence(curves, nats, unfinished=True)
             for one in range(arms.case.seeds):
                 curves["fp8_twin"][one] = _ask(arms.fp8, arms, one, jitter=True)
-        yield _evidence(curves, unfinished=twin and looks < FP8_TWINS_AT and seed < MAX_LOSS_SEEDS)
+        yield _evidence(curves, nats, unfinished=twin and looks < FP8_TWINS_AT and seed < MAX_LOSS_SEEDS)
         if seed >= MAX_LOSS_SEEDS or not all(curve.finite for curve in curves["fp8_twin"].values()):
             return
 
 
-def _evidence(curves: Mapping[str, Mapping[int, Curve]], unfinished: bool = False) -> LossEvidence:
+def _evidence(curves: Mapping[str, Mapping[int, Curve]], nats: bool, unfinished: bool = False) -> LossEvidence:
     fp8, bf16, twin, fp8_twin = (dict(curves[arm]) for arm in ("fp8", "bf16", "twin", "fp8_twin"))
-    return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished)
+    return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished, nats=nats)
 
 
 def curves_of(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:

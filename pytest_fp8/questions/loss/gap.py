@@ -62,6 +62,8 @@ def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]
         return " (the loss's own type is no finer there)"
     if not scale.relative:
         return ""
+    if not scale.nats and scale.value >= 1:
+        return f" ({gap.margin / scale.value:.1%} of the loss, which is no cross-entropy)"
     if scale.value > 1:
         return (
             f" ({gap.margin / (LARGE * scale.value):.2%} of the loss: one of {_end(bf16):.4g} is no nats of one token)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pytest_fp8.case import Case
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.formats import find_in_formats
@@ -34,11 +36,12 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
     numbers = _numbers(evidence, found, limits)
     finding = (
         _other_data(evidence)
+        or _not_finite(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
         or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
-        or _nothing(numbers)
+        or _nothing(numbers, layers)
         or undecided(found)
     )
     if finding is not None:
@@ -108,13 +111,29 @@ def _other_data(evidence: NumericsEvidence) -> Finding | None:
     }
 
 
-def _nothing(numbers: dict[str, Any]) -> Finding | None:
-    if numbers["products"] or numbers["gradients"]:
+def _not_finite(evidence: NumericsEvidence) -> Finding | None:
+    loss = evidence.bf16.gradients.loss
+    if math.isfinite(loss):
+        return None
+    return Verdict.INVALID, {
+        "headline": "the BF16 arm's loss is not finite, so its gradients say nothing",
+        "expected": "a finite loss at the first weights",
+        "seen": f"{loss} in BF16, {evidence.fp8.gradients.loss} in FP8",
+        "cause": "the loss, the data or the model gives it, with FP8 having no part in it",
+        "next_step": "mend the loss or the data; FP8 cannot be judged on this",
+    }
+
+
+def _nothing(numbers: dict[str, Any], layers: LayersEvidence) -> Finding | None:
+    """Equal gradients of arms without FP8 show nothing. Some layers' products cannot be seen by themselves, such as
+    those of fused layers, and are seen in the profile."""
+    in_fp8 = any(product.kind == FP8 for product in (*layers.products, *layers.foreign))
+    if numbers["products"] or (numbers["gradients"] and in_fp8):
         return None
     return Verdict.NOT_EXERCISED, {
-        "headline": "no FP8 product and no gradient to compare",
-        "expected": "layers in FP8, or parameters with gradients",
-        "seen": "neither in the step that was watched",
+        "headline": "no FP8 product to judge" + ("" if numbers["gradients"] else ", and no gradient to compare"),
+        "expected": "matrix products in FP8",
+        "seen": "none in the step that was watched",
         "cause": "the conversion left all layers in high precision, or the step calls none of them",
         "next_step": "ask fp8_pair.assert_layers(), which names what was converted",
     }
