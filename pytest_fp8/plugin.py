@@ -16,18 +16,12 @@ from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
+from pytest_fp8.verdicts import SHOWN_AS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
-
-SHOWN_AS = {
-    "IMPROVED": ("improved", "+", "IMPROVED"),
-    "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
-    "INVALID": ("invalid", "!", "INVALID"),
-    "NOT_EXERCISED": ("not exercised", "-", "NOT EXERCISED"),
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -218,6 +212,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
     mine = session.config.stash[SESSION]
     try:
         result = yield
+    except KeyboardInterrupt as error:
+        if mine.is_worker:
+            # Nobody sees its terminal, for which pytest would read the source of every frame.
+            raise error.with_traceback(None) from None
+        raise
     finally:
         # Ctrl-C and signals come out here too, before pytest formats where they came: the GPU is free a second sooner.
         mine.endings.ignore()

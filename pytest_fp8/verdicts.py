@@ -31,6 +31,15 @@ class Verdict(Enum):
         return self in (Verdict.PASS, Verdict.IMPROVED)
 
 
+SHOWN_AS = {
+    "IMPROVED": ("improved", "+", "IMPROVED"),
+    "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),
+    "INVALID": ("invalid", "!", "INVALID"),
+    "NOT_EXERCISED": ("not exercised", "-", "NOT EXERCISED"),
+}
+"""Verdict -> how pytest counts a test, its letter, and its word under ``-v``."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """One check's answer. ``numbers`` is plain data for tables and reports, with units in the names."""
