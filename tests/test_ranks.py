@@ -294,6 +294,12 @@ def test_zero3_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monke
         arm.request("curve", seed=0, steps=2)
         parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
         assert unship(arm.request("call", function=parted)) == 12, "the others are below DeepSpeed's threshold"
+        seen = arm.request("numerics", moved=True)
+        name = "model.layers.0.mlp.down_proj.weight"
+        assert seen["moved"]["sketches"][name] != seen["gradients"]["sketches"][name], (
+            "moved weights are those in parts"
+        )
+        arm.request("curve", seed=0, steps=2)
         for store in ("safetensors", "dcp"):
             folder = str(tmp_path / store)
             saved = arm.request("save", folder=folder, store=store, optimizer=True)

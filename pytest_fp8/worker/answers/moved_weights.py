@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fp8.worker.answers.held_out import compared, held_out_output
-from pytest_fp8.worker.state.shards import local
-from pytest_fp8.worker.training.restored import values_kept
+from pytest_fp8.worker.state.shards import assign, full, local, parts_kept
+from pytest_fp8.worker.training.zero import is_partitioned
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -27,11 +27,16 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
     torch.manual_seed(seed)
     modules = dict(engine.model.named_modules())
     weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
-    with values_kept(weights.values()):
+    with parts_kept(weights.values()):
         with torch.no_grad():
-            for weight in map(local, weights.values()):
-                noise = torch.rand_like(weight, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-                weight.copy_(weight * noise)
+            for weight in weights.values():
+                # Of ZeRO-3 the whole, which each rank moves alike.
+                value = full(weight) if is_partitioned(weight) else local(weight)
+                noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+                if is_partitioned(weight):
+                    assign(weight, value * noise)
+                else:
+                    value.copy_(value * noise)
         yield
 
 

@@ -7,11 +7,14 @@ tensors in the same order.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.training.restored import values_kept
 from pytest_fp8.worker.training.zero import is_partitioned
 
 
@@ -92,3 +95,16 @@ def assign(target: torch.Tensor, value: torch.Tensor) -> None:
         # Every rank has the whole tensor, so none is sent.
         value = distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
     local(target).copy_(local(value))
+
+
+@contextmanager
+def parts_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """The tensors may be changed. What ZeRO-3 holds in parts is kept whole in the host's memory meanwhile."""
+    every = list(tensors)
+    held = [(tensor, full(tensor).cpu()) for tensor in every if is_partitioned(tensor)]
+    try:
+        with values_kept(tensor for tensor in every if not is_partitioned(tensor)):
+            yield
+    finally:
+        for tensor, value in held:
+            assign(tensor, value.to(tensor.device))
