@@ -10,6 +10,7 @@ from helpers.loops import CASE, ledgers, loop, serve
 from pytest_fp8.questions.ledger.compare import compare
 
 pytestmark = pytest.mark.slow
+SEEDS = ((1, False), (1, True), (1, False), (2, False))
 
 
 def counting():
@@ -85,3 +86,19 @@ def test_the_innermost_module_owns_a_product_also_where_nothing_below_it_trains(
         return model
 
     assert compare(ledgers(build=frozen, step=loop())) == []
+
+
+def test_restarts_from_one_seed_build_once_and_give_the_same_training():
+    built = []
+
+    def build():
+        built.append(1)
+        return counting()
+
+    engine = serve(build=build, step=loop()).engine
+    losses = [engine.curve(seed, steps=3, jitter=jitter)["losses"] for seed, jitter in SEEDS]
+    built_for = len(built)
+    assert engine.curve(2, steps=3)["losses"] == losses[-1]
+    assert len(built) == built_for
+    assert losses[0] == losses[2] != losses[1]
+    assert engine.curve(1, steps=3, jitter=True)["losses"] == losses[1], "also where it is built anew"

@@ -184,8 +184,7 @@ class Engine:
         """
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
-            fresh = self.fresh_model(seed)
-            copy_model(self.model, fresh, self.fused_params, jitter)
+            copy_model(self.model, self.setup.seeded_model(seed), self.fused_params, jitter)
             self._own_state.restore()
         else:
             copy_values(self.model, values, self.fused_params, jitter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 import weakref
@@ -31,6 +32,8 @@ from pytest_fp8.zoo.shapes import SHAPES
 
 OWN_LEARNING_RATE = 1e-3
 """The learning rate of a workload that gives none."""
+KEPT_SHARE = 1 / 16
+"""Of the host's free memory that the weights of a workload's model may take between restarts, all ranks together."""
 
 
 class TrainingSetup:
@@ -42,6 +45,8 @@ class TrainingSetup:
         self.drawn = Drawn()
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
+        self._kept: tuple[int, torch.nn.Module] | None = None
+        """A seed and the model that was built for it, in the host's memory."""
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
@@ -68,6 +73,22 @@ class TrainingSetup:
             torch.manual_seed(seed + 1)
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
         return model
+
+    def seeded_model(self, seed: int) -> torch.nn.Module:
+        """:meth:`fresh_model`, for its values alone. A workload's is built once for restarts that follow each other:
+        four questions of one case restart 23 times, and a build may take a minute."""
+        if self._kept is None or self._kept[0] != seed:
+            self._kept = None
+            model = self.fresh_model(seed)
+            size = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if self.own is None or size * self.case.gpus > KEPT_SHARE * free:
+                return model
+            # Not on the GPU, where the memory question would count it.
+            self._kept = seed, model.to("cpu")
+        # What is drawn next must not depend on whether the model was built just now.
+        seed_generators(seed)
+        return self._kept[1]
 
     def training_batch(self, seed: int, step: int, whole: bool = False) -> Any:
         """The batch of one step of a loss curve, the same in every arm: this rank's part of it, or the ``whole``."""
