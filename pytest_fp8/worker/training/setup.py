@@ -20,6 +20,7 @@ from pytest_fp8.worker.training.given import (
     checked_optimizer,
     held_by,
     require_fresh,
+    require_trainable,
     require_weights,
 )
 from pytest_fp8.worker.training.ranks import part_of
@@ -99,6 +100,8 @@ class TrainingSetup:
         """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
         if self.own is not None and self.own.optimizer is not None:
             return checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
+        if self.own is not None:
+            require_trainable(model)
         return training.adamw(model.parameters(), self._learning_rate())
 
     def _learning_rate(self) -> float:
