@@ -80,6 +80,21 @@ def test_what_is_not_one_batch_is_named(given, words):
     assert "batches[step % len(batches)]" in error.value.fp8_next or "torch.from_numpy" in error.value.fp8_next
 
 
+def test_an_iterator_at_its_end_asks_for_batches_by_step():
+    """As ``next(batches)`` of a loader with two batches does; a curve asks for more."""
+    batches = []
+
+    def given(step):
+        if not batches:
+            batches.append(iter([batch(0)] * 12))
+        return next(batches[0])
+
+    server = serve(batch=given, loss=loss)
+    with pytest.raises(WorkloadError, match=r"given\(\) raised StopIteration in step") as error:
+        server.engine.curve(seed=0, steps=20)
+    assert "batches[step % len(batches)]" in error.value.fp8_next
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

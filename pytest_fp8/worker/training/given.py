@@ -53,8 +53,21 @@ def require_weights(model: torch.nn.Module) -> None:
         )
 
 
-def checked_batch(own: Workload, batch: Any) -> Any:
-    """The batch itself. Raises :class:`WorkloadError` where no step can be trained with it."""
+def batch_of(own: Workload, step: int) -> Any:
+    """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where no step can be trained with it."""
+    try:
+        return _checked_batch(own, own.batch(step))
+    except StopIteration as error:
+        # In a generator of ours Python would make "generator raised StopIteration" of it.
+        raise WorkloadError(
+            f"the workload's batch {name_of(own.batch)} raised StopIteration in step {step}",
+            "an iterator gives each of its batches once and is then at its end; each arm asks for the same steps more "
+            "than once",
+            "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
+        ) from error
+
+
+def _checked_batch(own: Workload, batch: Any) -> Any:
     if isinstance(batch, Iterator):
         raise WorkloadError(
             f"the workload's batch(step) must give one batch, it gave a {type(batch).__name__}",

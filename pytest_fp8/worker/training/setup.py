@@ -15,7 +15,7 @@ from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
 from pytest_fp8.worker.training.given import (
     Drawn,
-    checked_batch,
+    batch_of,
     checked_loss,
     checked_optimizer,
     held_by,
@@ -78,7 +78,7 @@ class TrainingSetup:
             text = data.text_batch(*tokens, seed, step)
             return self._place(text if whole else part_of(self.case, text))
         seed_generators(1_000_003 * (seed + 1) + step)
-        batch = checked_batch(self.own, self.own.batch(step))
+        batch = batch_of(self.own, step)
         self.drawn = Drawn.of(seed, step, batch)
         return self._place(batch)
 
