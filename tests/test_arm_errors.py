@@ -8,6 +8,7 @@ import pytest
 from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.errors import first_line
 from pytest_fp8.worker.error_trace import mixes_types, trace_of, users_line, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
@@ -92,6 +93,19 @@ def test_the_next_step_is_that_of_the_error(wrong, seen, next_step):
     assert next_step in error.value.next_step
     if "leave the device" in next_step:
         assert "emulated arms run on the CPU" in error.value.cause
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("KeyError: 'x'", "KeyError: 'x'"),
+        ("RuntimeError: one\ntwo", "RuntimeError: one"),
+        ("ValueError: " + "far too long " * 20, "ValueError: " + "far too long " * 9 + "far too ..."),
+        ("", ""),
+    ],
+)
+def test_a_headline_quotes_the_first_line_of_an_error(text, shown):
+    assert first_line(text) == shown
 
 
 class Batches:
