@@ -76,6 +76,7 @@ def first_line(text: str, width: int = 140) -> str:
 
 def refuse(headline: str, **lines: str) -> NoReturn:
     """Raise a :class:`SettingsError`."""
+    __tracebackhide__ = True
     raise SettingsError(headline, **lines)
 
 
