@@ -73,9 +73,14 @@ def misspelt(model, rows):
             " of test_arm_errors.py, in <lambda>",
         ),
         ({"loss": misspelt}, "name 'regulariser' is not defined", " of test_arm_errors.py, in misspelt"),
+        (
+            {"loss": lambda model, rows: model(rows).detach().numpy()},
+            "raised TypeError",
+            "run the lines of the trace by",
+        ),
         ({"loss": lambda model, rows: rows[:, :3] @ rows}, "raised RuntimeError", "run the lines of the trace by hand"),
     ],
-    ids=["iterator", "cuda model", "cuda batch", "exit", "name", "torch"],
+    ids=["iterator", "cuda model", "cuda batch", "exit", "name", "numpy", "torch"],
 )
 def test_the_next_step_is_that_of_the_error(wrong, seen, next_step):
     import torch

@@ -34,7 +34,10 @@ class RenamedError(LookupError):
         if any(COMPILED in name.split(".") for name in modules):
             what = f"convert() gave a compiled model, in which other names stand for {names}"
             self.fp8_cause = f"torch.compile(model) puts the model into another one, as its {COMPILED}"
-            self.fp8_next = "return the plain model: the arm compiles it itself, after the conversion (compile=True)"
+            self.fp8_next = (
+                "return the plain model: the arm compiles it itself after the conversion, unless the mark says "
+                "compile=False or emulated=True"
+            )
         super().__init__(what)
 
 

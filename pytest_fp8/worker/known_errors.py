@@ -19,6 +19,9 @@ ON_CUDA = (
 NO_CUDA = ("not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """What torch says where it is asked for a GPU and sees none. An arm that is to run on a GPU refuses to start there."""
 
+SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
+"""What is wrong in any dtype and on any device."""
+
 
 def known_cause(error: BaseException) -> tuple[str, str]:
     """Cause and next step; empty where there is nothing to say."""
@@ -30,9 +33,9 @@ def known_cause(error: BaseException) -> tuple[str, str]:
 
 
 def _mend(error: BaseException) -> str:
-    """What to do where the user's own line raised, and not torch: that line is wrong in any dtype."""
+    """What to do where the user's own line raised one of :data:`SLIPS`."""
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
-    if isinstance(error, RuntimeError) or not (innermost and is_users(innermost[0].filename)):
+    if not isinstance(error, SLIPS) or not (innermost and is_users(innermost[0].filename)):
         return ""
     file, line, name, _ = innermost[0]
     return f"mend line {line} of {file.rpartition('/')[2]}, in {name}"
