@@ -63,8 +63,20 @@ def explain(headline: str, expected: str, seen: str, cause: str, next_step: str)
     return "\n".join(lines)
 
 
+def first_line(text: str, width: int = 140) -> str:
+    """The first line of a message, cut between words: what a headline quotes.
+
+    >>> first_line("KeyError: 'x'\\nand more")
+    "KeyError: 'x'"
+    """
+    from textwrap import shorten
+
+    return shorten(text.strip().partition("\n")[0], width, placeholder=" ...")
+
+
 def refuse(headline: str, **lines: str) -> NoReturn:
     """Raise a :class:`SettingsError`."""
+    __tracebackhide__ = True
     raise SettingsError(headline, **lines)
 
 

@@ -46,25 +46,10 @@ def fp8_workload() -> Workload | None:
 @pytest.fixture
 def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Fp8Pair:
     """The BF16 and the FP8 arm of the case, each in a process of its own, shared by all tests of the case."""
-    from pytest_fp8.case import OWN
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.session import SESSION
 
-    _require_workload(fp8_workload)
-    if (fp8_case.model == OWN) != (fp8_workload is not None):
-        missing = fp8_workload is None
-        _fail(
-            f"{request.node.name}: " + ("no model to train" if missing else "two models to train"),
-            expected="a model's name in the mark, or a model from the fixture fp8_workload",
-            seen="neither" if missing else f"model={fp8_case.model!r} in the mark, and a Workload",
-            cause="no fixture fp8_workload here overrides the plugin's, which brings none"
-            if missing
-            else f"fp8_workload brings a model and the mark names another ({fp8_case.model})",
-            next_step="override the fixture fp8_workload to bring a model, or name a model of pytest-fp8: "
-            "@pytest.mark.fp8(model='tiny')"
-            if missing
-            else "leave model= out",
-        )
+    _require_workload(request, fp8_case, fp8_workload)
     session = request.config.stash[SESSION]
     try:
         pair = session.pair(fp8_case, fp8_workload, request.node.nodeid)
@@ -85,20 +70,21 @@ def fp8_gpu() -> Gpu | None:
 
 
 @pytest.fixture
-def bf16_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
+def bf16_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
     """The case's model in BF16, in this process, for tests that touch its modules. To measure, use ``fp8_pair``."""
+    _require_workload(request, fp8_case, fp8_workload)
     yield from _model(fp8_case, fp8_workload, convert=False)
 
 
 @pytest.fixture
-def fp8_model(fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
+def fp8_model(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workload | None) -> Iterator[Any]:
     """The same model with the same weights, converted to the case's recipe, in this process; uncompiled."""
+    _require_workload(request, fp8_case, fp8_workload)
     yield from _model(fp8_case, fp8_workload, convert=True)
 
 
 def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any]:
     """The one function outside ``worker/``, ``backends/`` and ``zoo/`` that imports torch."""
-    _require_workload(workload)
     import torch
 
     from pytest_fp8.backends import backend
@@ -130,20 +116,58 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
         torch.cuda.empty_cache()
 
 
-def _require_workload(given: object) -> None:
-    """Fail the test unless ``fp8_workload`` gave a :class:`Workload` or ``None``."""
+def _require_workload(request: pytest.FixtureRequest, case: Case, given: object) -> None:
+    """Fail the test unless its mark names a model, or else ``fp8_workload`` gave a :class:`Workload`."""
+    from pytest_fp8.case import OWN
     from pytest_fp8.workload import Workload
 
-    if given is None or isinstance(given, Workload):
-        return
-    kind = "a class" if isinstance(given, type) else f"of type {type(given).__name__}"
-    _fail(
-        "the fixture fp8_workload did not give a workload",
-        expected="pytest_fp8.Workload(build=..., batch=...), or None",
-        seen=f"{kind}: {given!r:.200}",
-        cause="a model, its class or a function belongs into the workload's build=",
-        next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
-    )
+    where = _written_at(request)
+    if given is not None and not isinstance(given, Workload):
+        kind = "a class" if isinstance(given, type) else f"of type {type(given).__name__}"
+        _fail(
+            "the fixture fp8_workload did not give a workload",
+            expected="pytest_fp8.Workload(build=..., batch=...), or None",
+            seen=f"{kind}: {given!r:.200}, from {where}",
+            cause="a model, its class or a function belongs into the workload's build=",
+            next_step="return Workload(build=a function that makes the model, batch=a function of the step)",
+        )
+    if given is None and case.model == OWN and where:
+        _fail(
+            f"{request.node.name}: the fixture fp8_workload gave None, so there is no model to train",
+            expected="a Workload, for the mark names no model",
+            seen=f"None, from {where}",
+            cause="a function without a return gives None",
+            next_step="return Workload(build=..., batch=...) at the end of the fixture",
+        )
+    if given is None and case.model == OWN:
+        _fail(
+            f"{request.node.name}: no model to train",
+            expected="a model's name in the mark, or a model from the fixture fp8_workload",
+            seen="neither",
+            cause="no fixture fp8_workload here overrides the plugin's, which brings none",
+            next_step="override the fixture fp8_workload to bring a model, or name a model of pytest-fp8: "
+            "@pytest.mark.fp8(model='tiny')",
+        )
+    if given is not None and case.model != OWN:
+        _fail(
+            f"{request.node.name}: two models to train",
+            expected="a model's name in the mark, or a model from the fixture fp8_workload",
+            seen=f"model={case.model!r} in the mark, and a Workload",
+            cause=f"fp8_workload brings a model and the mark names another ({case.model})",
+            next_step="leave model= out",
+        )
+
+
+def _written_at(request: pytest.FixtureRequest) -> str:
+    """File and line of the fixture ``fp8_workload`` that this test gets; empty where it is this plugin's own."""
+    import inspect
+
+    found = request.node._fixtureinfo.name2fixturedefs.get("fp8_workload", ())
+    code = getattr(inspect.unwrap(found[-1].func), "__code__", None) if found else None
+    if code is None or code.co_filename == __file__:
+        return ""
+    file, root = code.co_filename, f"{request.config.rootpath}/"
+    return f"{file.removeprefix(root)}:{code.co_firstlineno}"
 
 
 def _fail(headline: str, *, expected: str, seen: str, cause: str, next_step: str) -> NoReturn:

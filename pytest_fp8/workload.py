@@ -92,6 +92,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""
+        __tracebackhide__ = True
         for name, given in ARGUMENTS.items():
             function = getattr(self, name)
             if function is not None or name in ("build", "batch"):
@@ -151,6 +152,7 @@ class Workload:
 
 def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> None:
     """Raise :class:`SettingsError` unless ``function`` can be called with as many arguments."""
+    __tracebackhide__ = True
     call = f"{name}({', '.join(arguments)})"
     # A model is callable as well, and so is its class, which is a function that makes one.
     is_model = hasattr(function, "named_parameters") and not isinstance(function, type)
@@ -167,13 +169,17 @@ def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> N
         wanted = inspect.signature(function)
     except (TypeError, ValueError):
         return  # some functions written in C tell no signature
+    problem = ""
     try:
         wanted.bind(*arguments)
     except TypeError as error:
+        problem = str(error)
+    # Not inside the except: pytest would show that error's traceback as well.
+    if problem:
         refuse(
             f"the workload's {name}= takes other arguments than it is called with",
             expected=f"a function that can be called as {call}",
-            seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {error}",
+            seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {problem}",
             cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in each arm",
             next_step=f"def {call}: ...",
         )

@@ -35,8 +35,9 @@ def nothing(left, originals=SIZES):
             "multiples of 16",
         ),
         # What a conversion of the user's own left without a reason was not meant to be left.
-        ({"lm_head": HEAD}, "check how FP8 is switched on", "every nn.Linear of the model"),
-        ({}, "next:     check how FP8 is switched on", "multiples of 16"),
+        ({"lm_head": HEAD}, "seen:     2 Linears could be FP8 and are not: q, up", "head"),
+        ({"lm_head": HEAD}, "next:     check the conversion's filter, which must give True", "nn.Linear, or"),
+        ({}, "seen:     3 Linears could be FP8 and are not: q, up, lm_head", "multiples of 16"),
     ],
 )
 def test_what_to_do_where_nothing_was_converted_fits_the_reasons(left, says, never):

@@ -134,6 +134,7 @@ def test_an_exception_in_the_arm_is_quoted_and_the_arm_lives_on(arm):
         arm.request("dance")
     assert error.value.kind == "raised"
     assert error.value.seen == "ValueError: unknown operation 'dance'"
+    assert error.value.headline.startswith("ValueError: unknown operation 'dance', in the arm '")
     assert "in answer" in error.value.cause, "without a better cause, the trace"
     assert "next:" in error.value.message
     assert arm.request("curve", seed=0, steps=1)["losses"]

@@ -12,6 +12,7 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.plain import PlainDataError, from_plain, to_plain
 from pytest_fp8.questions.layers.check import check_layers, counted
 from pytest_fp8.questions.layers.products import FP8, Product
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.questions.loss.check import check_loss
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.memory import MemoryEvidence, Peak, StepMemory, check_memory
@@ -54,6 +55,25 @@ def test_layers_broken(changes, says):
 def test_converted_but_not_executed_names_role_and_layer(role):
     decision = check_layers(CASE, layers_evidence(bf16=[("up", role)]))
     verdict_of(decision, Verdict.FAIL, f"{role} of 1 of 2 layers", "bfloat16: up")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "says"), [(["q.weight"], "lm_head.weight, up.weight"), (None, "dgrad of 1 of 2")]
+)
+def test_a_branch_that_is_cut_off_is_named_and_not_a_layer_whose_products_are_missed(gradients, says):
+    """``up`` is cut off, and the one dgrad of two layers of equal sizes may be anybody's."""
+    healthy = layers_evidence()
+    absent = [p for p in healthy.products if p.phase == "forward" or p.extents != healthy.calls[0].expected("dgrad")]
+    ledgers = TwoLedgers(arm_ledger(), arm_ledger(**({"gradients": gradients} if gradients else {})), "torchao")
+    decision = check_layers(CASE, layers_evidence(products=absent), ledgers=ledgers)
+    verdict_of(decision, Verdict.FAIL, says)
+    assert ("cut off from the loss" in decision.cause) == bool(gradients)
+
+
+def test_a_forward_pass_in_high_precision_is_said_before_missing_gradients():
+    ledgers = TwoLedgers(arm_ledger(), arm_ledger(gradients=["q.weight"]), "torchao")
+    decision = check_layers(CASE, layers_evidence(bf16=[("up", "fprop")]), ledgers=ledgers)
+    verdict_of(decision, Verdict.FAIL, "fprop of 1 of 2 layers")
 
 
 def test_an_fp8_operator_on_a_bf16_kernel_is_not_fp8():

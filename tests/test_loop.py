@@ -336,8 +336,27 @@ def test_an_own_conversion_that_renames_layers_is_an_error():
         convert_but()(model)
         return torch.nn.Sequential(model)
 
-    with pytest.raises(LookupError, match="must keep the names"):
+    with pytest.raises(LookupError, match=r"must keep the names.* gone: enter, .* and 1 more") as error:
         serve(step=loop(), convert=convert)
+    assert "return the model itself" in error.value.fp8_next
+
+
+@pytest.mark.parametrize("part", ["whole", "a block"])
+def test_an_own_conversion_that_compiles_is_told_that_the_arm_does(part):
+    def convert(model):
+        import torch
+
+        if part == "whole":
+            model = torch.compile(model)
+        else:
+            model.blocks[0] = torch.compile(model.blocks[0])
+        convert_but()(model)
+        return model
+
+    with pytest.raises(LookupError, match=r"convert\(\) gave a compiled model.* blocks\.0\.up") as error:
+        serve(step=loop(), convert=convert)
+    assert "return the plain model" in error.value.fp8_next
+    assert "_orig_mod" in error.value.fp8_cause
 
 
 def test_reentrant_checkpointing_of_the_whole_model_is_not_an_evaluation():

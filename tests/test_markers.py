@@ -288,11 +288,59 @@ def test_a_workload_fixture_that_gives_something_else_is_named(pytester, fixture
         [
             "the fixture fp8_workload did not give a workload",
             "*expected: pytest_fp8.Workload(build=..., batch=...), or None*",
-            "*seen: *a class: <class '*.Net'>*",
+            "*seen: *a class: <class '*.Net'>, from test_a_workload_*.py:5",
             "*cause: *",
             "*next: *return Workload(build=*",
         ]
     )
+
+
+@with_torchao
+@pytest.mark.parametrize("fixture", ["fp8_pair", "bf16_model", "fp8_model"])
+def test_a_workload_fixture_without_a_return_is_named(pytester, fixture):
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_fp8 import Workload
+
+        @pytest.fixture
+        def fp8_workload():
+            Workload(build=lambda: None, batch=lambda step: None)
+        """
+    )
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.fp8(emulated=True)
+        def test_mine({fixture}): pass
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "test_mine*: the fixture fp8_workload gave None*",
+            "*seen: *None, from conftest.py:4",
+            "*next: *return Workload(*",
+        ]
+    )
+
+
+@with_torchao
+@pytest.mark.parametrize("fixture", ["fp8_pair", "fp8_model"])
+def test_a_mark_without_a_model_and_no_fixture_says_that_none_overrides(pytester, fixture):
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.fp8(emulated=True)
+        def test_mine({fixture}): pass
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["test_mine*: no model to train", "*cause: *no fixture fp8_workload here overrides*"])
 
 
 def test_a_test_without_a_mark_does_not_begin_with_an_empty_name(pytester):

@@ -170,3 +170,26 @@ def test_layers_that_the_fp8_arm_alone_cuts_off_from_the_loss_are_found():
     decision = judge_both(CASE, convert=cut_off, loss=lambda model, x: (model(x) - x).float().pow(2).mean())
     assert decision.verdict is Verdict.FAIL, decision.message
     assert "get no gradient in the FP8 arm" in decision.message
+
+
+def cut_off_by_a_layers_hook(model):
+    """A hook of a converted layer, whose sizes another layer has too."""
+    from dataclasses import replace
+
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
+    convert_to_float8_training(model, config=config)
+    model.blocks[1].down.register_forward_hook(lambda module, given, output: output.detach())
+    return model
+
+
+def test_a_layer_that_a_hook_cuts_off_is_named_and_not_another_of_its_sizes():
+    decision = judge_both(
+        CASE, convert=cut_off_by_a_layers_hook, loss=lambda model, x: (model(x) - x.sin()).float().square().mean()
+    )
+    assert decision.verdict is Verdict.FAIL, decision.message
+    assert "get no gradient in the FP8 arm" in decision.headline
+    assert "cut off from the loss" in decision.cause
+    assert "blocks.1.down" in decision.seen
+    assert "blocks.0" not in decision.message

@@ -18,6 +18,22 @@ def test_an_error_is_shown_at_the_line_that_asked(pytester):
     result.stdout.no_fnmatch_line("*errors.py*")
 
 
+WRONG = "from pytest_fp8 import Workload\n{}Workload(build=lambda: None, batch=lambda: None)\n"
+
+
+@pytest.mark.parametrize(("where", "line"), [("def test_mine():\n    ", 3), ("", 2)], ids=["in a test", "in a module"])
+def test_a_workload_with_a_wrong_signature_is_one_short_error(pytester, where, line):
+    pytester.makepyfile(WRONG.format(where))
+    result = pytester.runpytest("-p", "no:benchmark", "-rN")
+    result.stdout.fnmatch_lines([f"*.py:{line}:*" if not where else f"*.py:{line}: SettingsError"])
+    result.stdout.fnmatch_lines(
+        ["E  *SettingsError: the workload's batch= takes other arguments than it is called with"]
+    )
+    result.stdout.no_fnmatch_line("*During handling*")
+    result.stdout.no_fnmatch_line("*workload.py*")
+    assert len(result.outlines) < 32
+
+
 def test_a_test_that_is_skipped_names_its_own_line_and_what_runs_here(pytester):
     pytester.makepyfile("import pytest\n\n@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(fp8_pair): pass")
     result = pytester.runpytest("-rs", "-p", "no:benchmark")

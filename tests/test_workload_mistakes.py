@@ -80,6 +80,21 @@ def test_what_is_not_one_batch_is_named(given, words):
     assert "batches[step % len(batches)]" in error.value.fp8_next or "torch.from_numpy" in error.value.fp8_next
 
 
+def test_an_iterator_at_its_end_asks_for_batches_by_step():
+    """As ``next(batches)`` of a loader with two batches does; a curve asks for more."""
+    batches = []
+
+    def given(step):
+        if not batches:
+            batches.append(iter([batch(0)] * 12))
+        return next(batches[0])
+
+    server = serve(batch=given, loss=loss)
+    with pytest.raises(WorkloadError, match=r"given\(\) raised StopIteration in step") as error:
+        server.engine.curve(seed=0, steps=20)
+    assert "batches[step % len(batches)]" in error.value.fp8_next
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -91,6 +106,32 @@ def test_what_is_not_one_batch_is_named(given, words):
 def test_a_batch_that_the_model_cannot_be_called_with_asks_for_a_loss_function(given, words):
     with pytest.raises(WorkloadError, match=words):
         serve(batch=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "next_step"),
+    [
+        (lambda: build().requires_grad_(False), "Net, whose 10 parameters are all frozen", "unfrozen in build"),
+        (torch.nn.Sequential, "Sequential, which has no parameter at all", "with its layers"),
+    ],
+)
+@pytest.mark.parametrize("with_loss", [True, False])
+def test_a_model_that_cannot_be_trained_is_named_and_not_its_loss(given, words, next_step, with_loss):
+    with pytest.raises(WorkloadError, match=words) as error:
+        serve(build=given, **({"loss": loss} if with_loss else {}))
+    assert next_step in error.value.fp8_next
+    assert ".item()" not in error.value.fp8_cause
+
+
+def test_a_model_that_is_frozen_in_part_is_fine_and_a_detached_loss_is_still_named():
+    def partly():
+        model = build().requires_grad_(False)
+        model.blocks.requires_grad_(True)
+        return model
+
+    serve(build=partly, loss=loss)
+    with pytest.raises(WorkloadError, match="detached from the model"):
+        serve(loss=lambda model, rows: loss(model, rows).detach())
 
 
 def test_an_error_inside_the_model_stays_the_users_own():

@@ -26,7 +26,7 @@ from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.left_behind import end_processes_of
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import ArmError
+from pytest_fp8.errors import ArmError, first_line
 from pytest_fp8.plain import to_plain
 
 if TYPE_CHECKING:
@@ -196,10 +196,12 @@ class ArmProcess:
     def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
         said = {key: UNPRINTABLE.sub("", text) for key, text in answer.items() if isinstance(text, str)}
         cause, line = said["cause"], said["line"]
+        out_of_memory = said["kind"] == "out of memory"
         raise ArmError(
             said["kind"],
-            f"the arm {self.name!r} {'ran out of GPU memory' if said['kind'] == 'out of memory' else 'raised'} "
-            f"while it was asked to {self._asked!r}",
+            f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"
+            if out_of_memory
+            else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
             expected=f"{self._asked!r} to succeed",
             # Where the trace is the cause, it already holds the user's line.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,31 @@ if TYPE_CHECKING:
 SKIPPED = "_fp8_skipped"
 """The attribute of a Linear that is to stay in high precision; it holds the reason."""
 
+COMPILED = "_orig_mod"
+"""The name under which ``torch.compile(model)`` holds the model."""
+
 HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
 """Names of output projections. Every recipe leaves them in high precision, except through Accelerate: there a head is
 converted like any other Linear, unless torchao is below and the head is the model's first or last Linear."""
+
+
+class RenamedError(LookupError):
+    """The model that ``convert()`` gave has no modules of some of its Linears' names."""
+
+    fp8_cause = "each Linear is accounted for by its name, and an FP8 layer takes the name of the Linear it replaces"
+    fp8_next = "put each FP8 layer in its Linear's place, setattr(parent, name, layer), and return the model itself"
+
+    def __init__(self, gone: Sequence[str], modules: Collection[str]) -> None:
+        names = ", ".join(gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
+        what = f"convert() must keep the names of the model's Linears; gone: {names}"
+        if any(COMPILED in name.split(".") for name in modules):
+            what = f"convert() gave a compiled model, in which other names stand for {names}"
+            self.fp8_cause = f"torch.compile(model) puts the model into another one, as its {COMPILED}"
+            self.fp8_next = (
+                "return the plain model: the arm compiles it itself after the conversion, unless the mark says "
+                "compile=False or emulated=True"
+            )
+        super().__init__(what)
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
@@ -64,15 +86,13 @@ def observed_conversion(
 
     ``originals``: name -> (in_features, out_features) of the Linears before. A Linear that is no FP8 layer and has no
     reason to be skipped is in neither list: only the user can say whether it was left out on purpose. Raises
-    ``LookupError`` where a Linear's name is gone.
+    :class:`RenamedError` where a Linear's name is gone.
     """
     result = Conversion()
     modules = dict(model.named_modules())
     gone = [name for name in originals if name not in modules]
     if gone:
-        raise LookupError(
-            f"convert() must keep the names of the model's Linears, so that each is accounted for; gone: {gone[:4]}"
-        )
+        raise RenamedError(gone, modules)
     for name, sizes in originals.items():
         reason = reason_to_skip(name, *sizes) or skipped_by_name(name, leave)
         fp8 = is_fp8(modules[name])

@@ -10,11 +10,12 @@ RUNNERS = ("_pytest", "pluggy")
 
 
 def end_at_the_users_line(trace: TracebackType | None) -> None:
-    """Cut the frames of this package off the end of a traceback, in place. One without a user's line stays whole."""
+    """Cut the frames of this package off the end of a traceback, in place, and those of code without a file, as a data
+    class's __init__. One without a user's line stays whole."""
     last = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(OURS):
+        if not file.startswith((OURS, "<")):
             last = None if any(f"/{name}/" in file for name in RUNNERS) else trace
         trace = trace.tb_next
     if last is not None:

@@ -26,11 +26,6 @@ _UNLIKE = re.compile(
     r"same dtype|should be the same|expected .*(dtype|scalar type|to have type)|dtypes? .*(mismatch|match)",
     re.IGNORECASE,
 )
-MIXED_CAUSE = (
-    "arms run the model and its floating-point batches in bfloat16, and an operation also got a tensor of another "
-    "type: tensors made inside forward, such as a positional encoding or a mask, must take the input's dtype"
-)
-MIXED_NEXT = "make it in the input's dtype, torch.arange(n, device=x.device).to(x.dtype), or register it as a buffer"
 
 
 def trace_of(error: BaseException) -> str:

@@ -151,19 +151,19 @@ def _describe(error: BaseException) -> dict[str, Any]:
     import torch
 
     from pytest_fp8.worker import error_trace
+    from pytest_fp8.worker.known_errors import known_cause
 
     raised_by = error_trace.workloads_function(error)
+    cause, next_step = known_cause(error)
     described = {
         "error": (f"the workload's {raised_by} raised " if raised_by else "")
         + f"{type(error).__name__}: {str(error)[:2000]}",
         "kind": "raised",
         "trace": error_trace.trace_of(error),
         "line": error_trace.users_line(error),
-        "cause": "",
-        "next": "",
+        "cause": cause,
+        "next": next_step,
     }
-    if error_trace.mixes_types(error):
-        described["cause"], described["next"] = error_trace.MIXED_CAUSE, error_trace.MIXED_NEXT
     if isinstance(error, torch.OutOfMemoryError):
         described["kind"] = "out of memory"
         described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"

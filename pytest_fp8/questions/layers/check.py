@@ -12,9 +12,9 @@ from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
 from pytest_fp8.questions.layers.products import StepProducts, role_table
 from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks, travelled
-from pytest_fp8.questions.ledger.compare import find_in_ledger, never_called
+from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing, never_called
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.recipes import RECOMPUTE, ROLES, recipe_facts
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "layers"
@@ -43,7 +43,10 @@ def check_layers(
     found = (
         find_in_conversion(case, evidence)
         or find_in_recipe(case, evidence)
-        or find_in_execution(case, evidence, step)
+        # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
+        or find_in_execution(case, evidence, step, (FPROP, RECOMPUTE))
+        or (find_where_gradients_are_missing(ledgers, QUESTION) if ledgers is not None else None)
+        or find_in_execution(case, evidence, step, (DGRAD, WGRAD))
         or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
         or _counts(counted(numbers), baseline_counts or {})

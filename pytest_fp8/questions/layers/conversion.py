@@ -122,11 +122,25 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
     return fail(
         "no layer was converted to FP8",
         expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
-        seen=("; ".join(sorted(set(evidence.skipped.values()))) if not evidence.converted else "")
-        or ("no FP8 layer" if evidence.originals else "no Linear at all"),
+        seen=_what_stayed(evidence),
         cause=cause,
         next_step=next_step,
     )
+
+
+def _could_be(evidence: LayersEvidence) -> list[str]:
+    """The Linears that nothing keeps in high precision, in the model's order."""
+    return [name for name in evidence.originals if name not in evidence.skipped]
+
+
+def _what_stayed(evidence: LayersEvidence) -> str:
+    could = _could_be(evidence)
+    if could:
+        linears = (
+            "1 Linear could be FP8 and is not" if len(could) == 1 else f"{len(could)} Linears could be FP8 and are not"
+        )
+        return f"{linears}: {some(could)}"
+    return "; ".join(sorted(set(evidence.skipped.values()))) or "no Linear at all"
 
 
 _HOW_TO_CONVERT = {
@@ -143,6 +157,10 @@ def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
     """Cause and next step where no layer is in FP8, from the reasons why the Linears were left."""
     if evidence.converted:
         return _who_dropped_it(evidence), "convert the model itself, or check how FP8 is switched on"
+    if _could_be(evidence):
+        return _who_dropped_it(evidence), (
+            "check the conversion's filter, which must give True for these names, and how FP8 is switched on"
+        )
     elsewhere = "products that no nn.Linear holds (convolutions, transformers' Conv1D in GPT-2, raw parameters)"
     if not evidence.originals:
         return (
@@ -151,7 +169,7 @@ def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
         )
     kinds = {reason.partition(":")[0] for reason in evidence.skipped.values()}
     advice = [text for kind, text in _HOW_TO_CONVERT.items() if kind in kinds]
-    if "size" in kinds or set(evidence.originals) - set(evidence.skipped):
+    if "size" in kinds:
         return _who_dropped_it(evidence), ", or ".join([*advice, "check how FP8 is switched on"])
     also = f"; {elsewhere} are never converted" if "head" in kinds else ""
     return f"every nn.Linear of the model is one that stays in high precision{also}", ", or ".join(advice)
@@ -164,7 +182,8 @@ def _who_dropped_it(evidence: LayersEvidence) -> str:
         return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
     if switches.environment == FP8:
         return who_won(switches)
-    return "FP8 was asked for where nothing reads it, or every layer was filtered out or has odd sizes"
+    sizes = "" if _could_be(evidence) else " or has odd sizes"
+    return f"FP8 was asked for where nothing reads it, or every layer was filtered out{sizes}"
 
 
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:

@@ -9,12 +9,14 @@ from pytest_fp8.questions.findings import SHOWN, Finding, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, recipe_facts
+from pytest_fp8.recipes import RECOMPUTE, Role, recipe_facts
 from pytest_fp8.verdicts import Verdict
 
 
-def find_in_execution(case: Case, evidence: LayersEvidence, step: StepProducts) -> Finding | None:
-    """The first thing that is wrong with what one training step executed, or ``None``."""
+def find_in_execution(
+    case: Case, evidence: LayersEvidence, step: StepProducts, roles: Sequence[Role]
+) -> Finding | None:
+    """The first thing that is wrong with what one training step executed in these roles, or ``None``."""
     converted = {call.name for call in evidence.calls if call.fp8}
     if not converted:
         return fail(
@@ -25,8 +27,7 @@ def find_in_execution(case: Case, evidence: LayersEvidence, step: StepProducts) 
             next_step="convert before anything takes references to layers, such as wrappers",
         )
     claimed = set(recipe_facts(case.backend, case.recipe).roles)
-    # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
-    for role in (FPROP, RECOMPUTE, DGRAD, WGRAD):
+    for role in roles:
         wanted = role in claimed or (role == RECOMPUTE and "fprop" in claimed)
         mine = [a for a in step.attributions if a.role == role and a.layer in converted]
         # A recomputation ends as soon as it has what the backward pass needs: its last product may be absent.

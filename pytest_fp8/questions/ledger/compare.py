@@ -88,6 +88,13 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
     }
 
 
+def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Finding | None:
+    """:func:`find_in_ledger` where weights get no gradient in the FP8 arm alone. Their layers then have no gradient
+    products, and those of other layers of equal sizes may be taken for them."""
+    missing = any(gradients_there(ledgers, Explained(ledgers)))
+    return find_in_ledger(ledgers, question) if missing else None
+
+
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
     """``decision``, or in its place what the ledgers say where the arms differ in what its question compares. FP8 that
     was left on the way and weights that stand still are said first: what does that may be what differs."""

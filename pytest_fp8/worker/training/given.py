@@ -53,8 +53,21 @@ def require_weights(model: torch.nn.Module) -> None:
         )
 
 
-def checked_batch(own: Workload, batch: Any) -> Any:
-    """The batch itself. Raises :class:`WorkloadError` where no step can be trained with it."""
+def batch_of(own: Workload, step: int) -> Any:
+    """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where no step can be trained with it."""
+    try:
+        return _checked_batch(own, own.batch(step))
+    except StopIteration as error:
+        # In a generator of ours Python would make "generator raised StopIteration" of it.
+        raise WorkloadError(
+            f"the workload's batch {name_of(own.batch)} raised StopIteration in step {step}",
+            "an iterator gives each of its batches once and is then at its end; each arm asks for the same steps more "
+            "than once",
+            "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
+        ) from error
+
+
+def _checked_batch(own: Workload, batch: Any) -> Any:
     if isinstance(batch, Iterator):
         raise WorkloadError(
             f"the workload's batch(step) must give one batch, it gave a {type(batch).__name__}",
@@ -112,6 +125,7 @@ def checked_loss(own: Workload) -> training.LossFunction:
             seen = "a tensor without a gradient, detached from the model or made without it"
         else:
             return loss
+        require_trainable(model)
         if own.loss is None:
             raise WorkloadError(
                 f"the model must give its loss, as a tensor with one element or as its result's .loss; "
@@ -128,6 +142,23 @@ def checked_loss(own: Workload) -> training.LossFunction:
         )
 
     return checked
+
+
+def require_trainable(model: torch.nn.Module) -> None:
+    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later."""
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    count = sum(1 for _ in model.parameters())
+    raise WorkloadError(
+        f"the workload's build() gave a model without a trainable parameter: {type(model).__name__}, "
+        + (f"whose {count} parameters are all frozen" if count else "which has no parameter at all"),
+        "training goes backward to parameters with requires_grad, and there is none: requires_grad_(False) for all of "
+        "them, or layers that were never added",
+        "leave what is to be trained unfrozen in build(); or add adapters to the frozen model: "
+        "@pytest.mark.fp8(lora=16)"
+        if count
+        else "return the model with its layers at the end of build()",
+    )
 
 
 def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:

@@ -16,11 +16,12 @@ from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
 from pytest_fp8.worker.training.given import (
     Drawn,
-    checked_batch,
+    batch_of,
     checked_loss,
     checked_optimizer,
     held_by,
     require_fresh,
+    require_trainable,
     require_weights,
 )
 from pytest_fp8.worker.training.ranks import part_of
@@ -98,7 +99,7 @@ class TrainingSetup:
             text = data.text_batch(*tokens, seed, step)
             return self._place(text if whole else part_of(self.case, text))
         seed_generators(1_000_003 * (seed + 1) + step)
-        batch = checked_batch(self.own, self.own.batch(step))
+        batch = batch_of(self.own, step)
         self.drawn = Drawn.of(seed, step, batch)
         return self._place(batch)
 
@@ -120,6 +121,8 @@ class TrainingSetup:
         """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
         if self.own is not None and self.own.optimizer is not None:
             return checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
+        if self.own is not None:
+            require_trainable(model)
         return training.adamw(model.parameters(), self._learning_rate())
 
     def _learning_rate(self) -> float:

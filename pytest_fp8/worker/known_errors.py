@@ -1,0 +1,41 @@
+"""What the user's code may raise in an arm and where it comes from: a cause and a next step, told by the exception."""
+
+from __future__ import annotations
+
+import traceback
+
+from pytest_fp8.worker.error_trace import is_users, mixes_types
+
+MIXED = (
+    "arms run the model and its floating-point batches in bfloat16, and an operation also got a tensor of another "
+    "type: tensors made inside forward, such as a positional encoding or a mask, must take the input's dtype",
+    "make it in the input's dtype, torch.arange(n, device=x.device).to(x.dtype), or register it as a buffer",
+)
+ON_CUDA = (
+    "emulated arms run on the CPU, and this asks torch for a GPU; each arm moves model and batches to its own device",
+    "leave the device out: no .cuda() and no device='cuda' in build() and batch(step); inside forward and loss take "
+    "the input's, device=x.device",
+)
+NO_CUDA = ("not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
+"""What torch says where it is asked for a GPU and sees none. An arm that is to run on a GPU refuses to start there."""
+
+SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
+"""What is wrong in any dtype and on any device."""
+
+
+def known_cause(error: BaseException) -> tuple[str, str]:
+    """Cause and next step; empty where there is nothing to say."""
+    if mixes_types(error):
+        return MIXED
+    if isinstance(error, AssertionError | RuntimeError) and any(text in str(error) for text in NO_CUDA):
+        return ON_CUDA
+    return "", _mend(error)
+
+
+def _mend(error: BaseException) -> str:
+    """What to do where the user's own line raised one of :data:`SLIPS`."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    if not isinstance(error, SLIPS) or not (innermost and is_users(innermost[0].filename)):
+        return ""
+    file, line, name, _ = innermost[0]
+    return f"mend line {line} of {file.rpartition('/')[2]}, in {name}"
