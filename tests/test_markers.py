@@ -74,6 +74,27 @@ def test_an_argument_of_another_type_is_refused(pytester, mark, expected):
     result.stdout.fnmatch_lines(["*test_mine*", f"*expected: {expected}", "*seen:*", "*next:*"])
 
 
+@pytest.mark.parametrize("given", ["recipe=[]", "backend=()", "model=[], emulated=True", "cases=[]", "cases=()"])
+@pytest.mark.parametrize("question", ["", ", question='loss'"])
+def test_a_mark_with_an_empty_list_is_refused(pytester, given, question):
+    result = collect(pytester, f"@pytest.mark.fp8({given}{question})")
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    name = given.partition("=")[0]
+    result.stdout.fnmatch_lines(["*test_mine names no case", f"*seen: *{name}=[[]]", f"*next: *take {name}=[[]] out*"])
+
+
+def test_a_question_that_no_case_answers_is_refused(pytester):
+    result = collect(pytester, "@pytest.mark.fp8(question='memory', emulated=True)")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_mine asks 'memory' of no case", "*seen: *own-torchao-tensorwise-emulated"])
+
+
+def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
+    result = collect(pytester, "@pytest.mark.parametrize('fp8_case', [], indirect=True)")
+    result.assert_outcomes(skipped=1)
+
+
 def test_lists_and_paths_become_what_a_case_keeps(tmp_path):
     case = Case("tiny", "torchao", "rowwise", questions=["layers"], weights=tmp_path)
     assert (case.questions, case.weights) == (("layers",), str(tmp_path))
