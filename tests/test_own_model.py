@@ -52,6 +52,13 @@ def test_a_function_scoped_workload_of_a_test_file_is_enough(pytester, ask):
     result.stdout.fnmatch_lines(["*own-torchao-rowwise-emulated*"])
 
 
+@pytest.mark.parametrize(("option", "outcome"), [("-v", "invalid"), ("--fp8-strict", "failed")])
+def test_without_a_gpu_a_question_without_an_answer_passes_unless_strict(pytester, option, outcome):
+    result = run(pytester, "assert_loss", "return (model(x) * 0).float().sum() + 1.0", 20, option)
+    assert result.parseoutcomes() == {outcome: 1}
+    assert result.ret == (outcome == "failed")
+
+
 def test_layers_of_odd_sizes_are_named_below_the_table(pytester):
     text = OWN.format(loss=HEALTHY, ask="assert_layers", steps=20)
     more = "torch.nn.Linear(64, 250), torch.nn.Linear(250, 32)"
