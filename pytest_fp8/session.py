@@ -54,19 +54,14 @@ class Session:
         self._base: BaseGate | None = None
         self._held = ExitStack()
 
-    def start(self) -> None:
-        """Take the baselines' lock where this run will write them; see that there are some at the revision that they
-        are to be read from. Raises :class:`BaselineError`."""
+    def start(self, runs: bool) -> None:
+        """Take what the session needs (:mod:`pytest_fp8.session_start`); see that there are baselines at the revision
+        that they are to be read from. ``runs``: tests are not only collected. Raises :class:`Fp8Error`."""
+        from pytest_fp8.session_start import prepare
+
         if self.settings.baselines_from:
             self.source().check()
-        if self.settings.cache_dir is not None:
-            from pytest_fp8.arms.env import compiled_code_in
-
-            self._held.enter_context(compiled_code_in(self.settings.cache_dir))
-        if self.settings.update and not self.is_worker:
-            from pytest_fp8.baselines.atomic import updating
-
-            self._held.enter_context(updating(self.settings.baseline_dir))
+        prepare(self.settings, self._held, writes=runs and not self.is_worker)
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test

@@ -34,6 +34,25 @@ def test_every_option_is_in_the_help(pytester, option):
     result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
 
 
+@pytest.mark.parametrize("below", ["a_file/below", "/proc/nope"])
+def test_a_report_that_cannot_be_written_is_refused_at_the_start(pytester, below):
+    pytester.makefile("", a_file="")
+    pytester.makepyfile("def test_mine(): print('it ran')")
+    result = pytester.runpytest(f"--fp8-report-dir={below}", "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    says = f"*the report cannot be written to *{below}"
+    result.stderr.fnmatch_lines([says, "*seen: *Error*", "*next: *--fp8-report-dir=DIR*"])
+    result.stdout.no_fnmatch_line("*it ran*")
+
+
+def test_what_only_collects_writes_nothing(pytester):
+    pytester.makepyfile("def test_mine(): pass")
+    given = ("--co", "--fp8-update-baselines", "--fp8-reason=x", "--fp8-report-dir=report")
+    assert pytester.runpytest(*given).ret == 0
+    assert not (pytester.path / "report").exists()
+    assert not (pytester.path / "baselines").exists()
+
+
 UPDATE = ("--fp8-update-baselines", "--fp8-reason=mine", "--fp8-update-in-ci")
 
 
