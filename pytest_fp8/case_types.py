@@ -1,4 +1,4 @@
-"""The types of a case's fields, checked where a case is made: a mark's arguments are what a person typed."""
+"""The types of a case's fields and what they may mean, checked where a case is made: a person typed them in a mark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from pytest_fp8.errors import refuse
 
 AT_LEAST = {"batch": 1, "seq": 1, "loss_steps": 1, "loss_seeds": 1}
 """Field -> its least number, where a case checks none of its own."""
+SUITE_ALONE = {
+    "batch": "the workload's batch(step) gives as many rows as you train with",
+    "seq": "the workload's batch(step) gives sequences as long as you train with",
+    "weights": "load them in the workload's build()",
+}
+"""Field that a user's own model has no use for -> what to do instead."""
 EXAMPLES = {
     "str": ("a text", "'...'"),
     "bool": ("True or False", "True"),
@@ -46,6 +52,26 @@ def require_types(case: Any) -> None:
                 seen=f"{value!r:.80}, a {type(value).__name__}",
                 next_step=f"{field.name}={example}",
             )
+
+
+def require_sense(case: Any, own: bool) -> None:
+    """Raise :class:`SettingsError` for fields that nothing would read, and for a floor that nothing could miss.
+    ``own``: the model comes from the user's workload."""
+    for name, instead in SUITE_ALONE.items():
+        if own and getattr(case, name) is not None:
+            refuse(
+                f"{name}= with a model of your own",
+                expected=f"no {name}=, which is for models of the suite",
+                seen=f"{name}={getattr(case, name)!r:.80}",
+                next_step=f"take it out of the mark; {instead}",
+            )
+    if not case.floor >= 0:
+        refuse(
+            "floor of a case",
+            expected="a speedup over BF16 from 0, such as 1.0",
+            seen=repr(case.floor),
+            cause="no speedup is below it, so that nothing would be asked",
+        )
 
 
 def _is(kind: str, value: Any) -> bool:

@@ -79,10 +79,14 @@ def _refuse_no_case(test: str, empty: list[str], left_out: list[str], question: 
 
 
 def _combined(arguments: dict[str, Any]) -> list[Case]:
-    """One case for each combination of the fields that are lists."""
+    """One case for each combination of the fields that are lists. Raises :class:`SettingsError`."""
     full = {"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments}
     choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
-    return [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+    cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+    for index, case in enumerate(cases):
+        if case in cases[:index]:
+            refuse(f"case {case.id} twice", expected="each value once in a list", seen=f"{choices!r:.200}")
+    return cases
 
 
 def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:

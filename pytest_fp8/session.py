@@ -68,6 +68,8 @@ class Session:
         may ask any. ``whole``: nothing was left out by a path."""
         from dataclasses import replace
 
+        from pytest_fp8.case import OWN
+
         self.upcoming = list({case.id: case for case, _, _ in asked}.values())
         self.ledger.open_tests = {case.id: [] for case in self.upcoming}
         for case, question, test in asked:
@@ -77,7 +79,8 @@ class Session:
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
                 # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
-                names = {replace(case, weights=weights).id for weights in (None, "a folder")}
+                weights = (None,) if case.model == OWN else (None, "a folder")
+                names = {replace(case, weights=each).id for each in weights}
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def plan(self) -> SessionPlan | None:
@@ -204,6 +207,8 @@ class Session:
                 f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
                 "A gate that ran nothing is not green."
             )
+        elif ran and not ledger.ran_on_gpu and (base := settings.base_git or settings.base_python):
+            self.notes.append(f"nothing was timed beside the base {base}: no FP8 test ran on a GPU")
         if settings.declared and ledger.ran_on_gpu:
             self._note_unanswered()
         # Before the first file is written: a baseline that was just rewritten makes the tree dirty.

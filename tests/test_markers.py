@@ -84,6 +84,23 @@ def test_a_mark_with_an_empty_list_is_refused(pytester, given, question):
     result.stdout.fnmatch_lines(["*test_mine names no case", f"*seen: *{name}=[[]]", f"*next: *take {name}=[[]] out*"])
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("weights='/nope'", "weights= with a model of your own"),
+        ("batch=4", "batch= with a model of your own"),
+        ("seq=128", "seq= with a model of your own"),
+        ("floor=-1", "floor of a case"),
+        ("recipe=['tensorwise', 'tensorwise']", "case own-torchao-tensorwise twice"),
+        ("backend=['te', 'transformer_engine'], recipe='delayed'", "case own-te-delayed twice"),
+    ],
+)
+def test_what_would_have_no_meaning_is_refused(pytester, given, says):
+    result = collect(pytester, f"@pytest.mark.fp8({given})")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*test_mine: {says}", "*expected: *", "*seen: *"])
+
+
 def test_a_question_that_no_case_answers_is_refused(pytester):
     result = collect(pytester, "@pytest.mark.fp8(question='memory', emulated=True)")
     result.assert_outcomes(errors=1)

@@ -53,6 +53,15 @@ def test_what_only_collects_writes_nothing(pytester):
     assert not (pytester.path / "baselines").exists()
 
 
+@pytest.mark.parametrize("option", ["--fp8-base-git=nope", "--fp8-base-python=nope"])
+def test_a_base_that_nothing_is_timed_beside_is_noted(pytester, option):
+    pytester.makepyfile("def test_mine(): pass")
+    result = pytester.runpytest(option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["nothing was timed beside the base nope: no FP8 test ran on a GPU"])
+    pytester.runpytest(option, "--co").stdout.no_fnmatch_line("*beside the base*")
+
+
 UPDATE = ("--fp8-update-baselines", "--fp8-reason=mine", "--fp8-update-in-ci")
 
 
