@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -43,15 +44,27 @@ def require_types(case: Any) -> None:
             object.__setattr__(case, field.name, value)
         least = AT_LEAST.get(field.name)
         if not _is(kind, value) or (least is not None and value < least):
-            what, example = EXAMPLES[kind]
-            if isinstance(value, str) and value and kind == "tuple[str, ...]":
-                example = f"({value!r},)"
+            what, _ = EXAMPLES[kind]
             refuse(
                 f"{field.name} of a case",
                 expected=what if least is None else f"{what} from {least}",
                 seen=f"{value!r:.80}, a {type(value).__name__}",
-                next_step=f"{field.name}={example}",
+                next_step=f"{field.name}={_meant(kind, value, least)}",
             )
+
+
+def _meant(kind: str, value: Any, least: int | None) -> str:
+    """The value of a field's annotation that is nearest to what was given; an example where nothing is near."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if kind == "int":
+            return str(max(least or 0, round(float(value))))
+        if kind == "float":
+            return repr(float(value))
+    if kind == "bool" and str(value).lower() in ("0", "false", "no", "off"):
+        return "False"
+    if kind == "tuple[str, ...]" and isinstance(value, str) and value:
+        return f"({value!r},)"
+    return EXAMPLES[kind][1]
 
 
 def require_sense(case: Any, own: bool) -> None:

@@ -112,6 +112,23 @@ def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
     result.assert_outcomes(skipped=1)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("lora='8'", "lora=8"),
+        ("loss_steps=5.5", "loss_steps=6"),
+        ("loss_steps=-5", "loss_steps=1"),
+        ("loss_seeds='many'", "loss_seeds=1"),
+        ("tolerance='0.03'", "tolerance=0.03"),
+        ("compile='no'", "compile=False"),
+        ("emulated=1", "emulated=True"),
+        ("questions='layers'", "questions=('layers',)"),
+    ],
+)
+def test_the_next_step_is_near_what_was_given(pytester, given, meant):
+    collect(pytester, f"@pytest.mark.fp8({given})").stdout.fnmatch_lines([f"*next: *{meant}"])
+
+
 def test_lists_and_paths_become_what_a_case_keeps(tmp_path):
     case = Case("tiny", "torchao", "rowwise", questions=["layers"], weights=tmp_path)
     assert (case.questions, case.weights) == (("layers",), str(tmp_path))
