@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 CASE_FIELDS = tuple(f.name for f in fields(Case))
 ARGUMENTS = ("cases", "question", *CASE_FIELDS)
-LISTED = ("model", "backend", "recipe")
+DEFAULTS = {"model": OWN, "backend": "torchao", "recipe": "tensorwise"}
+"""What a mark means that leaves these fields out."""
+LISTED = tuple(DEFAULTS)
 """Fields that take a list as well: a case for each of its values, and each combination where several are lists."""
 
 
@@ -80,7 +82,7 @@ def _refuse_no_case(test: str, empty: list[str], left_out: list[str], question: 
 
 def _combined(arguments: dict[str, Any]) -> list[Case]:
     """One case for each combination of the fields that are lists. Raises :class:`SettingsError`."""
-    full = {"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments}
+    full = {**DEFAULTS, **arguments}
     choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
     cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
     for index, case in enumerate(cases):

@@ -1,11 +1,13 @@
 """The marker: keyword arguments only, unknown ones named with the test, cases brought together."""
 
 import importlib.util
+import re
 from dataclasses import replace
 
 import pytest
 
 from pytest_fp8 import Case, SettingsError
+from pytest_fp8.markers import ARGUMENTS
 
 
 def collect(pytester, mark, *arguments):
@@ -180,7 +182,9 @@ def test_a_test_that_names_no_case_says_how(pytester):
 
 
 def test_the_marker_is_registered(pytester):
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.fp8(*"])
+    result = pytester.runpytest("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.fp8(*"])
+    assert not [name for name in ARGUMENTS if not re.search(rf"\b{name}\b", result.stdout.str())]
 
 
 def test_tests_of_one_case_come_together_and_presence_comes_first(pytester):
