@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from pytest_fp8.case_types import require_types
+from pytest_fp8.case_types import require_sense, require_types
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
     FULL_BACKENDS,
@@ -103,6 +103,7 @@ class Case:
 
     def __post_init__(self) -> None:
         require_types(self)
+        require_sense(self, own=self.model == OWN)
         object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)

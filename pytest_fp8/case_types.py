@@ -1,7 +1,8 @@
-"""The types of a case's fields, checked where a case is made: a mark's arguments are what a person typed."""
+"""The types of a case's fields and what they may mean, checked where a case is made: a person typed them in a mark."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,6 +12,12 @@ from pytest_fp8.errors import refuse
 
 AT_LEAST = {"batch": 1, "seq": 1, "loss_steps": 1, "loss_seeds": 1}
 """Field -> its least number, where a case checks none of its own."""
+SUITE_ALONE = {
+    "batch": "the workload's batch(step) gives as many rows as you train with",
+    "seq": "the workload's batch(step) gives sequences as long as you train with",
+    "weights": "load them in the workload's build()",
+}
+"""Field that a user's own model has no use for -> what to do instead."""
 EXAMPLES = {
     "str": ("a text", "'...'"),
     "bool": ("True or False", "True"),
@@ -37,15 +44,47 @@ def require_types(case: Any) -> None:
             object.__setattr__(case, field.name, value)
         least = AT_LEAST.get(field.name)
         if not _is(kind, value) or (least is not None and value < least):
-            what, example = EXAMPLES[kind]
-            if isinstance(value, str) and value and kind == "tuple[str, ...]":
-                example = f"({value!r},)"
+            what, _ = EXAMPLES[kind]
             refuse(
                 f"{field.name} of a case",
                 expected=what if least is None else f"{what} from {least}",
                 seen=f"{value!r:.80}, a {type(value).__name__}",
-                next_step=f"{field.name}={example}",
+                next_step=f"{field.name}={_meant(kind, value, least)}",
             )
+
+
+def _meant(kind: str, value: Any, least: int | None) -> str:
+    """The value of a field's annotation that is nearest to what was given; an example where nothing is near."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if kind == "int":
+            return str(max(least or 0, round(float(value))))
+        if kind == "float":
+            return repr(float(value))
+    if kind == "bool" and str(value).lower() in ("0", "false", "no", "off"):
+        return "False"
+    if kind == "tuple[str, ...]" and isinstance(value, str) and value:
+        return f"({value!r},)"
+    return EXAMPLES[kind][1]
+
+
+def require_sense(case: Any, own: bool) -> None:
+    """Raise :class:`SettingsError` for fields that nothing would read, and for a floor that nothing could miss.
+    ``own``: the model comes from the user's workload."""
+    for name, instead in SUITE_ALONE.items():
+        if own and getattr(case, name) is not None:
+            refuse(
+                f"{name}= with a model of your own",
+                expected=f"no {name}=, which is for models of the suite",
+                seen=f"{name}={getattr(case, name)!r:.80}",
+                next_step=f"take it out of the mark; {instead}",
+            )
+    if not case.floor >= 0:
+        refuse(
+            "floor of a case",
+            expected="a speedup over BF16 from 0, such as 1.0",
+            seen=repr(case.floor),
+            cause="no speedup is below it, so that nothing would be asked",
+        )
 
 
 def _is(kind: str, value: Any) -> bool:

@@ -82,9 +82,12 @@ def run(options: argparse.Namespace) -> int:
             next_step=f"pytest-fp8 init {file.with_name('test_fp8.py')}",
         )
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x") as opened:
             opened.write(TEXT)
-    except FileExistsError:
+    except OSError as error:
+        if not file.exists():
+            refuse(f"{file} cannot be written", expected="a folder that can be written to", seen=str(error))
         refuse(
             f"{file} is there already",
             expected="a name that is free",
@@ -92,8 +95,6 @@ def run(options: argparse.Namespace) -> int:
             cause="init never overwrites a file",
             next_step=f"pytest-fp8 init {file.with_name('test_fp8_first.py')}",
         )
-    except OSError as error:
-        refuse(f"{file} cannot be written", expected="a folder that can be written to", seen=str(error))
     print(f"wrote {file}. It runs as it is, emulated on the CPU:\n\n  pytest {file}\n")
     print("Then put your own model, batch and loss into build(), batch() and loss().")
     return 0

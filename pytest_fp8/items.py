@@ -15,9 +15,14 @@ def question_of(item: pytest.Item) -> str | None:
 
 
 def case_of(item: pytest.Item) -> Any:
-    """The case a test was parametrised with, or ``None``."""
+    """The case a test was parametrised with, or ``None``: also where the list was empty, which pytest skips."""
     callspec = getattr(item, "callspec", None)
-    return callspec.params.get("fp8_case") if callspec is not None else None
+    given = callspec.params.get("fp8_case") if callspec is not None else None
+    if given is None:
+        return None
+    from pytest_fp8.case import Case
+
+    return given if isinstance(given, Case) else None
 
 
 def in_order(items: list[pytest.Item]) -> None:

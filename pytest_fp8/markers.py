@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
+from pytest_fp8.questions.findings import some
 from pytest_fp8.recipes import unmet_need
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 CASE_FIELDS = tuple(f.name for f in fields(Case))
 ARGUMENTS = ("cases", "question", *CASE_FIELDS)
-LISTED = ("model", "backend", "recipe")
+DEFAULTS = {"model": OWN, "backend": "torchao", "recipe": "tensorwise"}
+"""What a mark means that leaves these fields out."""
+LISTED = tuple(DEFAULTS)
 """Fields that take a list as well: a case for each of its values, and each combination where several are lists."""
 
 
@@ -50,15 +53,42 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
         lines = ("expected", "seen", "cause", "next_step") if isinstance(error, SettingsError) else ()
         given = {name: getattr(error, name) for name in lines}
         raise SettingsError(f"@pytest.mark.fp8 on {test}: {message}", **given) from None
-    chosen = [with_weights(case, settings) for case in cases]
-    return [case for case in chosen if question is None or case.asks(question)]
+    chosen = [with_weights(case, settings) for case in cases if question is None or case.asks(question)]
+    if not chosen:
+        given = {"cases": listed, **{name: arguments.get(name) for name in LISTED}}
+        empty = [f"{name}=[]" for name, values in given.items() if values in ([], ())]
+        _refuse_no_case(test, empty, [case.id for case in cases], question)
+    return chosen
+
+
+def _refuse_no_case(test: str, empty: list[str], left_out: list[str], question: str | None) -> NoReturn:
+    """Raise :class:`SettingsError` for marks that name nothing to run. ``empty``: the arguments that are empty lists;
+    ``left_out``: cases that do not answer ``question``."""
+    if not left_out:
+        refuse(
+            f"@pytest.mark.fp8 on {test} names no case",
+            expected="one value at least in each list",
+            seen=", ".join(empty),
+            next_step=f"put a value into the list, or take {empty[0]} out of the mark",
+        )
+    refuse(
+        f"@pytest.mark.fp8 on {test} asks {question!r} of no case",
+        expected="one case at least that answers it",
+        seen=some(left_out),
+        cause="an emulated case has no speed and no memory, and questions= can leave a question out",
+        next_step="another question=, or a case that answers this one",
+    )
 
 
 def _combined(arguments: dict[str, Any]) -> list[Case]:
-    """One case for each combination of the fields that are lists."""
-    full = {"model": OWN, "backend": "torchao", "recipe": "tensorwise", **arguments}
+    """One case for each combination of the fields that are lists. Raises :class:`SettingsError`."""
+    full = {**DEFAULTS, **arguments}
     choices = [full[name] if isinstance(full[name], (list, tuple)) else [full[name]] for name in LISTED]
-    return [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+    cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
+    for index, case in enumerate(cases):
+        if case in cases[:index]:
+            refuse(f"case {case.id} twice", expected="each value once in a list", seen=f"{choices!r:.200}")
+    return cases
 
 
 def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[str, Any]:

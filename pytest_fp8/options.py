@@ -124,7 +124,9 @@ choose or rewrite its own baselines, choose its own base, or have an unanswered 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
     "compile=True, emulated=False, ...): the FP8 cases that a test asks about; model, backend and recipe take lists as "
-    "well, a case for each combination; see pytest_fp8.Case for all fields"
+    "well, a case for each combination. Also: activation_checkpointing, batch, seq, chip, weights, lora, lora_targets, "
+    "name, loss_steps, loss_seeds, gpus, parallel, questions, tolerance, floor, checkpoint_formats, resume, "
+    "slower_because; docs/options.md says what each means"
 )
 
 

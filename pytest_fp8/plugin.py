@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             require_enough(settings, workers)
         session = Session(settings, config.rootpath, is_worker=worker is not None)
-        session.start()
+        session.start(runs=not config.getoption("collectonly"))
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None
     config.stash[SESSION] = session

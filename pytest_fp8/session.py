@@ -54,24 +54,21 @@ class Session:
         self._base: BaseGate | None = None
         self._held = ExitStack()
 
-    def start(self) -> None:
-        """Take the baselines' lock where this run will write them; see that there are some at the revision that they
-        are to be read from. Raises :class:`BaselineError`."""
+    def start(self, runs: bool) -> None:
+        """Take what the session needs (:mod:`pytest_fp8.session_start`); see that there are baselines at the revision
+        that they are to be read from. ``runs``: tests are not only collected. Raises :class:`Fp8Error`."""
+        from pytest_fp8.session_start import prepare
+
         if self.settings.baselines_from:
             self.source().check()
-        if self.settings.cache_dir is not None:
-            from pytest_fp8.arms.env import compiled_code_in
-
-            self._held.enter_context(compiled_code_in(self.settings.cache_dir))
-        if self.settings.update and not self.is_worker:
-            from pytest_fp8.baselines.atomic import updating
-
-            self._held.enter_context(updating(self.settings.baseline_dir))
+        prepare(self.settings, self._held, writes=runs and not self.is_worker)
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
         may ask any. ``whole``: nothing was left out by a path."""
         from dataclasses import replace
+
+        from pytest_fp8.case import OWN
 
         self.upcoming = list({case.id: case for case, _, _ in asked}.values())
         self.ledger.open_tests = {case.id: [] for case in self.upcoming}
@@ -82,7 +79,8 @@ class Session:
         for case in self.upcoming:
             if case.needs_gpu and case.backend != "bf16":
                 # A baseline measured with local weights belongs to the suite in a run without them, and the reverse.
-                names = {replace(case, weights=weights).id for weights in (None, "a folder")}
+                weights = (None,) if case.model == OWN else (None, "a folder")
+                names = {replace(case, weights=each).id for each in weights}
                 self.ledger.collected = sorted({*self.ledger.collected, *names})
 
     def plan(self) -> SessionPlan | None:
@@ -209,6 +207,8 @@ class Session:
                 f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
                 "A gate that ran nothing is not green."
             )
+        elif ran and not ledger.ran_on_gpu and (base := settings.base_git or settings.base_python):
+            self.notes.append(f"nothing was timed beside the base {base}: no FP8 test ran on a GPU")
         if settings.declared and ledger.ran_on_gpu:
             self._note_unanswered()
         # Before the first file is written: a baseline that was just rewritten makes the tree dirty.

@@ -347,6 +347,20 @@ def test_a_suite_that_is_not_there_is_no_clean_bill(run, project):
     assert "--suite" in err
 
 
+def test_without_a_suite_each_file_is_looked_at_alone(run, project):
+    shutil.rmtree(project / "suites")
+    own = write_baseline(project / "baselines", baseline(Case("own", "torchao", "rowwise", name="mine")))
+    code, out, _ = run("check", "--max-age", "100000")
+    assert code == 0
+    assert "2 baselines, each looked at alone, for no " in out
+    assert "suites/matrix.py lists cases (--suite): 0 error(s)" in out
+    own.write_text("{")
+    assert findings(run)[0] == 1
+    assert run("check", "--suite", "matrix.py")[0] == run("prune")[0] == 2, "what is named must be there"
+    shutil.rmtree(project / "baselines")
+    assert run("check")[0] == 2, "nothing was looked at"
+
+
 def test_prune_lists_and_deletes_only_when_told(run, project):
     orphan = write_baseline(project / "baselines", baseline(Case("8b", "torchao", "rowwise")))
     code, out, _ = run("prune")

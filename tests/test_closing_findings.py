@@ -65,6 +65,21 @@ def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
     ]
 
 
+SIZES = "2 of 3 Linears stay in BF16: 0: out_features=250 is not a multiple of 16"
+
+
+def test_what_a_pass_names_is_a_note_that_equal_rows_share():
+    ledger = Ledger()
+    numbers = {"converted": 1, "linears": 3, "fp8_share": 0.18, "notes": [SIZES]}
+    for name in NAMES[:2]:
+        ledger.note(name, "layers", Decision("layers", Verdict.PASS, "", numbers=numbers))
+    ledger.note(NAMES[2], "layers", Decision("layers", Verdict.PASS, "", numbers={**numbers, "notes": []}))
+    notes = footnotes(ledger)
+    assert notes == {SIZES: list(NAMES[:2])}
+    assert f"{NAMES[1]} [1]" in summary(ledger, color=False, notes=notes)
+    assert lines_of(list(notes), None) == [f"[1] {SIZES}"]
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_table_and_notes_fit_a_terminal_and_lose_nothing(ledger, width):
     notes = footnotes(ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8 import Fp8Pair, Workload
+from pytest_fp8 import Case, Fp8Pair, Workload
 from pytest_fp8.cli import main, parser
+from pytest_fp8.markers import ARGUMENTS, DEFAULTS
 from pytest_fp8.options import NOT_IN_INI, OPTIONS
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +164,14 @@ def test_the_options_page_lists_every_option():
         flag = f"{option.flag} {option.metavar}".strip()
         ini = "refused" if option.dest in NOT_IN_INI else f"`{option.dest}`"
         assert f"| `{flag}` | {ini} | `{option.environment}` |" in page
+
+
+def test_the_options_page_lists_every_argument_of_the_mark_with_its_default():
+    fields = {field.name: field.default for field in dataclasses.fields(Case)}
+    defaults = {"cases": None, "question": None, **fields, **DEFAULTS, "options": {}}
+    section = PAGES["options.md"].read_text().partition("## Arguments of the mark")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, flags=re.MULTILINE)
+    assert rows == [(name, repr(defaults[name])) for name in ARGUMENTS]
 
 
 # -- messages -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,11 @@ def test_the_summary_has_a_row_per_case_and_says_what_to_do():
     assert "next:     fuse it" in text
 
 
+def test_the_summary_says_what_a_pass_names():
+    text = markdown(report_of(entry_of("fine", decisions={"layers": decision(notes=["2 of 3 Linears stay in BF16"])})))
+    assert "\nfine: 2 of 3 Linears stay in BF16\n" in text
+
+
 def test_hostile_text_breaks_no_row_and_is_no_html():
     failed = decision("FAIL", HOSTILE)
     text = markdown(

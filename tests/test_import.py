@@ -80,3 +80,8 @@ print(code.name, seen.tests > 400, seen.torch)
 def test_no_public_name_loads_torch():
     code = "import sys, pytest_fp8; [getattr(pytest_fp8, n) for n in pytest_fp8.__all__]; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_dir_shows_the_public_names_and_loads_none():
+    code = "import sys, pytest_fp8 as p; assert {*p.__all__} <= {*dir(p)}; assert 'pytest_fp8.pair' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -38,11 +38,19 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     assert (tmp_path / "test_fp8.py").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("name", "says"), [("fp8.py", "would not collect"), ("no/test_fp8.py", "cannot be written")])
+def test_a_folder_that_is_missing_is_made(tmp_path):
+    assert main(["init", "tests/fp8/test_fp8.py"]) == 0
+    assert (tmp_path / "tests/fp8/test_fp8.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("fp8.py", "would not collect"), ("a_file/test_fp8.py", "cannot be written")]
+)
 def test_a_name_that_is_of_no_use_is_refused(name, says, tmp_path, capsys):
+    (tmp_path / "a_file").write_text("mine")
     assert main(["init", name]) == 2
     assert says in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["a_file"]
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """The marker: keyword arguments only, unknown ones named with the test, cases brought together."""
 
 import importlib.util
+import re
 from dataclasses import replace
 
 import pytest
 
 from pytest_fp8 import Case, SettingsError
+from pytest_fp8.markers import ARGUMENTS
 
 
 def collect(pytester, mark, *arguments):
@@ -74,6 +76,61 @@ def test_an_argument_of_another_type_is_refused(pytester, mark, expected):
     result.stdout.fnmatch_lines(["*test_mine*", f"*expected: {expected}", "*seen:*", "*next:*"])
 
 
+@pytest.mark.parametrize("given", ["recipe=[]", "backend=()", "model=[], emulated=True", "cases=[]", "cases=()"])
+@pytest.mark.parametrize("question", ["", ", question='loss'"])
+def test_a_mark_with_an_empty_list_is_refused(pytester, given, question):
+    result = collect(pytester, f"@pytest.mark.fp8({given}{question})")
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    name = given.partition("=")[0]
+    result.stdout.fnmatch_lines(["*test_mine names no case", f"*seen: *{name}=[[]]", f"*next: *take {name}=[[]] out*"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("weights='/nope'", "weights= with a model of your own"),
+        ("batch=4", "batch= with a model of your own"),
+        ("seq=128", "seq= with a model of your own"),
+        ("floor=-1", "floor of a case"),
+        ("recipe=['tensorwise', 'tensorwise']", "case own-torchao-tensorwise twice"),
+        ("backend=['te', 'transformer_engine'], recipe='delayed'", "case own-te-delayed twice"),
+    ],
+)
+def test_what_would_have_no_meaning_is_refused(pytester, given, says):
+    result = collect(pytester, f"@pytest.mark.fp8({given})")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*test_mine: {says}", "*expected: *", "*seen: *"])
+
+
+def test_a_question_that_no_case_answers_is_refused(pytester):
+    result = collect(pytester, "@pytest.mark.fp8(question='memory', emulated=True)")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_mine asks 'memory' of no case", "*seen: *own-torchao-tensorwise-emulated"])
+
+
+def test_a_user_s_own_empty_list_of_cases_is_skipped_as_pytest_does(pytester):
+    result = collect(pytester, "@pytest.mark.parametrize('fp8_case', [], indirect=True)")
+    result.assert_outcomes(skipped=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("lora='8'", "lora=8"),
+        ("loss_steps=5.5", "loss_steps=6"),
+        ("loss_steps=-5", "loss_steps=1"),
+        ("loss_seeds='many'", "loss_seeds=1"),
+        ("tolerance='0.03'", "tolerance=0.03"),
+        ("compile='no'", "compile=False"),
+        ("emulated=1", "emulated=True"),
+        ("questions='layers'", "questions=('layers',)"),
+    ],
+)
+def test_the_next_step_is_near_what_was_given(pytester, given, meant):
+    collect(pytester, f"@pytest.mark.fp8({given})").stdout.fnmatch_lines([f"*next: *{meant}"])
+
+
 def test_lists_and_paths_become_what_a_case_keeps(tmp_path):
     case = Case("tiny", "torchao", "rowwise", questions=["layers"], weights=tmp_path)
     assert (case.questions, case.weights) == (("layers",), str(tmp_path))
@@ -125,7 +182,9 @@ def test_a_test_that_names_no_case_says_how(pytester):
 
 
 def test_the_marker_is_registered(pytester):
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.fp8(*"])
+    result = pytester.runpytest("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.fp8(*"])
+    assert not [name for name in ARGUMENTS if not re.search(rf"\b{name}\b", result.stdout.str())]
 
 
 def test_tests_of_one_case_come_together_and_presence_comes_first(pytester):

@@ -285,6 +285,14 @@ def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypat
     result.stdout.fnmatch_lines(["*recipe 'mxfp8' of transformer_engine needs compute capability 10.0*9.0*"])
 
 
+def test_without_a_gpu_a_session_that_asked_nothing_says_why_and_how_to_go_on(pytester, monkeypatch):
+    install(monkeypatch, None)
+    pytester.makepyfile("import pytest\n@pytest.mark.fp8\ndef test_mine(fp8_pair): ...")
+    result = pytester.runpytest()
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["=* FP8 *=", "1 not run: needs a hopper GPU: no NVIDIA GPU (fake); emulated=True in*"])
+
+
 @pytest.mark.slow
 def test_under_xdist_the_controller_has_the_whole_table(suite, monkeypatch):
     pytest.importorskip("xdist")

@@ -34,6 +34,34 @@ def test_every_option_is_in_the_help(pytester, option):
     result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
 
 
+@pytest.mark.parametrize("below", ["a_file/below", "/proc/nope"])
+def test_a_report_that_cannot_be_written_is_refused_at_the_start(pytester, below):
+    pytester.makefile("", a_file="")
+    pytester.makepyfile("def test_mine(): print('it ran')")
+    result = pytester.runpytest(f"--fp8-report-dir={below}", "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    says = f"*the report cannot be written to *{below}"
+    result.stderr.fnmatch_lines([says, "*seen: *Error*", "*next: *--fp8-report-dir=DIR*"])
+    result.stdout.no_fnmatch_line("*it ran*")
+
+
+def test_what_only_collects_writes_nothing(pytester):
+    pytester.makepyfile("def test_mine(): pass")
+    given = ("--co", "--fp8-update-baselines", "--fp8-reason=x", "--fp8-report-dir=report")
+    assert pytester.runpytest(*given).ret == 0
+    assert not (pytester.path / "report").exists()
+    assert not (pytester.path / "baselines").exists()
+
+
+@pytest.mark.parametrize("option", ["--fp8-base-git=nope", "--fp8-base-python=nope"])
+def test_a_base_that_nothing_is_timed_beside_is_noted(pytester, option):
+    pytester.makepyfile("def test_mine(): pass")
+    result = pytester.runpytest(option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["nothing was timed beside the base nope: no FP8 test ran on a GPU"])
+    pytester.runpytest(option, "--co").stdout.no_fnmatch_line("*beside the base*")
+
+
 UPDATE = ("--fp8-update-baselines", "--fp8-reason=mine", "--fp8-update-in-ci")
 
 

@@ -10,6 +10,7 @@ from benchmarks import accounts
 from benchmarks.gate.record import from_report
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
+from pytest_fp8.cli import main
 
 COUNT = 200
 
@@ -20,6 +21,15 @@ def report(pytester, monkeypatch):
     pytester.makepyfile(SUITE)
     pytester.runpytest("--fp8-gpu=h200", "-k", "test_speedup", "--fp8-report-dir=out")
     return pytester.path / "out" / "report.json"
+
+
+def test_a_report_that_is_not_there_is_named_before_what_a_page_needs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["matplotlib"])
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nope"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("'nope' is no report")
+    assert "matplotlib" not in said
 
 
 def test_a_mutated_report_is_read_or_refused_in_one_line(report, tmp_path, capsys):

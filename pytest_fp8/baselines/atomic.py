@@ -46,8 +46,9 @@ def write_atomically(path: Path, text: str) -> None:
             f"could not write {path}",
             expected="room and permission to write there",
             seen=f"{type(error).__name__}: {error}",
-            cause="the disk is full or the folder is read-only; nothing was changed, the earlier file is whole",
-            next_step=f"df -h {path.parent}, then run the update again",
+            cause="the disk is full, the folder cannot be written or a part of its path is no folder; nothing was "
+            "changed, the earlier file is whole",
+            next_step=f"df -h {path.parent}; ls -ld {path.parent}; then run the same command again",
         ) from error
     _flush_folder(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.rules.undecided import NO_BASELINE
@@ -15,11 +16,11 @@ LABEL = re.compile(r" *[a-z]+: +")
 
 def footnotes(ledger: Ledger) -> dict[str, list[str]]:
     """Text of each note -> the rows that it is about, in the order of the table: why a case fails as known, errors of
-    its arms, and decisions that a person should read although their tests pass."""
+    its arms, decisions that a person should read although their tests pass, and what a PASS names besides."""
     notes: dict[str, list[str]] = {}
     for entry in ledger.entries.values():
         known = [f"fails as known: {reason}" for reason in entry.expected]
-        for text in [*known, *entry.errors, *findings(entry)]:
+        for text in [*known, *entry.errors, *findings(entry), *notes_of(entry.decisions)]:
             notes.setdefault(text, []).append(entry.case)
     return notes
 
@@ -32,6 +33,11 @@ def findings(entry: Entry) -> list[str]:
         if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
             shared.setdefault(decision["message"], []).append(question)
     return [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
+
+
+def notes_of(decisions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What decisions that are PASS name besides, such as layers whose sizes keep them out of FP8."""
+    return [note for decision in decisions.values() for note in decision["numbers"].get("notes", ())]
 
 
 def numbers_of(notes: Mapping[str, list[str]], case: str) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, verdict_of
+from pytest_fp8.report.footnotes import notes_of
 
 NAME = "summary.md"
 EXPLAINED = 20
@@ -40,6 +41,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += _told(name, question, decision["message"])
     if len(found) > EXPLAINED:
         lines += ["", f"{len(found) - EXPLAINED} more answers are in the report."]
+    for name, entry in entries:
+        lines += [line for note in notes_of(entry["decisions"]) for line in ("", f"{_cell(name)}: {_cell(note)}")]
     for reason, tests in report["not_run"].items():
         lines += ["", f"{len(tests)} not run: {_cell(reason)}"]
     return "\n".join(lines) + "\n"

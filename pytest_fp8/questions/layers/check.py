@@ -7,12 +7,13 @@ from typing import Any
 
 from pytest_fp8.case import Case
 from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.layers.beside import beside
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
 from pytest_fp8.questions.layers.products import StepProducts, role_table
-from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks, travelled
-from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing, never_called
+from pytest_fp8.questions.layers.wire import find_on_wire, travelled
+from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
 from pytest_fp8.verdicts import Decision, Verdict
@@ -56,13 +57,15 @@ def check_layers(
     if found is not None:
         verdict, lines = found
         return Decision(QUESTION, verdict, numbers=numbers, **lines)
-    return Decision(
-        QUESTION,
-        Verdict.PASS,
+    notes = beside(evidence, ledgers)
+    wire = travelled(ledgers.fp8) if ledgers is not None else ""
+    said = [
         f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
-        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs" + _beside(evidence, ledgers),
-        numbers=numbers,
-    )
+        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs",
+        *notes,
+        *([f"on the wire, a step of a rank: {wire}"] if wire else []),
+    ]
+    return Decision(QUESTION, Verdict.PASS, "; ".join(said), numbers={**numbers, "notes": notes})
 
 
 def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
@@ -81,32 +84,6 @@ def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
         "stacked": list(evidence.stacked_weights),
         "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
     }
-
-
-def _beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> str:
-    """What a PASS must not hide: layers that are converted and never called; weights that belong to no Linear, such as
-    a mixture's experts in one parameter."""
-    unused = never_called(ledgers) if ledgers is not None else []
-    layer = "1 converted layer is" if len(unused) == 1 else f"{len(unused)} converted layers are"
-    said = f"; {layer} never called in either arm: {some(unused)}{_of_attention(unused)}" if unused else ""
-    # Where one arm alone does, it is a difference.
-    otherwise = ledgers.fp8.recomputed_otherwise if ledgers is not None else ()
-    if otherwise:
-        where = some([name or "the model" for name in otherwise])
-        said += f"; recomputation computes something else than the first forward in both arms: {where}"
-    wire = travelled(ledgers.fp8) if ledgers is not None else ""
-    said += f"; on the wire, a step of a rank: {wire}" if wire else ""
-    if ledgers is not None and same_on_all_ranks(ledgers.fp8):
-        said += "; all ranks were given one and the same batch: cut it by rank in batch(step)"
-    if not evidence.stacked_weights:
-        return said
-    return f"{said}; not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}"
-
-
-def _of_attention(unused: Sequence[str]) -> str:
-    """``nn.MultiheadAttention`` gives the weight of its ``out_proj`` to a function."""
-    inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
-    return " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
 
 
 def counted(numbers: Mapping[str, Any]) -> dict[str, int]:

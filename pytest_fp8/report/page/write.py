@@ -46,13 +46,13 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
     """Read the reports, the newest last, and write their page. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.reading import read_report
 
+    reports = [(str(path), read_report(path)) for path in paths]
     if missing():
         raise Fp8Error(
             f"the page needs {' and '.join(missing())}",
             cause="pictures are drawn by matplotlib, and jinja2 escapes what stands between them",
             next_step="pip install 'pytest-fp8[report]'",
         )
-    reports = [(str(path), read_report(path)) for path in paths]
     text = render(reports)
     try:
         target.write_text(text, encoding="utf-8", errors="replace")

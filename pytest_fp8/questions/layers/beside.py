@@ -1,0 +1,63 @@
+"""What a PASS of the layers question must not hide: where less is in FP8 than a reader expects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_fp8.questions.findings import SHOWN, some
+from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.wire import same_on_all_ranks
+from pytest_fp8.questions.ledger.compare import never_called
+from pytest_fp8.questions.ledger.evidence import TwoLedgers
+
+WORTH_NAMING = 0.02
+"""Share of the Linears' weights above which Linears of odd sizes are named. An FP8 product takes half the time of a
+BF16 product at best, so that a smaller share left in BF16 costs less than 2 % of the speed, a case's default
+``tolerance``. A router for five experts stays below it."""
+
+
+def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
+    """One text for each thing to name: Linears whose sizes FP8 does not take; layers that are converted and never
+    called; weights that belong to no Linear, such as a mixture's experts in one parameter."""
+    found = [_odd_sizes(evidence)]
+    if ledgers is not None:
+        found.append(_never_called(never_called(ledgers)))
+        # Where one arm alone does, it is a difference.
+        if otherwise := ledgers.fp8.recomputed_otherwise:
+            where = some([name or "the model" for name in otherwise])
+            found.append(f"recomputation computes something else than the first forward in both arms: {where}")
+        if same_on_all_ranks(ledgers.fp8):
+            found.append("all ranks were given one and the same batch: cut it by rank in batch(step)")
+    if evidence.stacked_weights:
+        found.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
+    return [text for text in found if text]
+
+
+def _odd_sizes(evidence: LayersEvidence) -> str:
+    """The Linears that their sizes alone keep in high precision. Heads, adapters, what the workload leaves and what a
+    library leaves by its own rule are as they should be."""
+    weights = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in evidence.skipped.items():
+        if reason.startswith("size: "):
+            by_reason.setdefault(reason.removeprefix("size: "), []).append(name)
+    odd = [name for names in by_reason.values() for name in names]
+    if sum(weights.get(name, 0) for name in odd) <= WORTH_NAMING * sum(weights.values()):
+        return ""
+    named = [
+        names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f": {reason}"
+        for reason, names in by_reason.items()
+    ]
+    more = [f"{len(named) - SHOWN} more sizes"] if len(named) > SHOWN else []
+    stay = "Linear stays" if len(odd) == 1 else "Linears stay"
+    return f"{len(odd)} of {len(weights)} {stay} in BF16: {'; '.join([*named[:SHOWN], *more])}"
+
+
+def _never_called(unused: Sequence[str]) -> str:
+    if not unused:
+        return ""
+    layer = "1 converted layer is" if len(unused) == 1 else f"{len(unused)} converted layers are"
+    # nn.MultiheadAttention gives the weight of its out_proj to a function.
+    inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
+    why = " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
+    return f"{layer} never called in either arm: {some(unused)}{why}"

@@ -1,0 +1,44 @@
+"""What a session looks at and takes before its tests are collected: places that it will write to."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from pytest_fp8.errors import refuse
+from pytest_fp8.options import Settings
+
+
+def prepare(settings: Settings, held: ExitStack, writes: bool) -> None:
+    """See that the report can be written, take the baselines' lock where they are updated, and name the folder of
+    compiled code; ``held`` gives both back. ``writes``: whether this process runs tests and writes what they found.
+
+    Raises :class:`SettingsError` and :class:`BaselineError`.
+    """
+    if settings.report_dir is not None and writes:
+        require_writable(settings.report_dir)
+    if settings.cache_dir is not None:
+        from pytest_fp8.arms.env import compiled_code_in
+
+        held.enter_context(compiled_code_in(settings.cache_dir))
+    if settings.update and writes:
+        from pytest_fp8.baselines.atomic import updating
+
+        held.enter_context(updating(settings.baseline_dir))
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder of the report, and raise :class:`SettingsError` where no file can be made in it: a run of hours
+    must not learn it at its end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        refuse(
+            f"the report cannot be written to {folder}",
+            expected="a folder that exists or can be made, and in which files can be made",
+            seen=f"{type(error).__name__}: {error}",
+            next_step="another folder: --fp8-report-dir=DIR, fp8_report_dir in the ini file, or PYTEST_FP8_REPORT_DIR",
+        )

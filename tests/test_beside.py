@@ -1,0 +1,56 @@
+"""What a PASS of the layers question names besides: Linears of odd sizes that weigh something, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.evidence import CASE, layers_evidence, verdict_of
+from pytest_fp8 import Verdict
+from pytest_fp8.questions.layers.beside import beside
+from pytest_fp8.questions.layers.check import check_layers
+
+ODD = "size: out_features=250 is not a multiple of 16"
+
+
+def notes(originals, skipped):
+    return beside(replace(layers_evidence(), originals=originals, skipped=skipped), None)
+
+
+def test_linears_of_odd_sizes_are_named_with_their_sizes():
+    originals = {"0": (64, 250), "2": (250, 256), "4": (256, 64)}
+    skipped = {"0": ODD, "2": "size: in_features=250 is not a multiple of 16"}
+    assert notes(originals, skipped) == [
+        "2 of 3 Linears stay in BF16: 0: out_features=250 is not a multiple of 16; "
+        "2: in_features=250 is not a multiple of 16"
+    ]
+
+
+def test_names_and_sizes_are_bounded():
+    many = {f"blocks.{index}.fc{size}": (64, size) for index in range(24) for size in range(257, 267)}
+    [note] = notes(many, {name: ODD.replace("250", str(size)) for name, (_, size) in many.items()})
+    assert note.startswith("240 of 240 Linears stay in BF16: blocks.0.fc257 and 23 more: out_features=257 is")
+    assert note.endswith("; 6 more sizes")
+    assert len(note) < 400
+
+
+@pytest.mark.parametrize(
+    ("originals", "skipped"),
+    [
+        pytest.param({"q": (64, 64), "head": (64, 250)}, {"head": "head: output projections stay"}, id="head"),
+        pytest.param({"q": (64, 64), "r": (64, 64)}, {"r": "filter: the workload leaves 'r'"}, id="asked for"),
+        pytest.param({"q": (64, 64), "r": (64, 64)}, {"r": "edge: the first Linear"}, id="a library's rule"),
+        pytest.param({"q": (64, 250), "r": (64, 64)}, {"q": "adapter: LoRA matrices stay"}, id="adapter"),
+        pytest.param({"q": (64, 512), "r": (64, 5)}, {"r": ODD.replace("250", "5")}, id="a small router"),
+    ],
+)
+def test_what_stays_as_it_should_is_not_named(originals, skipped):
+    assert notes(originals, skipped) == []
+
+
+def test_a_pass_keeps_its_notes_in_headline_and_numbers():
+    decision = check_layers(CASE, layers_evidence(stacked_weights={"experts": [4, 64, 64]}))
+    verdict_of(decision, Verdict.PASS, "; not in FP8, since no Linear holds them: experts")
+    assert decision.numbers["notes"] == ["not in FP8, since no Linear holds them: experts"]
+    assert check_layers(CASE, layers_evidence()).numbers["notes"] == []
