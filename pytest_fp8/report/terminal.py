@@ -43,7 +43,7 @@ _COLUMNS = (
     "FP8\nlayers",
     "FP8\nFLOPs",
     "gradients\noff BF16",
-    "loss gap\nin nats",
+    "loss gap\nand margin",
     "speedup\nover BF16",
     "stored\nbaseline",
     "memory",
