@@ -61,7 +61,7 @@ LONGEST_NAME = 88
 
 
 def name_of(path: Path) -> str:
-    """``questions.speed`` of ``pytest_fp8/questions/speed.py``; the package itself is an empty name."""
+    """``questions.speed.check`` of ``pytest_fp8/questions/speed/check.py``; the package itself is an empty name."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
