@@ -84,6 +84,7 @@ def require_sense(case: Any, own: bool) -> None:
             expected="a speedup over BF16 from 0, such as 1.0",
             seen=repr(case.floor),
             cause="no speedup is below it, so that nothing would be asked",
+            next_step="floor=1.0 in the mark",
         )
 
 

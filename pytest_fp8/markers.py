@@ -87,7 +87,12 @@ def _combined(arguments: dict[str, Any]) -> list[Case]:
     cases = [Case(**{**full, **dict(zip(LISTED, values, strict=True))}) for values in product(*choices)]
     for index, case in enumerate(cases):
         if case in cases[:index]:
-            refuse(f"case {case.id} twice", expected="each value once in a list", seen=f"{choices!r:.200}")
+            refuse(
+                f"case {case.id} twice",
+                expected="each value once in a list",
+                seen=f"{choices!r:.200}",
+                next_step="take one of the two out of the list in the mark",
+            )
     return cases
 
 
