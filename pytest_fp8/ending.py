@@ -12,6 +12,15 @@ from typing import Any, NoReturn
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
+def when_parent_ends(number: signal.Signals) -> None:
+    """Ask the kernel to send this process the signal when its parent ends. Only Linux can."""
+    import ctypes
+
+    set_parent_death_signal = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+
+
 class Ended(KeyboardInterrupt):
     """The session was told to end; its text is the signal's name."""
 

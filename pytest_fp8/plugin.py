@@ -6,10 +6,12 @@ PYTEST_DONT_REWRITE: see the package's own file.
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
 from pytest_fp8.items import case_of, in_order, question_of
@@ -93,9 +95,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         mine.selected(asked, whole)
         mine.endings.take()
         if mine.is_worker:
-            from pytest_fp8.xdist import end_with_controller
-
-            end_with_controller()
+            # Where its controller is killed, xdist itself lets the test run on for 5 s, and longer in an arm's answer.
+            when_parent_ends(signal.SIGTERM)
         mine.progress = follow(session.config, mine.ledger)
 
 

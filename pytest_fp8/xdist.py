@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +66,3 @@ def end_workers(config: pytest.Config) -> None:
         process = getattr(getattr(node.gateway, "_io", None), "popen", None)
         if process is not None:
             process.terminate()
-
-
-def end_with_controller() -> None:
-    """In a worker: be told to end, by the kernel (Linux), when the controller is killed. xdist itself lets the test
-    run on for 5 s, and longer where it waits for an arm."""
-    import ctypes
-
-    set_parent_death_signal = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

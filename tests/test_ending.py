@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from benchmarks.faults.catalogue import ends
 from helpers.arms import all_end
 from pytest_fp8.ending import Endings
 
@@ -102,9 +103,7 @@ def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_noth
     session.communicate(timeout=60)
     assert reported(pytester) == {"layers": "PASS"}
     assert all_end(*pids)
-    deadline = time.monotonic() + 15
-    while left_in(temporary) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    ends(lambda: bool(left_in(temporary)), 15)
     assert left_in(temporary) == []
 
 

@@ -136,9 +136,9 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def ends(there: Callable[[], bool]) -> bool:
-    """Whether something is gone within the time that orphans may take."""
-    deadline = time.monotonic() + ORPHAN_SECONDS
+def ends(there: Callable[[], bool], seconds: float = ORPHAN_SECONDS) -> bool:
+    """Whether something is gone within this time: that which orphans may take."""
+    deadline = time.monotonic() + seconds
     while there() and time.monotonic() < deadline:
         time.sleep(0.05)
     return not there()

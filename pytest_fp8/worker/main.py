@@ -7,7 +7,6 @@ closes or when the process PARENT is gone. Nothing here runs inside pytest.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import json
@@ -21,6 +20,8 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
+
+from pytest_fp8.ending import when_parent_ends
 
 
 def main(arguments: list[str]) -> int:
@@ -176,9 +177,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the parent ends, so that not even ``kill -9`` of pytest leaves an arm."""
-    set_parent_death_signal = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    when_parent_ends(signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent process is gone")
 

@@ -25,7 +25,7 @@ from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.run.engine import Engine
-from pytest_fp8.worker.training.zero import size
+from pytest_fp8.worker.training.zero import shape
 
 
 class ArmServer:
@@ -80,7 +80,7 @@ class ArmServer:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
-            "parameters": sum(map(size, engine.model.parameters())),
+            "parameters": sum(shape(each).numel() for each in engine.model.parameters()),
             "compiled": engine.compiled,
             "seconds": engine.seconds,
             "first_step": engine.first_step,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from benchmarks.faults.catalogue import ends
 from benchmarks.faults.catalogue import runs as running
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
@@ -35,7 +34,4 @@ def spec(case=CASE, **changes):
 
 def all_end(*pids, seconds=15):
     """Whether all these processes end within that time."""
-    deadline = time.monotonic() + seconds
-    while any(map(running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(running, pids))
+    return ends(lambda: any(map(running, pids)), seconds)

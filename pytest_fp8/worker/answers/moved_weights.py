@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_fp8.worker.answers.held_out import compared, held_out_output
-from pytest_fp8.worker.state.shards import assign, full, local, parts_kept
-from pytest_fp8.worker.training.zero import is_partitioned
+from pytest_fp8.worker.state.shards import change, parts_kept
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -30,14 +29,13 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
     with parts_kept(weights.values()):
         with torch.no_grad():
             for weight in weights.values():
-                # Of ZeRO-3 the whole, which each rank moves alike.
-                value = full(weight) if is_partitioned(weight) else local(weight)
-                noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-                if is_partitioned(weight):
-                    assign(weight, value * noise)
-                else:
-                    value.copy_(value * noise)
+                change(weight, _moved)
         yield
+
+
+def _moved(values: torch.Tensor) -> torch.Tensor:
+    noise = torch.rand_like(values, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+    return values * noise
 
 
 def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:

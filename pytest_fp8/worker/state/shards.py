@@ -7,7 +7,7 @@ tensors in the same order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +95,17 @@ def assign(target: torch.Tensor, value: torch.Tensor) -> None:
         # Every rank has the whole tensor, so none is sent.
         value = distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
     local(target).copy_(local(value))
+
+
+@torch.no_grad()
+def change(tensor: torch.Tensor, changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put in place of this rank's values what ``changed`` makes of them. Under ZeRO-3 it is given the whole, of which
+    every rank must make the same."""
+    if is_partitioned(tensor):
+        assign(tensor, changed(full(tensor)))
+    else:
+        part = local(tensor)
+        part.copy_(changed(part))
 
 
 @contextmanager

@@ -88,11 +88,6 @@ def is_partitioned(tensor: Any) -> bool:
     return hasattr(tensor, "ds_id")
 
 
-def size(parameter: torch.Tensor) -> int:
-    """Elements of the whole parameter."""
-    return int(parameter.ds_numel) if is_partitioned(parameter) else parameter.numel()  # type: ignore[attr-defined]
-
-
 def shape(tensor: torch.Tensor) -> torch.Size:
     """Of the whole tensor."""
     return torch.Size(tensor.ds_shape) if is_partitioned(tensor) else tensor.shape  # type: ignore[attr-defined]
