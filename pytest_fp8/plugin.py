@@ -127,12 +127,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     session = item.config.stash[SESSION]
     reason, failure = why_not(case, session.settings)
     if not reason:
-        session.ledger.ran_on_gpu += case.needs_gpu
         if session.progress is not None:
             session.progress.test(case.id, question_of(item))
         return
-    if case.needs_gpu:
-        session.ledger.skipped(item.nodeid, reason)
     if failure:
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
     # As pytest's own skip marks do: the summary names the test's line, not this one.
@@ -160,6 +157,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     ledger = item.config.stash[SESSION].ledger
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
+        if case.needs_gpu and report.when != "teardown":
+            ledger.ended(item.nodeid, report)
     if report.when == "teardown":
         session = item.config.stash[SESSION]
         if session.is_worker:

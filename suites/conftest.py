@@ -34,10 +34,13 @@ def pytest_collection_modifyitems(config, items):
     The controls run last: the arm of a control takes the GPU's memory from healthy arms, which would have to be built
     again.
     """
+    from pytest_fp8.session import SESSION
+
+    without_plugin = SESSION not in config.stash
     items.sort(key=lambda item: item.path == HERE / "test_controls.py")
     left_out = []
     for item in items:
-        if item.path.parent == HERE and not config.pluginmanager.has_plugin("fp8"):
+        if item.path.parent == HERE and without_plugin:
             item.add_marker(pytest.mark.skip(reason="the suites ask through pytest-fp8, which -p no:fp8 leaves out"))
         case = case_of(item) if item.path.parent == HERE else None
         group = group_of(case) if case is not None else ""
@@ -60,7 +63,7 @@ def pytest_xdist_make_scheduler(config, log):
     def together(nodeid):
         return case_of(nodeid) if "-emulated" in nodeid or "test_control[" in nodeid else nodeid.partition("::")[0]
 
-    if not config.pluginmanager.has_plugin("fp8") or config.getoption("dist") != "load":
+    if SESSION not in config.stash or config.getoption("dist") != "load":
         return None
     if config.stash[SESSION].settings.declared:
         return None
@@ -74,13 +77,10 @@ def pytest_runtest_setup(item):
         return
     from pytest_fp8.arms.memory_plan import GIB, peak_bytes
     from pytest_fp8.gpu import detect
-    from pytest_fp8.session import SESSION
 
     gpu, needed = detect()[0], peak_bytes(case)
     if gpu is not None and needed > gpu.memory:
-        reason = f"{case.id} needs about {needed / GIB:.0f} GiB, and this GPU has {gpu.memory / GIB:.0f}"
-        item.config.stash[SESSION].ledger.skipped(item.nodeid, reason)
-        pytest.skip(reason)
+        pytest.skip(f"{case.id} needs about {needed / GIB:.0f} GiB, and this GPU has {gpu.memory / GIB:.0f}")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -438,3 +439,19 @@ def test_what_an_h200_showed_is_not_asked_of_another_gpu(pytester, monkeypatch):
     install(monkeypatch, h100, speedup=1.2)
     pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
     pytester.runpytest("--fp8-gpu=h100").assert_outcomes(xpassed=1)
+
+
+SKIPPERS = {
+    "a mark": "import pytest\npytestmark = pytest.mark.skip(reason='not today')\n",
+    "a fixture": "import pytest\n@pytest.fixture(autouse=True)\ndef f():\n    pytest.skip('not today')\n",
+    "no run": "import pytest\npytestmark = pytest.mark.xfail(reason='not today', run=False)\n",
+}
+
+
+@pytest.mark.parametrize("skipper", SKIPPERS)
+def test_a_gate_whose_tests_were_all_skipped_by_somebody_else_is_not_green(pytester, monkeypatch, skipper):
+    install(monkeypatch, H200)
+    pytester.makepyfile(SKIPPERS[skipper] + textwrap.dedent(SUITE))
+    result = pytester.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no FP8 test ran on it: *not today. A gate that ran nothing is not green*"])

@@ -138,6 +138,13 @@ class Ledger:
         if test in tests:
             tests.remove(test)
 
+    def ended(self, test: str, report: Any) -> None:
+        """A test of the GPU came to its end, in its set-up or its call: it ran, or was skipped, whoever skipped it."""
+        if not report.skipped or (report.when == "call" and hasattr(report, "wasxfail")):
+            self.ran_on_gpu += 1
+        else:
+            self.skipped(test, getattr(report, "wasxfail", "") or str(report.longrepr[2]).removeprefix("Skipped: "))
+
     def skipped(self, test: str, reason: str) -> None:
         self.not_run.setdefault(reason, []).append(test)
 
