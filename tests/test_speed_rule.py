@@ -99,7 +99,7 @@ def test_more_sessions_hold_a_finer_tolerance_and_a_young_history_says_how_coars
     assert held == sorted(held, reverse=True)
     assert held[0] > 1.2 * held[2]
     decision = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.01, floor=None)
-    assert decision.tolerance == pytest.approx(holds(histories[0], KNOWN))
+    assert decision.tolerance == pytest.approx(holds(histories[0], KNOWN, blocks=len(histories[0][0][0])))
     coarse = decide_speedup(histories[0][0], history=histories[0], components=KNOWN, tolerance=0.08, floor=None)
     assert coarse.tolerance == 0.08
 

@@ -14,7 +14,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed.bounds import SpeedBounds
-from pytest_fp8.questions.speed.evidence import timing_of
+from pytest_fp8.questions.speed.evidence import FURTHER, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.rules.variance import MEASURED
@@ -147,7 +147,7 @@ class Waiting(FakeProcess):
         found["milliseconds"]["busy"] = self.works
         return {**found, **self.steps()}
 
-    def busy(self, steps, dropped):
+    def busy(self, steps):
         self.asked_busy.append(self.pid)
         return self.steps(steps)
 
@@ -175,3 +175,26 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
     assert len(set(Waiting.asked_busy)) == 6, "both arms of each pair"
     assert decision.numbers["gated_on"] == "busy time"
+
+
+@pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])
+def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatch, fit_at, measured):
+    install(monkeypatch, H200)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    evidence = timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at)
+    pool.close()
+    assert len(evidence.fp8) == len(evidence.bf16) == measured
+
+
+@pytest.mark.parametrize(("noise", "pairs"), [(0.0, 2), (0.1, 2 + FURTHER)])
+def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pairs):
+    install(monkeypatch, H200, host=noise)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
+    question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    pool.close()
+    assert len(question.timer.other) == pairs

@@ -94,8 +94,9 @@ def _inspect_file(
     if missing:
         message = f"its case asks for {', '.join(missing)}, and none is stored"
         found.append(Finding("note", "incomplete", folder, name, message, again))
-    values = stored.values(gated_speedup(stored.metrics))
-    coarse = too_coarse(values, case.tolerance, components) if values and case is not None else ""
+    metric = gated_speedup(stored.metrics)
+    values = stored.values(metric)
+    coarse = too_coarse(metric, values, case.tolerance, components) if values and case is not None else ""
     if coarse:
         more = f"{again} --fp8-processes {len(values) + 2}"
         found.append(Finding("error", "too coarse", folder, name, coarse, more))
@@ -159,15 +160,14 @@ def unused(stored: Collection[str], collected: Collection[str], asked: Collectio
     return orphaned, unexercised
 
 
-def too_coarse(values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
-    """Why a speedup of these log ratios (per block and process) cannot gate at ``tolerance``, or an empty string."""
+def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
+    """Why a speedup of these log ratios cannot gate at ``tolerance``, or an empty string."""
     from pytest_fp8.rules.speed import processes_hold
 
-    # To the tenth of a per cent, as it is said.
-    could_hold = round(processes_hold(values, components), 3)
-    if could_hold <= tolerance:
+    held = processes_hold(values, components, busy=metric == "busy_speedup")
+    if held <= tolerance:
         return ""
-    return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {could_hold:.1%}"
+    return f"its processes spread too much to gate at {tolerance:.1%}; they could hold {held:.1%}"
 
 
 def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:

@@ -119,11 +119,12 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
             return f"the {what} is invalid ({decision['headline']})"
         if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
-    speedup = entry.metrics.get(gated_speedup(entry.metrics))
+    metric = gated_speedup(entry.metrics)
+    speedup = entry.metrics.get(metric)
     if speedup is None:
         return ""
-    components = read_components(Folder(folder), entry.gpu)
-    why = too_few({"speedup": speedup["values"]}) or too_coarse(speedup["values"], speedup["tolerance"], components)
+    values, components = speedup["values"], read_components(Folder(folder), entry.gpu)
+    why = too_few({"speedup": values}) or too_coarse(metric, values, speedup["tolerance"], components)
     return f"{why} (more of them: --fp8-processes)" if why else ""
 
 

@@ -110,7 +110,7 @@ def decide_speedup(
         verdicts.append(("floor", _against_floor(here, math.log(floor), cases, looks, last)))
     if history:
         change = change_of(processes, history, components)
-        gated_at = max(tolerance, holds(history, components, cases))
+        gated_at = max(tolerance, holds(history, components, cases, min(map(len, processes))))
         verdicts.append(("baseline", judge(change, gated_at, cases, looks, last)))
     verdict, reason = _least_good(verdicts)
     return Speedup(
@@ -143,15 +143,20 @@ def _least_good(verdicts: Sequence[tuple[str, Verdict]]) -> tuple[Verdict, str]:
     return (Verdict.PASS if verdicts else Verdict.NOT_EXERCISED), ""
 
 
-def holds(history: Sequence[Session], components: Components = MEASURED, cases: int = GATED_CASES) -> float:
-    """The tolerance that a history can hold, as a fraction: a loss of it fails with probability ``POWER``."""
-    processes, blocks = LOOKS[-1]
+def holds(
+    history: Sequence[Session], components: Components = MEASURED, cases: int = GATED_CASES, blocks: int = LOOKS[-1][1]
+) -> float:
+    """The tolerance that a history can hold, as a fraction: a loss of it fails with probability ``POWER`` in a run that
+    takes so many ``blocks`` of each process."""
     found = spread((), history, components, blocks)
+    processes, _ = LOOKS[-1]
     parts = error_parts(found, processes, [len(session) for session in history])
     return detectable(math.sqrt(sum(parts)), found.freedom(*parts), POWER, cases, len(LOOKS))
 
 
-def processes_hold(session: Session, components: Components = MEASURED) -> float:
-    """The tolerance that the processes of a session could hold if sessions did not differ: further sessions never make
-    the history of such a case finer than that."""
-    return holds([session], replace(components, session=0.0))
+def processes_hold(session: Session, components: Components = MEASURED, busy: bool = False) -> float:
+    """The tolerance that the processes of a session could hold if sessions did not differ, to the tenth of a per cent:
+    further sessions never make the history of such a case finer than that. ``busy``: of busy time, of which a gate
+    takes as many steps as a baseline. It takes fewer blocks of step time."""
+    blocks = min(map(len, session)) if busy else LOOKS[-1][1]
+    return round(holds([session], replace(components, session=0.0), blocks=blocks), 3)

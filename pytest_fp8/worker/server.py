@@ -121,9 +121,9 @@ class ArmServer:
         how often code was compiled in these blocks."""
         return timed_blocks(self.engine.step, self.engine.timing_batches, count, steps, dropped)
 
-    def busy(self, steps: int, dropped: int = 1) -> dict[str, list[float]]:
+    def busy(self, steps: int) -> dict[str, list[float]]:
         """How long the GPU works in each of several steps. On a GPU only."""
-        return busy_steps(self.engine, steps, dropped)
+        return busy_steps(self.engine, steps)
 
     def memory(self) -> dict[str, Any]:
         """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""

@@ -215,7 +215,7 @@ class FakeProcess:
         more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}}
         return {"sketches": dict.fromkeys(SIZES, text), **more}
 
-    def busy(self, steps: int, dropped: int = 1) -> dict[str, Any]:
+    def busy(self, steps: int) -> dict[str, Any]:
         return self._several_steps(steps)
 
     def _several_steps(self, steps: int = 5) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -64,9 +64,24 @@ def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
     return arms.once(f"timing {look}", lambda: _measured(arms, timer, *LOOKS[look]))
 
 
-def timing_for_baseline(arms: PairArms, timer: BlockTimer, processes: int) -> TimingEvidence:
-    """At least ``processes`` fresh pairs, with as many blocks as a baseline takes. Raises ``ArmError``."""
-    return arms.once("timing update", lambda: _measured(arms, timer, processes, BASELINE_BLOCKS, stored=True))
+FURTHER = 2
+"""Pairs of processes that an update measures beyond those asked for, where these spread too much to be stored."""
+
+
+def timing_for_baseline(
+    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
+) -> TimingEvidence:
+    """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are ``fit``.
+    Raises ``ArmError``."""
+
+    def taken() -> TimingEvidence:
+        for count in range(processes, processes + FURTHER + 1):
+            evidence = _measured(arms, timer, count, BASELINE_BLOCKS, stored=True)
+            if fit(evidence):
+                break
+        return evidence
+
+    return arms.once("timing update", taken)
 
 
 def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, stored: bool = False) -> TimingEvidence:

@@ -19,7 +19,7 @@ from pytest_fp8.questions.speed.evidence import (
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.speed import ratios_by_process
+from pytest_fp8.rules.speed import processes_hold, ratios_by_process
 from pytest_fp8.rules.variance import Components, Session
 from pytest_fp8.verdicts import Decision
 
@@ -49,8 +49,13 @@ class SpeedQuestion:
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
         if self.processes is not None:
-            return timing_for_baseline(self.arms, self.timer, self.processes)
+            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
         return self.timing(0)
+
+    def _fit(self, evidence: TimingEvidence) -> bool:
+        """Whether a baseline of it could gate at the case's tolerance."""
+        (metric, *_, values), *_ = self._rows(evidence)
+        return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
     def timing(self, look: int) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`. Raises ``ArmError``."""

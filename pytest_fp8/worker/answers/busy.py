@@ -26,15 +26,14 @@ MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
 
 
-def busy_steps(engine: Engine, steps: int = STEPS, dropped: int = 1) -> dict[str, list[float]]:
-    """``step_ms``, ``busy_ms``, ``compute_ms`` of so many steps, after ``dropped`` ones. They all train the model.
+def busy_steps(engine: Engine, steps: int = STEPS) -> dict[str, list[float]]:
+    """``step_ms``, ``busy_ms``, ``compute_ms`` of so many steps, after one that does not count. They train the model.
 
     Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
     other as in training, so that the GPU has training's clocks and the launch queue is full.
     """
     batches = engine.timing_batches
-    for index in range(-dropped, 0):
-        engine.step(batches[index % len(batches)])
+    engine.step(batches[-1])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         _mark()
         for index in range(steps):
