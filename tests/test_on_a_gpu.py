@@ -455,3 +455,16 @@ def test_a_gate_whose_tests_were_all_skipped_by_somebody_else_is_not_green(pytes
     result = pytester.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no FP8 test ran on it: *not today. A gate that ran nothing is not green*"])
+
+
+def test_a_run_that_was_interrupted_in_its_first_test_is_not_called_a_gate_that_ran_nothing(
+    pytester, monkeypatch, capsys
+):
+    install(monkeypatch, H200)
+    pytester.makeconftest("def pytest_runtest_call(item):\n    raise KeyboardInterrupt\n")
+    pytester.makepyfile(SUITE)
+    done = pytester.inline_run("--fp8-gpu=h200", no_reraise_ctrlc=True)
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    said = capsys.readouterr().out
+    assert "KeyboardInterrupt" in said
+    assert "ran nothing" not in said
