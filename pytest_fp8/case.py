@@ -41,8 +41,6 @@ REFERENCES = {"unsloth": "unsloth_bf16", "unsloth_te": "unsloth_bf16"}
 ADAPTERS_ALONE = ("unsloth", "unsloth_te", "unsloth_bf16")
 """Backends that train nothing but adapters on a frozen base, with a model and kernels of their own."""
 CHIPS = ("hopper", "blackwell", "ada")
-ZERO3_QUESTIONS = ("layers", "speedup", "memory")
-"""Those that DeepSpeed leaves to be answered: gradients and weights are in buffers of its own."""
 
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
@@ -164,15 +162,13 @@ class Case:
             refuse(f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)
         if self.parallel == "own" and self.model != OWN:
             refuse("parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model)
-        if self.parallel == "zero3":
-            if self.compile:
-                refuse(
-                    "parallel='zero3' is DeepSpeed's, which runs uncompiled",
-                    expected="compile=False",
-                    seen="compile=True",
-                    next_step="parallel='fsdp2' shards weights too, and runs compiled",
-                )
-            object.__setattr__(self, "questions", tuple(q for q in self.questions if q in ZERO3_QUESTIONS))
+        if self.parallel == "zero3" and self.compile:
+            refuse(
+                "parallel='zero3' is DeepSpeed's, which runs uncompiled",
+                expected="compile=False",
+                seen="compile=True",
+                next_step="parallel='fsdp2' shards weights too, and runs compiled",
+            )
         tokens = self.tokens
         if tokens is not None and tokens[0] % self.gpus:
             refuse(

@@ -114,9 +114,9 @@ PARALLEL = ("ddp", "fsdp2", "zero3", "own")
 """How an arm of several ranks trains; ``own``: as the workload's ``parallelize`` says."""
 PARALLEL_BACKENDS = {
     **dict.fromkeys(("bf16", "torchao", "transformer_engine"), PARALLEL),
-    **dict.fromkeys(("accelerate_torchao", "accelerate_bf16"), ("fsdp2",)),
+    **dict.fromkeys(("accelerate_torchao", "accelerate_bf16"), ("ddp", "fsdp2", "zero3")),
 }
-"""Backend -> how it trains on several GPUs. Accelerate shards by its own plugin."""
+"""Backend -> how it trains on several GPUs. Accelerate does it itself, by its own plugins."""
 SHARDED_REFERENCES = {"accelerate_torchao": "accelerate_bf16"}
 """Backend -> the backend of its BF16 reference on several GPUs: Accelerate keeps float32 weights there."""
 

@@ -80,6 +80,16 @@ PARALLEL = [
     Case("8b16", "transformer_engine", "current", **SHARDED),
     Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", resume=False),
     Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2", questions=TINY[0].questions),
+    Case("tiny", "accelerate_torchao", "tensorwise", gpus=2, parallel="ddp", questions=TINY[0].questions),
+    Case(
+        "tiny",
+        "accelerate_torchao",
+        "tensorwise",
+        compile=False,
+        gpus=2,
+        parallel="zero3",
+        questions=TINY[0].questions,
+    ),
     Case(
         "8b8",
         "torchao",
@@ -88,10 +98,13 @@ PARALLEL = [
         compile=False,
         gpus=2,
         parallel="zero3",
+        questions=EIGHT_B[0].questions,
+        checkpoint_formats=("dcp",),
+        resume=False,
         slower_because="torchao's casts stand alone where nothing is compiled; not measured by this suite yet",
     ),
 ]
-"""Two GPUs. The tiny case carries its checkpoints to one GPU, too."""
+"""Two GPUs. The tiny case of FSDP2 carries its checkpoints to one GPU, too."""
 
 PUBLISHED = [
     Case(

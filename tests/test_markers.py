@@ -253,7 +253,7 @@ def test_several_gpus_are_another_case_and_one_gpu_is_the_case_it_was():
         {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "own"},
         {"backend": "torchao", "recipe": "rowwise", "gpus": 3, "parallel": "ddp"},
         {"backend": "torchao", "recipe": "rowwise", "gpus": 2, "parallel": "zero3"},
-        {"backend": "accelerate_torchao", "recipe": "rowwise", "gpus": 2, "parallel": "ddp"},
+        {"backend": "accelerate_te", "recipe": "delayed", "gpus": 2, "parallel": "ddp"},
         {"backend": "torchao", "recipe": "tensorwise", "options": {"float8_all_gather": True}},
         {"backend": "transformer_engine", "recipe": "current", "emulated": True},
         {"backend": "transformer_engine", "recipe": "delayed", "options": {"fp8_format": "E5M2"}},

@@ -449,7 +449,7 @@ SKIPPERS = {
 
 
 @pytest.mark.parametrize("skipper", SKIPPERS)
-def test_a_gate_whose_tests_were_all_skipped_by_somebody_else_is_not_green(pytester, monkeypatch, skipper):
+def test_a_gate_whose_tests_somebody_else_skipped_is_not_green(pytester, monkeypatch, skipper):
     install(monkeypatch, H200)
     pytester.makepyfile(SKIPPERS[skipper] + textwrap.dedent(SUITE))
     result = pytester.runpytest("--fp8-gpu=h200")
@@ -457,9 +457,7 @@ def test_a_gate_whose_tests_were_all_skipped_by_somebody_else_is_not_green(pytes
     result.stdout.fnmatch_lines(["*no FP8 test ran on it: *not today. A gate that ran nothing is not green*"])
 
 
-def test_a_run_that_was_interrupted_in_its_first_test_is_not_called_a_gate_that_ran_nothing(
-    pytester, monkeypatch, capsys
-):
+def test_a_run_that_was_interrupted_at_once_is_not_said_to_have_run_nothing(pytester, monkeypatch, capsys):
     install(monkeypatch, H200)
     pytester.makeconftest("def pytest_runtest_call(item):\n    raise KeyboardInterrupt\n")
     pytester.makepyfile(SUITE)

@@ -107,6 +107,20 @@ def test_accelerates_fsdp2_trains_in_float32_weights_in_both_arms(arm):
     assert {one["dtype"] for one in wires[0]} == {"bfloat16"}
 
 
+def test_accelerates_ddp_trains_as_one_process_in_both_arms(arm, on_one):
+    pytest.importorskip("accelerate")
+    case, wires = micro("ddp", "accelerate_torchao"), []
+    for each in (case.reference(), case):
+        arm.build(ArmSpec(each, "cpu", threads=1))
+        assert each.backend.startswith("accelerate_")
+        library = "bf16" if each.recipe == "none" else "torchao"
+        # Accelerate adds autocast to BF16, and its own choice of Linears to FP8.
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one[library], rel=0.01)
+        wires.append(arm.request("ledger")["wire"])
+    assert wires[0] == wires[1]
+    assert "all-reduce" in {one["operation"] for one in wires[0]}
+
+
 def test_weights_gathered_in_fp8_train_alike(arm, on_one):
     reduced = []
     for options in ({"float8_all_gather": True}, {"float8_all_gather": True, "precompute_scale": True}):
@@ -270,15 +284,19 @@ def test_each_arm_has_a_port_of_its_own():
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "converted"), [("torchao", 14), ("accelerate_torchao", 13), ("accelerate_bf16", 0)]
+)
+def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch, backend, converted):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     arm = RankedProcess(2)
     try:
-        arm.build(ArmSpec(micro("zero3"), "cpu", threads=1))
+        arm.build(ArmSpec(micro("zero3", backend), "cpu", threads=1))
         # Its master weights are float32.
         assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=0.01)
         layers = arm.request("layers")
-        assert len(layers["live_fp8"]) == 14
+        assert len(layers["live_fp8"]) == converted
+        assert arm.request("ledger")["after"]["lm_head.weight"]["shape"] == [256, 64], "that of the whole tensor"
         assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
     finally:
         arm.close()

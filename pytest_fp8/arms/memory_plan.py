@@ -39,7 +39,7 @@ FP32. A guess to be safe with, not measured."""
 def resident_bytes(case: Case) -> int:
     """What an arm of this case holds between its steps, on each of its GPUs. There is no estimate for user models."""
     per_parameter = FROZEN_BYTES if case.lora else ZERO3_BYTES if case.parallel == "zero3" else RESIDENT_BYTES
-    if case.parallel and case.backend in ("accelerate_torchao", "accelerate_bf16"):
+    if case.parallel == "fsdp2" and case.backend in ("accelerate_torchao", "accelerate_bf16"):
         per_parameter = ACCELERATE_BYTES
     shards = case.gpus if case.parallel in SHARDED else 1
     return per_parameter * SHAPES[case.model].parameters // shards + CONTEXT_BYTES

@@ -20,7 +20,7 @@ def backend(name: str) -> Backend:
 
         return FusedTransformerEngine()
     if name == "accelerate_bf16":
-        from pytest_fp8.backends.accelerate_sharded import AccelerateBf16
+        from pytest_fp8.backends.accelerate_bf16 import AccelerateBf16
 
         return AccelerateBf16()
     if name in ("accelerate_te", "accelerate_torchao"):

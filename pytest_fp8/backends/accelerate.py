@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.accelerate_state import forget_accelerate, sharded_accelerator
+from pytest_fp8.backends.accelerate_state import forget_accelerate, parallel_accelerator
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, installed
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
@@ -57,7 +57,7 @@ class ThroughAccelerate(Backend):
 
         forget_accelerate()
         if case.parallel:
-            accelerator = sharded_accelerator(on_cpu(model), "fp8", [self.recipe_handler(case)])
+            accelerator = parallel_accelerator(case.parallel, on_cpu(model), "fp8", [self.recipe_handler(case)])
             return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
         accelerator = Accelerator(cpu=on_cpu(model), mixed_precision="fp8", kwargs_handlers=[self.recipe_handler(case)])
         return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
@@ -66,9 +66,20 @@ class ThroughAccelerate(Backend):
         self, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, compiled: bool
     ) -> Prepared:
         """``accelerator.prepare(model, optimizer)``, with what it was meant to convert."""
-        conversion = self.planned(model)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        return Prepared(model, conversion, optimizer, backward=accelerator.backward)
+        return prepared_by(accelerator, model, optimizer, self.planned(model))
+
+
+def prepared_by(
+    accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, conversion: Conversion
+) -> Prepared:
+    """``accelerator.prepare(model, optimizer)``. Under DDP and DeepSpeed it gives what holds the model."""
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+    if accelerator.state.distributed_type == "DEEPSPEED":
+        # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
+        return Prepared(model, conversion, backward=prepared.backward, wrapped=prepared)
+    inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
+    wrapped = prepared if inner is not prepared else None
+    return Prepared(inner, conversion, optimizer, backward=accelerator.backward, wrapped=wrapped)
 
 
 class AccelerateTransformerEngine(ThroughAccelerate, TransformerEngine):

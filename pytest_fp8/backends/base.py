@@ -53,6 +53,8 @@ class Prepared:
     """The forward pass up to the loss, where the backend has its own."""
     backward: Callable[[torch.Tensor], None] | None = None
     """Called with the loss in place of ``loss.backward()``."""
+    wrapped: torch.nn.Module | None = None
+    """What a training step calls, where the backend parallelizes: ``DistributedDataParallel``, DeepSpeed's engine."""
     layers: Mapping[str, tuple[int, int]] | None = None
     """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
 

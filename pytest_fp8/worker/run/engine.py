@@ -97,7 +97,7 @@ class Engine:
             checkpoint_activations(self.model, *self.fault_points.checkpointing(self, recompute))
         if self.compiled and not self.backend.compiles_itself:
             compile_blocks(self.model)
-        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup))
+        parallel = self.fault_points.parallel(self, lambda: parallelized(self.model, self.setup, self._prepared))
         self.wrapped = parallel.wrapped
         """What a training step calls: the model, or what wraps it (``DistributedDataParallel``)."""
         self.model = inner_model(self.wrapped, self.model)

@@ -71,7 +71,7 @@ def executed(spec: ArmSpec) -> dict[str, Any]:
             "batch": _shapes(setup.timing_batch(0)),
         }
         if case.parallel != "zero3":
-            model = parallelized(model, setup).wrapped
+            model = parallelized(model, setup, None).wrapped
         run = _step(setup, model)
         calls, others = (_calls(model, run, setup.timing_batch(index)) for index in range(2))
         return {**told, "calls": calls if calls == others else VARY}

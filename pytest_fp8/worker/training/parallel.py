@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.backends.base import Prepared
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.step import WorkloadError
-from pytest_fp8.worker.training.zero import zero3
+from pytest_fp8.worker.training.zero import ZeroOptimizer, zero3
 from pytest_fp8.workload import Workload
 
 
@@ -27,14 +28,17 @@ class Parallel:
     """In place of ``loss.backward()``."""
 
 
-def parallelized(model: torch.nn.Module, setup: TrainingSetup) -> Parallel:
-    """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's."""
+def parallelized(model: torch.nn.Module, setup: TrainingSetup, prepared: Prepared | None) -> Parallel:
+    """Before the optimizer is made, since FSDP2 puts new parameters in place of the model's. ``prepared``: what the
+    backend's own conversion gave; Accelerate has parallelized the model there."""
     case = setup.case
-    if case.gpus == 1 or case.backend.startswith("accelerate_"):
-        # Accelerate has sharded it where it converted it.
+    if case.gpus == 1:
         return Parallel(model)
+    if case.backend.startswith("accelerate_"):
+        wrapped = (prepared.wrapped if prepared is not None else None) or model
+        return Parallel(wrapped, ZeroOptimizer(wrapped, setup.optimizer) if case.parallel == "zero3" else None)
     if case.parallel == "zero3":
-        return Parallel(*zero3(model, case, setup.optimizer))
+        return Parallel(*zero3(model, setup.optimizer))
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(setup.device.type, (case.gpus,))

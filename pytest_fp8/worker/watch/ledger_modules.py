@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import around_backward
 from pytest_fp8.worker.training.restored import replaced
 from pytest_fp8.worker.watch.operators import dtype_name
@@ -183,8 +184,8 @@ def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A ragged size is -1."""
-    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+    """A ragged size is -1. Of a parameter that ZeRO-3 holds in parts, the whole one's."""
+    return tuple(size if isinstance(size, int) else -1 for size in zero.shape(tensor))
 
 
 def digest_of(tensor: torch.Tensor) -> str:

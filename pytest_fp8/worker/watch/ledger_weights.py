@@ -13,7 +13,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import is_sharded
+from pytest_fp8.worker.state.shards import is_part
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.step import schedule_of
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
@@ -63,7 +63,7 @@ def untied(before: Mapping[str, Weight], after: Mapping[str, Weight]) -> dict[st
 def _digest(tensor: torch.Tensor) -> str:
     """Of a tensor that is wrapped for a later cast, the digest of the one inside; empty for one in FP8, and for one of
     which each rank holds another part."""
-    if is_sharded(tensor):
+    if is_part(tensor):
         return ""
     while hasattr(tensor, "__tensor_flatten__"):
         names = tensor.__tensor_flatten__()[0]

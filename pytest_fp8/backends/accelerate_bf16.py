@@ -1,11 +1,11 @@
-"""The reference of Accelerate's FSDP2: the same plugin and master weights in float32, nothing converted."""
+"""The reference of Accelerate on several GPUs: the same plugin and master weights, nothing converted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_fp8.backends.accelerate import MINIMUM, on_cpu
-from pytest_fp8.backends.accelerate_state import forget_accelerate, sharded_accelerator
+from pytest_fp8.backends.accelerate import MINIMUM, on_cpu, prepared_by
+from pytest_fp8.backends.accelerate_state import forget_accelerate, parallel_accelerator
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AccelerateBf16(Bf16):
-    """``Accelerator(mixed_precision="bf16", fsdp_plugin=...)``."""
+    """``Accelerator(mixed_precision="bf16")``, with the plugin that the FP8 arm has."""
 
     name = "accelerate_bf16"
     distribution = "accelerate"
@@ -28,7 +28,6 @@ class AccelerateBf16(Bf16):
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
         forget_accelerate()
-        accelerator = sharded_accelerator(on_cpu(model), "bf16", [])
+        accelerator = parallel_accelerator(case.parallel, on_cpu(model), "bf16", [])
         conversion = self.convert(model, case.recipe, case.emulated)
-        model, optimizer = accelerator.prepare(model, make_optimizer(model))
-        return Prepared(model, conversion, optimizer, backward=accelerator.backward)
+        return prepared_by(accelerator, model, make_optimizer(model), conversion)
