@@ -240,9 +240,18 @@ def launch_bound(fp8_busy, **more):
 
 
 def test_a_launch_bound_step_is_gated_on_busy_time():
-    decision = launch_bound(98.0)
+    stored = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
+    decision = launch_bound(98.0, **stored)
     verdict_of(decision, Verdict.PASS, "1.154x", "of busy time, since FP8 waits for the host", "0.590x of step time")
     assert decision.numbers["gated_on"] == "busy time"
+    verdict_of(launch_bound(120.0, **stored), Verdict.FAIL, "lost speed", "of busy time")
+
+
+def test_a_step_that_takes_longer_than_bf16s_is_not_faster_though_its_kernels_are():
+    """The floor is the user's question: with FP8 on, a step takes 206 ms in place of 121."""
+    slow = launch_bound(98.0)
+    verdict_of(slow, Verdict.FAIL, "0.590x", "the GPU works 98.0 ms of each 206.0", "in its work alone FP8 is 1.15x")
+    assert slow.numbers["gated_on"] == "step time"
     verdict_of(launch_bound(120.0), Verdict.FAIL, "launch-bound: the GPU works 120.0 ms of each 206.0 to 206.2 ms step")
 
 

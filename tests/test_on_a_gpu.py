@@ -434,6 +434,17 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
     result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])
 
 
+@pytest.mark.parametrize(("works", "outcome"), [(60.0, "xfailed"), (122.0, "failed")])
+def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytester, monkeypatch, works, outcome):
+    install(monkeypatch, H200, speedup=0.8, busy=works)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    result = pytester.runpytest("--fp8-gpu=h200", "-rx")
+    result.assert_outcomes(**{outcome: 1})
+    slow_host = "*this machine's host is too slow for it: launch-bound: the GPU works 60.0 ms of each 125.* ms step*"
+    result.stdout.fnmatch_lines([slow_host] if outcome == "xfailed" else ["*FP8 is not faster than the best BF16*"])
+
+
 def test_what_an_h200_showed_is_not_asked_of_another_gpu(pytester, monkeypatch):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
     install(monkeypatch, h100, speedup=1.2)

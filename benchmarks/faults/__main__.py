@@ -2,9 +2,9 @@
 
     python -m benchmarks.faults catalogue [--only WORD] [--interpreter]
     python -m benchmarks.faults kills [--every 3]
-    python -m benchmarks.faults signals [--signals 500] [--seed 0]
+    python -m benchmarks.faults signals [--signals 500] [--seed 0] [--gpu]
 
-On any machine: the arms run on the CPU.
+On any machine: the arms run on the CPU, but for `--gpu`, where they take this machine's GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def main() -> int:
     signals = commands.add_parser("signals", help="signals to pytest, xdist's workers and arms")
     signals.add_argument("--signals", type=int, default=60)
     signals.add_argument("--seed", type=int, default=0)
+    signals.add_argument(
+        "--gpu", action="store_true", help="arms take the GPU, whose memory must be free after"
+    )
     asked = parser.parse_args()
     start = time.monotonic()
     faults = {"catalogue": _catalogue, "kills": _kills, "signals": _signals}[asked.command](asked)
@@ -57,7 +60,7 @@ def _kills(asked: argparse.Namespace) -> int:
 def _signals(asked: argparse.Namespace) -> int:
     from benchmarks.faults.signals import campaign
 
-    return campaign(asked.signals, asked.seed)
+    return campaign(asked.signals, asked.seed, asked.gpu)
 
 
 if __name__ == "__main__":

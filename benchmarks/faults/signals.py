@@ -20,7 +20,11 @@ from benchmarks.faults.catalogue import ends, users_of
 SUITE = """
 import pytest
 
-CASES = [dict(model="micro", backend="torchao", recipe=recipe, emulated=True) for recipe in ("tensorwise", "rowwise")]
+GPU = %r
+CASES = [
+    dict(model="tiny" if GPU else "micro", backend="torchao", recipe=recipe, emulated=not GPU)
+    for recipe in ("tensorwise", "rowwise")
+]
 
 @pytest.mark.fp8(**CASES[0], question="layers")
 def test_layers(fp8_pair):
@@ -40,8 +44,8 @@ def test_other_layers(fp8_pair):
 """
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 VICTIMS = ("pytest", "controller", "worker", "arm")
-ARMS_SECONDS = 8.0
-"""About how long arms work in a session."""
+ARMS_SECONDS = {False: 8.0, True: 25.0}
+"""About how long arms work in a session, on a CPU and on a GPU."""
 END_SECONDS = 60.0
 """After the signal."""
 TABLE = "= FP8 ="
@@ -73,6 +77,7 @@ class Sent:
 class Trial:
     """One session and its signals: some to arms and workers, which it survives, and a last one to pytest."""
 
+    gpu: bool
     workers: bool
     signals: list[Sent]
     ended: int | None = None
@@ -80,8 +85,9 @@ class Trial:
     faults: list[str] = field(default_factory=list)
 
 
-def campaign(signals: int, seed: int) -> int:
-    """Print a line for each session and a table of the signals; gives the number of sessions with faults."""
+def campaign(signals: int, seed: int, gpu: bool = False) -> int:
+    """Print a line for each session and a table of the signals; gives the number of sessions with faults. On a ``gpu``
+    no session has workers, of which each would need one of its own."""
     for number in SIGNALS[:-1]:
         # A shell ignores some of them for what it starts in the background, and what it starts inherits that.
         signal.signal(number, signal.SIG_DFL)
@@ -91,11 +97,12 @@ def campaign(signals: int, seed: int) -> int:
     # Short: where a socket's name has no room, arms start more slowly.
     with tempfile.TemporaryDirectory(prefix="f-", dir="/tmp") as name:
         base = Path(name)
-        length = {workers: _undisturbed(base, workers) for workers in (False, True)}
-        print(f"undisturbed: {length[False]:.1f} s, with two workers {length[True]:.1f} s", flush=True)
+        length = {workers: _undisturbed(base, gpu, workers) for workers in ((False,) if gpu else (False, True))}
+        for workers, seconds in length.items():
+            print(f"undisturbed{', with two workers' if workers else ''}: {seconds:.1f} s", flush=True)
         while counts.total() < signals:
-            workers = draw.random() < 0.5
-            trial = Trial(workers, _drawn(draw, workers, length[workers]))
+            workers = not gpu and draw.random() < 0.5
+            trial = Trial(gpu, workers, _drawn(draw, gpu, workers, length[workers]))
             try_one(base, trial, draw)
             faults += bool(trial.faults)
             if trial.ended in (0, 1):
@@ -105,7 +112,7 @@ def campaign(signals: int, seed: int) -> int:
                 f"{sent.number.name} to {sent.victim} at {sent.at:.1f} s" for sent in trial.signals if sent.hit
             )
             print(f"{counts.total():4}: {said}: exit {trial.ended}  {'; '.join(trial.faults)}", flush=True)
-        _undisturbed(base, workers=False)
+        _undisturbed(base, gpu, workers=False)
     print(f"\n{'signals to':12}" + "".join(f"{number.name:>10}" for number in SIGNALS))
     for victim in VICTIMS:
         print(f"{victim:12}" + "".join(f"{counts[victim, number.name]:>10}" for number in SIGNALS))
@@ -113,21 +120,25 @@ def campaign(signals: int, seed: int) -> int:
     return faults
 
 
-def _drawn(draw: random.Random, workers: bool, whole: float) -> list[Sent]:
+def _drawn(draw: random.Random, gpu: bool, workers: bool, whole: float) -> list[Sent]:
     """Two to arms, one to a worker where there are some, and the last one to pytest, at random times. Libraries are
     imported for most of a session, so half of them come while arms work."""
     earlier = [
-        Sent(victim, draw.choice(SIGNALS), draw.uniform(0.0, ARMS_SECONDS), True)
+        Sent(victim, draw.choice(SIGNALS), draw.uniform(0.0, ARMS_SECONDS[gpu]), True)
         for victim in ("arm", "arm", *(["worker"] if workers else []))
     ]
     after_arm = draw.random() < 0.5
-    delay = draw.uniform(0.0, ARMS_SECONDS if after_arm else whole)
+    delay = draw.uniform(0.0, ARMS_SECONDS[gpu] if after_arm else whole)
     last = Sent("controller" if workers else "pytest", draw.choice(SIGNALS), delay, after_arm)
     return [*sorted(earlier, key=lambda sent: sent.delay), last]
 
 
 def try_one(base: Path, trial: Trial, draw: random.Random) -> None:
-    with tempfile.TemporaryDirectory(prefix="fault-session-") as name, _started(base, Path(name), trial.workers) as run:
+    held = _gpu_memory() if trial.gpu else 0
+    with (
+        tempfile.TemporaryDirectory(prefix="fault-session-") as name,
+        _started(base, Path(name), trial.gpu, trial.workers) as run,
+    ):
         folder, start, first_arm = Path(name), time.monotonic(), float("inf")
         waiting = list(trial.signals)
         while waiting and run.poll() is None:
@@ -150,6 +161,14 @@ def try_one(base: Path, trial: Trial, draw: random.Random) -> None:
             run.kill()
         trial.seconds = time.monotonic() - start
         _check(base, folder, trial)
+        if trial.gpu and not ends(lambda: _gpu_memory() > held):
+            trial.faults.append(f"{_gpu_memory() - held} MiB more in use on the GPU than before")
+
+
+def _gpu_memory() -> int:
+    """MiB in use, of all GPUs together."""
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()))
 
 
 def _check(base: Path, folder: Path, trial: Trial) -> None:
@@ -200,16 +219,16 @@ def _wrong_in(path: Path) -> list[str]:
     ]
 
 
-def _undisturbed(base: Path, workers: bool) -> float:
+def _undisturbed(base: Path, gpu: bool, workers: bool) -> float:
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, _started(base, Path(name), workers) as run:
+    with tempfile.TemporaryDirectory() as name, _started(base, Path(name), gpu, workers) as run:
         if run.wait():
             raise RuntimeError((Path(name) / "output").read_text())
     return time.monotonic() - start
 
 
-def _started(base: Path, folder: Path, workers: bool) -> subprocess.Popen[bytes]:
-    (folder / "test_faults.py").write_text(SUITE)
+def _started(base: Path, folder: Path, gpu: bool, workers: bool) -> subprocess.Popen[bytes]:
+    (folder / "test_faults.py").write_text(SUITE % gpu)
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--fp8-report-dir=out"]
     command += ["-n2"] if workers else []

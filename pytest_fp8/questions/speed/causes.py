@@ -71,12 +71,13 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
 
 def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
     """Cause and next step, from what the GPU did in both arms. ``compiled``: whether the FP8 arm is."""
+    waits = launch_bound(account.fp8) if account is not None else ""
+    if account is not None and waits:
+        cause = f"{waits}; in its work alone FP8 is {account.busy_speedup:.2f}x"
+        return {"cause": cause, "next_step": "a larger batch, CUDA graphs, or compile the model"}
     if not compiled:
         cause = "the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
         return {"cause": cause, "next_step": "compile the model; torchao's FP8 is meant to be compiled"}
-    waits = launch_bound(account.fp8) if account is not None else ""
-    if waits:
-        return {"cause": waits, "next_step": "a larger batch, CUDA graphs, or compile the model"}
     wire = slow_wire(account.bf16.wire, account.fp8.wire, NOTICED * account.bf16.step) if account is not None else {}
     if wire:
         return wire

@@ -52,7 +52,7 @@ def check_speedup(
     baseline has them. ``other_work``: what else says that the arms do not do the same work.
 
     Where an arm waits for its host, busy time is asked: the host hardly changes it. A baseline without busy times is
-    asked for step time all the same.
+    asked for step time all the same, and a step that is proven to miss the floor misses it, whatever its kernels take.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
@@ -60,7 +60,8 @@ def check_speedup(
     numbers = numbers_of(evidence, result, history)
     account = evidence.account()
     waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
-    on_busy = bool(busy and (busy_history if history else waiting))
+    slower = result.verdict is Verdict.FAIL and result.reason == "floor"
+    on_busy = bool(busy and (busy_history if history else waiting)) and not slower
     if on_busy:
         history = busy_history if history else ()
         result = decide(busy, history=history)
