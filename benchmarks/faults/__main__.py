@@ -25,9 +25,7 @@ def main() -> int:
     signals = commands.add_parser("signals", help="signals to pytest, xdist's workers and arms")
     signals.add_argument("--signals", type=int, default=60)
     signals.add_argument("--seed", type=int, default=0)
-    signals.add_argument(
-        "--gpu", action="store_true", help="arms take the GPU, whose memory must be free after"
-    )
+    signals.add_argument("--gpu", action="store_true", help="arms take the GPU, whose memory must be free after")
     asked = parser.parse_args()
     start = time.monotonic()
     faults = {"catalogue": _catalogue, "kills": _kills, "signals": _signals}[asked.command](asked)

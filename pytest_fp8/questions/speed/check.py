@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,16 +52,15 @@ def check_speedup(
     baseline has them. ``other_work``: what else says that the arms do not do the same work.
 
     Where an arm waits for its host, busy time is asked: the host hardly changes it. A baseline without busy times is
-    asked for step time all the same, and a step that is proven to miss the floor misses it, whatever its kernels take.
+    asked for step time all the same.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
     account = evidence.account()
-    waiting, busy = launch_bound_arms(account), busy_ratios(evidence)
-    slower = result.verdict is Verdict.FAIL and result.reason == "floor"
-    on_busy = bool(busy and (busy_history if history else waiting)) and not slower
+    busy = busy_ratios(evidence)
+    on_busy = _asks_busy(result, busy, busy_history if history else launch_bound_arms(account))
     if on_busy:
         history = busy_history if history else ()
         result = decide(busy, history=history)
@@ -92,6 +91,12 @@ def check_speedup(
         where = "headline" if verdict is Verdict.PASS else "seen"
         lines = {**lines, where: f"{lines[where]}; {account.line()}"}
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
+
+
+def _asks_busy(step_time: Speedup, busy: Sequence[Sequence[float]], wanted: Collection[Any]) -> bool:
+    """A step that is proven to miss the floor misses it, whatever its kernels take."""
+    missed = step_time.verdict is Verdict.FAIL and step_time.reason == "floor"
+    return bool(busy and wanted) and not missed
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
