@@ -244,6 +244,10 @@ def test_a_launch_bound_step_is_gated_on_busy_time():
     decision = launch_bound(98.0, **stored)
     verdict_of(decision, Verdict.PASS, "1.154x", "of busy time, since FP8 waits for the host", "0.590x of step time")
     assert decision.numbers["gated_on"] == "busy time"
+    [note] = decision.numbers["notes"]
+    assert (
+        note == "speedup judged by busy time, 1.154x: the GPU works 98 ms of FP8's 206 ms step and waits for the host"
+    )
     verdict_of(launch_bound(120.0, **stored), Verdict.FAIL, "lost speed", "of busy time")
 
 

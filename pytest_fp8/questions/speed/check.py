@@ -58,8 +58,7 @@ def check_speedup(
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
-    account = evidence.account()
-    busy = busy_ratios(evidence)
+    account, busy = evidence.account(), busy_ratios(evidence)
     on_busy = _asks_busy(result, busy, busy_history if history else launch_bound_arms(account))
     if on_busy:
         history = busy_history if history else ()
@@ -71,6 +70,7 @@ def check_speedup(
         **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers() if account is not None else None,
+        "notes": _note(result, account) if on_busy else [],
     }
     found = (
         disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
@@ -97,6 +97,14 @@ def _asks_busy(step_time: Speedup, busy: Sequence[Sequence[float]], wanted: Coll
     """A step that is proven to miss the floor misses it, whatever its kernels take."""
     missed = step_time.verdict is Verdict.FAIL and step_time.reason == "floor"
     return bool(busy and wanted) and not missed
+
+
+def _note(busy: Speedup, account: Account | None) -> list[str]:
+    """For below the table, which shows step times."""
+    if account is None:
+        return []
+    works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step and waits for the host"
+    return [f"speedup judged by busy time, {busy.ratio:.3f}x: {works}"]
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
