@@ -361,6 +361,16 @@ def test_without_a_suite_each_file_is_looked_at_alone(run, project):
     assert run("check")[0] == 2, "nothing was looked at"
 
 
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_the_baseline_of_an_own_model_that_no_suite_lists_is_never_pruned(run, project, name):
+    own = write_baseline(project / "baselines", baseline(Case("own", "torchao", "rowwise", name=name)))
+    assert "no orphaned baselines" in run("prune", "--yes")[1]
+    assert own.exists()
+    code, out, _ = run("check", "--max-age", "100000")
+    assert code == 0
+    assert "own model: only its own test knows its definition" in out
+
+
 def test_prune_lists_and_deletes_only_when_told(run, project):
     orphan = write_baseline(project / "baselines", baseline(Case("8b", "torchao", "rowwise")))
     code, out, _ = run("prune")

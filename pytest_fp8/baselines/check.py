@@ -115,7 +115,7 @@ def _inspect_file(
 def _definition(stored: Baseline, case: Case | None, again: str) -> Finding | None:
     """Whether the suite still has the case, as it was when it was measured."""
     where = stored.gpu, stored.case
-    if case is None and stored.case.startswith(f"{OWN}-"):
+    if case is None and of_own_model(stored.case):
         return Finding("note", "own model", *where, "only its own test knows its definition: the hash was not checked")
     if case is None:
         return Finding(
@@ -139,10 +139,15 @@ def _unexercised(case: Case, gpu: str) -> Finding:
     return Finding("note", "unexercised", gpu, case.id, message, measure)
 
 
+def of_own_model(name: str) -> bool:
+    """Whether a baseline is of a user's model, named or not: its test defines it, which no suite needs to list."""
+    return name.startswith((f"{OWN}-", f"{OWN}."))
+
+
 def orphaned(stored: Iterable[str], cases: Sequence[Case], gpu: str) -> list[str]:
-    """Names of stored baselines of a GPU that no case defines."""
+    """Names of stored baselines of a GPU that no case defines; never those of own models."""
     known = with_and_without_weights(cases_for(cases, gpu))
-    return sorted(name for name in stored if name not in known)
+    return sorted(name for name in stored if name not in known and not of_own_model(name))
 
 
 def unused(stored: Collection[str], collected: Collection[str], asked: Collection[str]) -> tuple[list[str], list[str]]:

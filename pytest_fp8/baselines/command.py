@@ -191,7 +191,7 @@ def prune(options: argparse.Namespace) -> int:
     gone: list[Path] = []
     for gpu in sorted({path.parts[0] for path in files if len(path.parts) == 2}):
         if options.gpu in ("", gpu):
-            names = [path.stem for path in files if path.parts[:-1] == (gpu,) and not path.stem.startswith("own-")]
+            names = [path.stem for path in files if path.parts[:-1] == (gpu,)]
             gone += [options.dir / gpu / f"{name}.json" for name in orphaned(names, cases, gpu)]
     if options.yes and gone:
         with updating(options.dir):

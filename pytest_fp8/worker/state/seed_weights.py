@@ -40,8 +40,9 @@ def copy_values(
         target = live.pop(name, None)
         if target is None:
             continue
-        assign(target, value)
-        if jitter:
-            noise = torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
-            assign(target, value * noise)
+        assign(target, value * _noise(value) if jitter else value)
     return sorted(live)
+
+
+def _noise(value: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(value, dtype=torch.float32).mul_(2).sub_(1).mul_(2.0**-8).add_(1)
