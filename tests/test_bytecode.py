@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import py_compile
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ import pytest
 from pytest_fp8.arms import env as arm_environment
 from pytest_fp8.arms.env import arm_env, compiled_code_in
 from pytest_fp8.arms.scratch import session_folder
+from pytest_fp8.bytecode import FOLDER
 
-VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+VARIABLES = (FOLDER, "PYTHONPYCACHEPREFIX")
 
 
 @pytest.fixture
@@ -47,16 +49,15 @@ def test_where_python_may_write_it_nothing_is_changed(torch_in, tmp_path):
 
 def test_where_python_must_not_write_it_goes_to_the_sessions_folder(torch_in, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert told(tmp_path) == ["", str(session_folder() / "bytecode")]
+    assert told(tmp_path) == [str(session_folder() / "bytecode"), None]
 
 
 def test_where_the_installation_cannot_be_written_it_goes_there_too(torch_in, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert told(tmp_path)[1] == str(session_folder() / "bytecode")
+    assert told(tmp_path)[0] == str(session_folder() / "bytecode")
 
 
 def test_where_it_is_there_already_it_is_read(torch_in, tmp_path, monkeypatch):
-    """With another folder Python would not look beside the source, and compile everything once."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     kept = importlib.util.cache_from_source(str(torch_in))
     os.makedirs(os.path.dirname(kept))
@@ -73,14 +74,59 @@ def test_a_users_own_folder_for_it_stays(torch_in, tmp_path, monkeypatch):
 def test_a_folder_that_keeps_compiled_code_keeps_this_too(torch_in, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     with compiled_code_in(tmp_path / "kept"):
-        assert told(tmp_path) == ["", str(tmp_path / "kept" / "bytecode")]
+        assert told(tmp_path) == [str(tmp_path / "kept" / "bytecode"), None]
     assert [os.environ.get(name) for name in VARIABLES] == [None, None]
 
 
-def test_an_arm_writes_bytecode_there_and_nowhere_else(torch_in, tmp_path, monkeypatch):
+IMPORTS = """
+import sys
+from pytest_fp8.bytecode import keep_bytecode
+keep_bytecode()
+import compiled, library
+print(compiled.__cached__, library.VALUE, sys.dont_write_bytecode)
+"""
+
+
+@pytest.fixture
+def library(torch_in, tmp_path, monkeypatch):
+    """Two modules, one of which has its bytecode beside it. The function imports them as an arm does."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "library.py").write_text("")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    source = tmp_path / "library.py"
+    source.write_text("VALUE = 1\n")
+    (tmp_path / "compiled.py").write_text("")
+    py_compile.compile(str(tmp_path / "compiled.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    subprocess.run([sys.executable, "-c", "import library"], env=arm_env("torchao", tmp_path), check=True)
-    assert list((session_folder() / "bytecode").rglob("library.*.pyc"))
-    assert not (tmp_path / "__pycache__").exists()
+
+    def imported():
+        env = arm_env("torchao", tmp_path)
+        done = subprocess.run([sys.executable, "-c", IMPORTS], env=env, check=True, capture_output=True, text=True)
+        return source, done.stdout.split()
+
+    return imported
+
+
+def kept():
+    return {path.name.partition(".")[0]: path for path in (session_folder() / "bytecode").rglob("*.pyc")}
+
+
+def test_an_arm_writes_bytecode_there_and_nowhere_else(library, tmp_path):
+    library()
+    assert "library" in kept()
+    assert "compiled" not in kept(), "it is read beside the source"
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("__pycache__/*.pyc")] == ["compiled"]
+
+
+def test_what_was_kept_is_read_until_its_source_changes(library, tmp_path):
+    source, said = library()
+    assert said[1:] == ["1", "True"]
+    # Another value in the bytecode shows that it is read; it stands for the source's size and time.
+    py_compile.compile(str(source), str(kept()["library"]))
+    content = kept()["library"].read_bytes()
+    other = tmp_path / "other.py"
+    other.write_text("VALUE = 7\n")
+    py_compile.compile(str(other), str(tmp_path / "other.pyc"))
+    kept()["library"].write_bytes(content[:16] + (tmp_path / "other.pyc").read_bytes()[16:])
+    assert library()[1][1] == "7"
+    source.write_text("VALUE = 22\n")
+    assert library()[1][1] == "22"

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pytest_fp8.bytecode import keep_bytecode
 from pytest_fp8.ending import when_parent_ends
 
 
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
     show_stacks()
+    keep_bytecode()
     serve(Connection(descriptor), import_ahead(backend))
     return 0
 
