@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
 from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.gpu import Gpu
+from pytest_fp8.recipes import LIBRARIES
 from pytest_fp8.zoo.shapes import SHAPES
 
 BUILD = (15.0, 1.2)
@@ -18,6 +19,12 @@ and reads libraries from disk, takes longer."""
 ANSWERS = (35.0, 6.4)
 """The same of all answers of one case: rough. Seen: 8 s for tiny and 141 s for 8B on H200s, where both arms fit; 50 s
 for a process of 8B on an H100, where they take turns; 65 s for half of 8B's layers on two H200s."""
+FURTHER_PAIR = (15.0, 1.0)
+"""The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
+H100, 20 s for half of 8B's layers on two H200s."""
+BUSY = 12.0
+"""Seconds of the busy times that an update takes of each pair where the FP8 arm is not compiled: rough. Seen: 11 to 13
+s for Transformer Engine at 1B on an H100."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, process
         else:
             missing = tuple(arm for arm in arms if arm not in alive)
             order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
-        builds += _timed(order, case, len(questions))
+        builds += _timed(order, case, len(questions), rounds)
     return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory)
 
 
@@ -123,12 +130,15 @@ def _together(case: Case, order: Sequence[tuple[str, ...]]) -> list[tuple[str, .
     return [(arm,) for arms in order for arm in arms]
 
 
-def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int) -> list[Build]:
-    """The answers of a case, spread over its builds."""
+def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int, rounds: int) -> list[Build]:
+    """The answers of a case, spread over its builds. ``rounds``: in how many pairs of processes it is timed."""
     size = SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
-    build, answers = (base + more * size for base, more in (BUILD, ANSWERS))
-    share = answers * questions / len(QUESTIONS) / max(1, len(order))
-    return [Build(arms, build, share, case.id) for arms in order]
+    build, answers, pair = (base + more * size for base, more in (BUILD, ANSWERS, FURTHER_PAIR))
+    answers *= questions / len(QUESTIONS)
+    if rounds > 1:
+        uncompiled = LIBRARIES.get(case.backend, case.backend) == "transformer_engine"
+        answers += (rounds - 1) * pair + (rounds * BUSY if uncompiled else 0.0)
+    return [Build(arms, build, answers / max(1, len(order)), case.id) for arms in order]
 
 
 def in_words(seconds: float) -> str:

@@ -122,3 +122,14 @@ def test_without_a_gpu_and_when_quiet_it_says_nothing(pytester, monkeypatch):
     pytester.runpytest("--collect-only").stdout.no_fnmatch_line("fp8: *case(s)*")
     install(monkeypatch, H100)
     pytester.runpytest("--collect-only", "-q").stdout.no_fnmatch_line("fp8: *case(s)*")
+
+
+def test_an_update_is_planned_with_the_blocks_of_each_pair_and_busy_times():
+    torchao, te = Case("1b", "torchao", "tensorwise"), Case("1b", "transformer_engine", "current")
+    asked = frozenset({"layers", "speedup", "memory"})
+
+    def answers(case, processes):
+        return sum(each.answers for each in plan_session([(case, asked)], H200, processes).builds)
+
+    assert answers(torchao, 2) - answers(torchao, 1) == pytest.approx(16, abs=2)
+    assert answers(te, 2) - answers(torchao, 2) == pytest.approx(24, abs=2), "it is not compiled, and may wait"
