@@ -99,6 +99,13 @@ def test_what_failed_comes_first_and_says_what_to_do(tmp_path):
     assert "next:     fuse it" in text
 
 
+@pytest.mark.parametrize("notes", [["judged by busy time"], "not a list", 7])
+def test_what_a_pass_names_besides_stands_below_it(tmp_path, notes):
+    passed = decision(notes=notes)
+    text = page(tmp_path, report_of(entry_of("a", decisions={"speedup": passed})))
+    assert ("judged by busy time" in text) is isinstance(notes, list)
+
+
 def test_hostile_text_is_escaped_wherever_it_stands(tmp_path):
     def poisoned(value):
         if isinstance(value, dict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, interval_of, speedup_of, verdict_of
+from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.numbers import NONE
 from pytest_fp8.report.page.drawing import Picture
 from pytest_fp8.report.page.layers import LAYER_COLUMNS, layer_rows
@@ -24,7 +25,8 @@ class Answer:
     verdict: str
     headline: str
     more: str
-    """What was expected and seen, the cause and what to do next; empty where the headline says all."""
+    """What was expected and seen, the cause and what to do next, and what a PASS names besides; empty where the
+    headline says all."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,9 @@ def _shown(
 
 def _answer(question: str, decision: Mapping[str, Any]) -> Answer:
     _, _, more = decision["message"].partition("\n")
-    return Answer(question, decision["verdict"], decision["headline"], more)
+    return Answer(
+        question, decision["verdict"], decision["headline"], "\n".join(filter(None, (more, *notes_of({"": decision}))))
+    )
 
 
 def _cell(value: Any) -> str:
