@@ -131,6 +131,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             session.progress.test(case.id, question_of(item))
         return
     if failure:
+        if case.needs_gpu:
+            session.ledger.skipped(item.nodeid, reason)
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
     # As pytest's own skip marks do: the summary names the test's line, not this one.
     raise pytest.skip.Exception(reason, _use_item_location=True)
@@ -158,10 +160,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
         if case.needs_gpu and report.when != "teardown":
-            ledger.ended(item.nodeid, report)
+            ledger.ended(case.id, item.nodeid, report)
     if report.when == "teardown":
-        session = item.config.stash[SESSION]
-        if session.is_worker:
+        if (session := item.config.stash[SESSION]).is_worker:
             report.fp8_ledger = ledger.to_json()
         else:
             session.interim.write(session.ledger, session.settings.report_dir, session.origin)
@@ -245,7 +246,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return
-    mine.finish(ran=not config.getoption("collectonly"))
+    mine.finish(ran=not config.getoption("collectonly"), interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED)
     if mine.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -198,10 +198,10 @@ class Session:
         self._held.close()
         self.endings.give_back()
 
-    def finish(self, ran: bool) -> None:
+    def finish(self, ran: bool, interrupted: bool = False) -> None:
         """Write baselines, candidates and the report; note what makes a session fail by itself."""
         settings, ledger = self.settings, self.ledger
-        if settings.declared and ran and ledger.ran_on_gpu == 0 and not ledger.cut_short:
+        if settings.declared and ran and ledger.ran_on_gpu == 0 and not interrupted:
             reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
             self.problems.append(
                 f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "

@@ -246,7 +246,8 @@ def test_a_launch_bound_step_is_gated_on_busy_time():
     assert decision.numbers["gated_on"] == "busy time"
     [note] = decision.numbers["notes"]
     assert (
-        note == "speedup judged by busy time, 1.154x: the GPU works 98 ms of FP8's 206 ms step and waits for the host"
+        note
+        == "speedup judged by busy time, 1.154x, since FP8 waits for the host: the GPU works 98 ms of FP8's 206 ms step"
     )
     verdict_of(launch_bound(120.0, **stored), Verdict.FAIL, "lost speed", "of busy time")
 

@@ -38,7 +38,7 @@ def micro(parallel="", backend="torchao", **more):
 
 def own(parallel="ddp", **functions):
     workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
-    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel)
+    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
     return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
 
 
@@ -296,6 +296,7 @@ def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypat
         assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=0.01)
         layers = arm.request("layers")
         assert len(layers["live_fp8"]) == converted
+        assert arm.request("ledger")["optimizer"]["kind"].endswith("ZeroOptimizer"), "backward and step are two calls"
         assert arm.request("ledger")["after"]["lm_head.weight"]["shape"] == [256, 64], "that of the whole tensor"
         assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
     finally:
@@ -334,5 +335,26 @@ def test_zero3_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monke
             assert loaded["optimizer_digests"] == saved["optimizer_digests"]
             assert arm.request("resume", seed=0, first_step=2, steps=2)["losses"] == after["losses"]
             arm.request("load", folder=folder, store=store, optimizer=True)
+    finally:
+        arm.close()
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_zero3s_optimizer_has_the_groups_that_were_made_of_whole_weights(monkeypatch):
+    """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
+
+    def optimizer(parameters):
+        from torch.optim import AdamW
+
+        every = list(parameters)
+        decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
+        return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    arm = RankedProcess(2)
+    try:
+        arm.build(own("zero3", optimizer=optimizer))
+        members = arm.request("ledger")["optimizer"]["members"]
+        assert members == {"0.weight": 0, "0.bias": 1, "2.weight": 0, "2.bias": 1}
     finally:
         arm.close()

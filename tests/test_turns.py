@@ -13,8 +13,9 @@ from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.speed import evidence
 from pytest_fp8.questions.speed.bounds import SpeedBounds
-from pytest_fp8.questions.speed.evidence import FURTHER, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import FURTHER, busy_ratios, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.rules.variance import MEASURED
@@ -183,12 +184,12 @@ def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatc
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    evidence = timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at)
+    taken = timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at)
     pool.close()
-    assert len(evidence.fp8) == len(evidence.bf16) == measured
+    assert len(taken.fp8) == len(taken.bf16) == measured
 
 
-@pytest.mark.parametrize(("noise", "pairs"), [(0.0, 2), (0.1, 2 + FURTHER)])
+@pytest.mark.parametrize(("noise", "pairs"), [(0.0, 2), (0.5, 2 + FURTHER)])
 def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pairs):
     install(monkeypatch, H200, host=noise)
     pool = ArmPool(H200)
@@ -198,3 +199,20 @@ def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pai
     question.decide(SpeedBounds("speedup", None, against_baseline=True))
     pool.close()
     assert len(question.timer.other) == pairs
+
+
+def test_a_pair_that_was_not_asked_for_busy_times_has_none_later(monkeypatch):
+    """The host was quiet while the first two pairs ran: what later processes say is no answer for them."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting)
+    Waiting.asked_busy = []
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    monkeypatch.setattr(evidence, "launch_bound_arms", lambda account: ["FP8"] if len(timer.other) > 2 else [])
+    found = [timing_of(arms, timer, look) for look in range(4)][-1]
+    pool.close()
+    assert [len(times) > 0 for times in found.fp8_busy] == [False, False, True, True]
+    assert len(busy_ratios(found)) == 2
+    assert len(set(Waiting.asked_busy)) == 4, "both arms of two pairs"

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate_state import forget_accelerate, parallel_accelerator
-from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, installed
+from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of, installed
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
@@ -73,10 +73,11 @@ def prepared_by(
     accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, conversion: Conversion
 ) -> Prepared:
     """``accelerator.prepare(model, optimizer)``. Under DDP and DeepSpeed it gives what holds the model."""
+    groups = groups_of(optimizer)
     prepared, optimizer = accelerator.prepare(model, optimizer)
-    if accelerator.state.distributed_type == "DEEPSPEED":
+    if getattr(accelerator, "deepspeed_engine_wrapped", None) is not None:
         # accelerator.backward() would step, too: between these two calls of its, gradients are read here.
-        return Prepared(model, conversion, backward=prepared.backward, wrapped=prepared)
+        return Prepared(model, conversion, backward=prepared.backward, wrapped=prepared, groups=groups)
     inner = accelerator.unwrap_model(prepared, keep_torch_compile=True)
     wrapped = prepared if inner is not prepared else None
     return Prepared(inner, conversion, optimizer, backward=accelerator.backward, wrapped=wrapped)

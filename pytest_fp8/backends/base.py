@@ -55,6 +55,8 @@ class Prepared:
     """Called with the loss in place of ``loss.backward()``."""
     wrapped: torch.nn.Module | None = None
     """What a training step calls, where the backend parallelizes: ``DistributedDataParallel``, DeepSpeed's engine."""
+    groups: list[dict[str, Any]] | None = None
+    """With DeepSpeed's engine: :func:`groups_of` the optimizer that it was given."""
     layers: Mapping[str, tuple[int, int]] | None = None
     """Layer -> (in_features, out_features): what is accounted for, where that is not the plain model's Linears."""
 
@@ -173,6 +175,11 @@ class Backend(ABC):
         """Call ``note`` for each product that the library computes from a layer's weight without calling the layer, so
         that no hook of the layer runs."""
         return nullcontext()
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its groups as they were made, with the model's parameters: DeepSpeed puts buffers of its own into them."""
+    return [dict(group, params=list(group["params"])) for group in optimizer.param_groups]
 
 
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:

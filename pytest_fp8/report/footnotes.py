@@ -36,7 +36,7 @@ def findings(entry: Entry) -> list[str]:
 
 
 def notes_of(decisions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What decisions that are PASS name besides, such as layers whose sizes keep them out of FP8. In a report that
+    """What decisions name besides, such as layers whose sizes keep them out of FP8. In a report that
     somebody changed something else may stand there."""
     every = [decision["numbers"].get("notes") for decision in decisions.values()]
     return [str(note) for notes in every if isinstance(notes, list | tuple) for note in notes]

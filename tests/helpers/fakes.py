@@ -86,6 +86,8 @@ class World:
     """Milliseconds that the GPU works in each step, where a step is profiled."""
     kernels_alone: bool = False
     """Whether steps with kernels alone profiled are there: an FP8 arm's are ``speedup`` times shorter than ``busy``."""
+    kernels: float | None = None
+    """How many times shorter an FP8 arm's kernels are, where that is not ``speedup``."""
     host: float = 0.0
     """How much the host lengthens each block of an FP8 arm at most, as a fraction."""
     fails: dict[str, str] = field(default_factory=dict)
@@ -221,9 +223,10 @@ class FakeProcess:
     def _several_steps(self, steps: int = 5) -> dict[str, Any]:
         if not self.world.kernels_alone or self.world.busy is None:
             return {"step_ms": [], "busy_ms": [], "compute_ms": []}
-        works = self.world.busy / (self.world.speedup if self.is_fp8 else 1.0)
+        works = self.world.busy / ((self.world.kernels or self.world.speedup) if self.is_fp8 else 1.0)
         busy = [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)]
-        return {"step_ms": [110.0] * steps, "busy_ms": busy, "compute_ms": busy}
+        step = 110.0 / (min(1.0, self.world.speedup) if self.is_fp8 else 1.0)
+        return {"step_ms": [step] * steps, "busy_ms": busy, "compute_ms": busy}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_th
 from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import level
-from pytest_fp8.rules.speed import GATED_CASES, Speedup, decide_speedup, ratios_by_process
+from pytest_fp8.rules.speed import GATED_CASES, LOOKS, Speedup, decide_speedup, ratios_by_process
 from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import Decision, Verdict
@@ -59,8 +59,8 @@ def check_speedup(
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
     account, busy = evidence.account(), busy_ratios(evidence)
-    on_busy = _asks_busy(result, busy, busy_history if history else launch_bound_arms(account))
-    if on_busy:
+    wanted = busy_history if history else launch_bound_arms(account)
+    if on_busy := bool(busy and wanted) and not _steps_answer(result, floor, len(processes)):
         history = busy_history if history else ()
         result = decide(busy, history=history)
     numbers |= {
@@ -93,18 +93,25 @@ def check_speedup(
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
-def _asks_busy(step_time: Speedup, busy: Sequence[Sequence[float]], wanted: Collection[Any]) -> bool:
-    """A step that is proven to miss the floor misses it, whatever its kernels take."""
-    missed = step_time.verdict is Verdict.FAIL and step_time.reason == "floor"
-    return bool(busy and wanted) and not missed
+def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
+    """Whether step time answers for the floor, which is asked for the user's steps: where it decides, and where it lies
+    below the floor and a further pair of processes may decide."""
+    if not floor or result.reason != "floor":
+        return False
+    return result.verdict is not Verdict.INCONCLUSIVE or (result.ratio < floor and processes < LOOKS[-1][0])
+
+
+def _why_busy(account: Account) -> str:
+    waiting = " and ".join(launch_bound_arms(account))
+    return f"since {waiting} waits for the host" if waiting else "as in the baseline"
 
 
 def _note(busy: Speedup, account: Account | None) -> list[str]:
     """For below the table, which shows step times."""
     if account is None:
         return []
-    works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step and waits for the host"
-    return [f"speedup judged by busy time, {busy.ratio:.3f}x: {works}"]
+    works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
+    return [f"speedup judged by busy time, {busy.ratio:.3f}x, {_why_busy(account)}: {works}"]
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
@@ -115,12 +122,10 @@ def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> 
             f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
-    waiting = " and ".join(launch_bound_arms(busy))
-    why = f"since {waiting} waits for the host" if waiting else "as in the baseline"
     return (
-        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {why}: the GPU works {busy.bf16.busy:.2f} ms of "
-        f"BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's {busy.fp8.step:.2f} ms; "
-        f"{numbers['speedup']:.3f}x of step time"
+        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy)}: the GPU works "
+        f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
+        f"{busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
     )
 
 

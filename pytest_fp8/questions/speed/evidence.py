@@ -38,7 +38,7 @@ class TimingEvidence:
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
     """Milliseconds a step in which the GPU works, of several steps of each process: in an update, and where an arm
-    waits for its host."""
+    waits for its host; else empty."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
@@ -88,11 +88,12 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, st
     """``stored``: a baseline will be made of it. An arm that is not compiled may wait for its host in its last process
     alone, and a baseline needs the busy times of all of them."""
     for count in range(1, processes + 1):
-        timer.measure(count, blocks)
+        fresh = timer.measure(count, blocks)
         # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
         timer.wants_busy |= stored and not arms.fp8.facts["compiled"]
-        _take_busy(arms, timer, gpu_step(bf16), gpu_step(fp8))
+        if fresh:
+            timer.busy.append(_busy(arms, timer, gpu_step(bf16), gpu_step(fp8)))
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],
         fp8=[list(x) for x in timer.other],
@@ -112,18 +113,18 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, st
     )
 
 
-def _take_busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> None:
-    """Busy times of the processes that were timed last, where they are wanted or an arm waits for its host. Those of
-    the profile are all there are of arms that take turns: these would have to be built again."""
-    if len(timer.busy) >= len(timer.other) or not (bf16.busy_ms and fp8.busy_ms):
-        return
+def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
+    """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
+    Those of the profile are all there are of arms that take turns: these would have to be built again."""
+    nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
+    if not (bf16.busy_ms and fp8.busy_ms):
+        return nothing
     blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
     if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, *blocks)):
-        return
+        return nothing
     if not arms.takes_turns:
-        timer.take_busy()
-    elif not timer.busy:
-        timer.busy.append((bf16.busy_ms, fp8.busy_ms))
+        return timer.take_busy()
+    return nothing if any(taken for taken, _ in timer.busy) else (bf16.busy_ms, fp8.busy_ms)
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

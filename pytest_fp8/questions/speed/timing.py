@@ -56,7 +56,7 @@ class BlockTimer:
         self.other: list[list[float]] = []
         self.busy: list[tuple[Sequence[float], Sequence[float]]] = []
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
-        process that was asked."""
+        pair of processes, empty where it was not asked."""
         self.wants_busy = False
         """Whether busy times are asked of every process, and not only where an arm waits for its host."""
         self.compilations: dict[str, int] = {}
@@ -65,14 +65,17 @@ class BlockTimer:
         """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after
         each of the three turns."""
 
-    def measure(self, processes: int, blocks: int) -> None:
-        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs."""
+    def measure(self, processes: int, blocks: int) -> bool:
+        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs. Gives whether
+        one was measured now."""
+        fresh = len(self.other) < processes
         while len(self.other) < processes:
             if self.other:
                 self.arms.renew()
             reference, other = self._taken(blocks)
             self.reference.append(reference)
             self.other.append(other)
+        return fresh
 
     def _taken(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of one pair of processes. Those of the first pair show whether turns must be longer; then they are
@@ -115,13 +118,13 @@ class BlockTimer:
             arm.request("park")
         return reference, other
 
-    def take_busy(self) -> None:
+    def take_busy(self) -> tuple[Sequence[float], Sequence[float]]:
         """Take busy times of the live processes: twice of each arm, as blocks are, since the clocks move. No steps are
         dropped for them to settle: on H100s the log ratios of single steps then scattered by 2.1 %, not by 1.3 %."""
         arms, steps = self.arms, min(MOST_BUSY_STEPS, max(LEAST_BUSY_STEPS, math.ceil(BUSY_MS / self._step_ms() / 2)))
         order = (arms.reference, arms.other, arms.other, arms.reference)
         first, *others, last = [arm.request("busy", steps=steps)["busy_ms"] for arm in order]
-        self.busy.append(([*first, *last], [time for times in others for time in times]))
+        return [*first, *last], [time for times in others for time in times]
 
     def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.

@@ -35,8 +35,10 @@ def parallelized(model: torch.nn.Module, setup: TrainingSetup, prepared: Prepare
     if case.gpus == 1:
         return Parallel(model)
     if case.backend.startswith("accelerate_"):
-        wrapped = (prepared.wrapped if prepared is not None else None) or model
-        return Parallel(wrapped, ZeroOptimizer(wrapped, setup.optimizer) if case.parallel == "zero3" else None)
+        if prepared is None or prepared.wrapped is None:
+            return Parallel(model)
+        zero = ZeroOptimizer(prepared.wrapped, prepared.groups) if prepared.groups is not None else None
+        return Parallel(prepared.wrapped, zero)
     if case.parallel == "zero3":
         return Parallel(*zero3(model, setup.optimizer))
     from torch.distributed.device_mesh import init_device_mesh

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.backends.base import MakeOptimizer
+from pytest_fp8.backends.base import MakeOptimizer, groups_of
 
 CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -31,9 +31,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     """Steps through DeepSpeed's engine. Its groups hold the model's own parameters; its state is that of the buffers,
     float32 parts of several parameters, that DeepSpeed steps."""
 
-    def __init__(self, engine: Any, make_optimizer: MakeOptimizer) -> None:
-        # The groups as they were made: DeepSpeed has put its buffers into those of the optimizer that it was given.
-        super().__init__(make_optimizer(engine.module).param_groups, {})
+    def __init__(self, engine: Any, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
         self._engine = engine
         self.state = engine.optimizer.optimizer.state
 
@@ -78,8 +77,10 @@ def zero3(
     """What a training step calls, the optimizer, and what goes backward."""
     import deepspeed
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=CONFIG)
-    return engine, ZeroOptimizer(engine, make_optimizer), engine.backward
+    inner = make_optimizer(model)
+    groups = groups_of(inner)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=inner, config=CONFIG)
+    return engine, ZeroOptimizer(engine, groups), engine.backward
 
 
 def is_partitioned(tensor: Any) -> bool:
