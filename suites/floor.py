@@ -2,8 +2,9 @@
 
 import pytest
 
-from pytest_fp8 import CheckFailed, Verdict
+from pytest_fp8 import ArmError, CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.questions.speed.causes import launch_bound
 
 MEASURED_ON = "h200"
 """The GPU on which ``slower_because`` was measured. On another one FP8 may be faster, and the test may pass."""
@@ -15,22 +16,37 @@ class Slower(AssertionError):
 
 def assert_faster(request, fp8_pair):
     """Fail where FP8 does not exceed the case's floor; as expected, where the case has a ``slower_because``, or where
-    the GPU waits for this machine's host and its work alone is faster: the suite tests libraries."""
+    this machine's host is too slow for it."""
     because = fp8_pair.case.slower_because
+    if not because:
+        if slow := slow_host(fp8_pair):
+            pytest.xfail(slow)
+        fp8_pair.assert_faster()
+        return
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
-    strict = bool(because) and gpu is not None and gpu.key == MEASURED_ON
+    here = gpu is not None and gpu.key == MEASURED_ON
+    known = pytest.mark.xfail(reason=because, strict=here, raises=Slower)
     try:
         decision = fp8_pair.assert_faster()
     except CheckFailed as failed:
-        # Asked again, it is answered from the same blocks.
-        numbers = fp8_pair.faster().numbers
-        waits, account = numbers.get("waits_for_host"), numbers.get("account") or {}
-        by_the_host = waits and account.get("busy_speedup", 0.0) > fp8_pair.case.floor
-        if failed.verdict is not Verdict.FAIL or not (because or by_the_host):
+        if failed.verdict is not Verdict.FAIL:
             raise
-        reason = because or f"this machine's host is too slow for it: {waits}"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=strict, raises=Slower))
+        request.applymarker(known)
         raise Slower(str(failed)) from None
-    if because and decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
-        request.applymarker(pytest.mark.xfail(reason=because, strict=strict, raises=Slower))
+    if decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
+        request.applymarker(known)
+
+
+def slow_host(fp8_pair):
+    """Why the host decides whether FP8's steps are faster here, or an empty string: the GPU waits for it, and its work
+    alone is faster. The suite tests libraries: it takes no further pairs of processes to prove that a host is slow."""
+    try:
+        account = fp8_pair.timing_evidence(look=0).account()
+    except ArmError:
+        return ""  # asked for the floor, it is reported
+    floor = fp8_pair.case.floor
+    if account is None or account.speedup > floor or account.busy_speedup <= floor:
+        return ""
+    waits = launch_bound(account.fp8)
+    return f"this machine's host is too slow for it: {waits}" if waits else ""

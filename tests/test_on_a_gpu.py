@@ -448,6 +448,19 @@ def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytest
     result.stdout.fnmatch_lines([slow_host] if outcome == "xfailed" else ["*FP8 is not faster than the best BF16*"])
 
 
+def test_the_suite_reports_an_arm_that_dies_while_it_is_timed(pytester, monkeypatch):
+    def blocks(self, **_):
+        raise ArmError("died", "blocks went wrong")
+
+    install(monkeypatch, H200)
+    monkeypatch.setattr(FakeProcess, "blocks", blocks)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    result = pytester.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*[[]1[]] blocks went wrong*"])
+
+
 def test_what_an_h200_showed_is_not_asked_of_another_gpu(pytester, monkeypatch):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
     install(monkeypatch, h100, speedup=1.2)
