@@ -30,9 +30,10 @@ def keep_bytecode() -> None:
     folder = os.environ.get(FOLDER)
     if not folder:
         return
+    KeepingLoader.folder = folder
     loaders = (
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
-        (type("Loader", (KeepingLoader,), {"folder": folder}), SOURCE_SUFFIXES),
+        (KeepingLoader, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
     )
     sys.path_hooks.insert(0, FileFinder.path_hook(*loaders))
@@ -42,7 +43,7 @@ def keep_bytecode() -> None:
 class KeepingLoader(SourceFileLoader):
     """Python's own loader of source files, with another folder for the bytecode that is not beside them."""
 
-    folder: str
+    folder = ""
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Nothing is imported meanwhile: the module is executed later."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.backends.accelerate_state import forget_accelerate, parallel_accelerator
+from pytest_fp8.backends.accelerate_state import forget_accelerate, make_accelerator
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared, groups_of, installed
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
@@ -53,13 +53,8 @@ class ThroughAccelerate(Backend):
         """Which Linears Accelerate says it converts."""
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        from accelerate import Accelerator
-
         forget_accelerate()
-        if case.parallel:
-            accelerator = parallel_accelerator(case.parallel, on_cpu(model), "fp8", [self.recipe_handler(case)])
-            return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
-        accelerator = Accelerator(cpu=on_cpu(model), mixed_precision="fp8", kwargs_handlers=[self.recipe_handler(case)])
+        accelerator = make_accelerator(case.parallel, on_cpu(model), "fp8", [self.recipe_handler(case)])
         return self.prepare_with(accelerator, model, make_optimizer(model), compiled)
 
     def prepare_with(

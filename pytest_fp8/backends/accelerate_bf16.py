@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.accelerate import MINIMUM, on_cpu, prepared_by
-from pytest_fp8.backends.accelerate_state import forget_accelerate, parallel_accelerator
+from pytest_fp8.backends.accelerate_state import forget_accelerate, make_accelerator
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 
@@ -28,6 +28,6 @@ class AccelerateBf16(Bf16):
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
         forget_accelerate()
-        accelerator = parallel_accelerator(case.parallel, on_cpu(model), "bf16", [])
+        accelerator = make_accelerator(case.parallel, on_cpu(model), "bf16", [])
         conversion = self.convert(model, case.recipe, case.emulated)
         return prepared_by(accelerator, model, make_optimizer(model), conversion)

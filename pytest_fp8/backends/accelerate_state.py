@@ -21,9 +21,9 @@ def forget_accelerate() -> None:
         state.GradientState._reset_state()
 
 
-def parallel_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: list[Any]) -> Any:
-    """An Accelerator of one of several ranks, as ``accelerate launch`` makes it: with nothing more for DDP, with the
-    plugin for FSDP2 or with DeepSpeed's for ZeRO-3.
+def make_accelerator(parallel: str, cpu: bool, mixed_precision: str, handlers: list[Any]) -> Any:
+    """An Accelerator, of one process or of one of several ranks, as ``accelerate launch`` makes it: with the plugin for
+    FSDP2, with DeepSpeed's for ZeRO-3, and with nothing more else.
 
     FSDP2 shards each of the modules that a model of transformers names in ``_no_split_modules``. On a CPU Accelerate
     ignores both plugins; there its state is set as it sets it on a GPU.
