@@ -101,7 +101,10 @@ PARALLEL = [
         questions=EIGHT_B[0].questions,
         checkpoint_formats=("dcp",),
         resume=False,
-        slower_because="torchao's casts stand alone where nothing is compiled; not measured by this suite yet",
+        # Steps of DeepSpeed scatter: two pairs of processes could hold 2.7 %, three 2.3 % and four 3.5 %.
+        tolerance=0.04,
+        slower_because="torchao's casts stand alone where nothing is compiled: 0.66x on two H200s, where products in "
+        "FP8 earned 64 ms of a 309 ms step and casts took 218 ms",
     ),
 ]
 """Two GPUs. The tiny case of FSDP2 carries its checkpoints to one GPU, too."""

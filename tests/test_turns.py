@@ -178,6 +178,35 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     assert decision.numbers["gated_on"] == "busy time"
 
 
+class LateWaiting(Waiting):
+    """The host is quiet until the first pair was timed."""
+
+    def blocks(self, count, steps, dropped):
+        quiet = len(self.world.built) <= 2
+        return {"milliseconds": [self.works + 1 if quiet else 100.0] * count, "compilations": 0}
+
+    def busy(self, steps):
+        return {**super().busy(steps), "step_ms": [self.works + 1] * steps}
+
+
+def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_first(monkeypatch):
+    """Seen on an H200 with Transformer Engine at 1B: the first pair's steps took 104 ms, those of three others up to
+    111 ms, the GPU worked 98 ms in each, and the update was refused for the scatter of step time."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
+    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    stored = {name: values for name, _, _, _, values in rows}
+    pool.close()
+    assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [3, 2]
+    assert decision.numbers["gated_on"] == "busy time"
+    assert "1.250x" in decision.seen
+    assert "; 2 process(es) of " in decision.seen
+
+
 @pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])
 def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatch, fit_at, measured):
     install(monkeypatch, H200)

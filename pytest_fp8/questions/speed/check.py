@@ -79,7 +79,7 @@ def check_speedup(
     )
     if found is None:
         seen = _seen(result, numbers, account if on_busy else None)
-        seen += f"; {len(processes)} process(es) of {len(processes[0])} blocks"
+        seen += f"; {len(busy if on_busy else processes)} process(es) of {len(processes[0])} blocks"
         if result.change is not None:
             seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)

@@ -37,8 +37,8 @@ class TimingEvidence:
     """The arm's profiled step; empty where none was."""
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process: in an update, and where an arm
-    waits for its host; else empty."""
+    """Milliseconds a step in which the GPU works, of several steps of each process where an arm waits for its host, or
+    the baseline has them; else empty."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
@@ -76,7 +76,9 @@ def timing_for_baseline(
 
     def taken() -> TimingEvidence:
         for count in range(processes, processes + FURTHER + 1):
-            evidence = _measured(arms, timer, count, BASELINE_BLOCKS, stored=True)
+            evidence = _measured(arms, timer, count, BASELINE_BLOCKS)
+            # Once a pair has waited for its host, later ones are asked for busy times whether they wait or not.
+            timer.wants_busy |= any(taken for _, taken in timer.busy)
             if fit(evidence):
                 break
         return evidence
@@ -84,14 +86,11 @@ def timing_for_baseline(
     return arms.once("timing update", taken)
 
 
-def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int, stored: bool = False) -> TimingEvidence:
-    """``stored``: a baseline will be made of it. An arm that is not compiled may wait for its host in its last process
-    alone, and a baseline needs the busy times of all of them."""
+def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
     for count in range(1, processes + 1):
         fresh = timer.measure(count, blocks)
         # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
-        timer.wants_busy |= stored and not arms.fp8.facts["compiled"]
         if fresh:
             timer.busy.append(_busy(arms, timer, gpu_step(bf16), gpu_step(fp8)))
     return TimingEvidence(
