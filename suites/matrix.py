@@ -46,7 +46,11 @@ SLOWER = {
 
 def at_scale(model: str, backend: str, recipe: str) -> Case:
     resumed = model == "1b" and recipe in RESUMED
-    more = {} if resumed else WEIGHTS_ALONE
+    more = {} if resumed else dict(WEIGHTS_ALONE)
+    if model == "1b" and backend == "transformer_engine":
+        # The host holds its steps up, in each process by another part, and the clocks of a GPU that waits are higher:
+        # busy times of two to four processes could hold 1.5 % to 2.3 % on six of seven hosts, and 3.7 % on one.
+        more["tolerance"] = 0.024
     return Case(model, backend, recipe, slower_because=SLOWER.get((model, recipe), ""), **more)
 
 

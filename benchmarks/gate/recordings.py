@@ -85,6 +85,9 @@ def histories(
     for path in _stored(baselines):
         stored = load_baseline(path)
         metric = gated_speedup(stored.metrics)
+        if metric != "speedup":
+            # Recordings are of step time, which says nothing of how busy time differs.
+            found.pop(path.stem, None)
         for session in stored.measured_in(metric):
             if (path.stem, session.commit) not in earlier:
                 name = session.commit if session.commit in recorded else f"{session.commit} {session.run}"
