@@ -188,7 +188,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             ]
         _headline_first(report, call)
         if report.skipped and getattr(report, "wasxfail", ""):
-            ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "))
+            ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "), asked)
     return report
 
 

@@ -31,7 +31,7 @@ def ledger():
     disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
     ledger.note(NAMES[1], "speedup", Decision("speedup", Verdict.INVALID, *disturbed, numbers=SPEED))
     for name in (NAMES[0], NAMES[2]):
-        ledger.failed_as_expected(name, KNOWN)
+        ledger.failed_as_expected(name, KNOWN, {})
     ledger.error(NAMES[2], "the arm 'fp8' died")
     return ledger
 

@@ -85,11 +85,12 @@ def test_the_kernels_that_casts_take_are_named_below_the_waterfall(tmp_path):
 def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
     entry = entry_of()
     assert "baseline 1.120x" in page(tmp_path, report_of(entry))
-    entry["decisions"]["speedup"]["numbers"] |= {"gated_on": "busy time"}
+    entry["decisions"]["speedup"]["numbers"] |= {"gated_on": "busy time", "gated_speedup": 1.185}
     (tmp_path / "busy").mkdir()
     text = page(tmp_path / "busy", report_of(entry))
     assert "baseline 1.120x" not in text
     assert "the baseline is one of busy time" in text
+    assert "; 1.185x busy</td>" in text, "the speedup that was judged, beside that of steps"
 
 
 def test_what_failed_comes_first_and_says_what_to_do(tmp_path):

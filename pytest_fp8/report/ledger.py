@@ -122,7 +122,11 @@ class Ledger:
     def error(self, case: str, headline: str) -> None:
         self.entries.setdefault(case, Entry(case)).errors.append(headline)
 
-    def failed_as_expected(self, case: str, reason: str) -> None:
+    def failed_as_expected(self, case: str, reason: str, asked: Mapping[str, dict[str, Any]]) -> None:
+        """``asked``: the decisions of the test, as :meth:`taken` gave them."""
+        for decision in asked.values():
+            if decision["verdict"] not in ("PASS", "IMPROVED"):
+                decision["as_known"] = True
         reasons = self.entries.setdefault(case, Entry(case)).expected
         if reason not in reasons:
             reasons.append(reason)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, verdict_of
+from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, known_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 
 NAME = "summary.md"
@@ -20,16 +19,14 @@ LONGEST = 4000
 def markdown(report: Mapping[str, Any]) -> str:
     """The table of cases, the worst first; then what every answer that is not green expected, saw, and advises."""
     entries = sorted(report["entries"].items(), key=lambda item: VERDICTS.index(verdict_of(item[1])))
-    counts = Counter(verdict_of(entry) for _, entry in entries)
-    lines = [
-        f"## FP8: {', '.join(f'{counts[verdict]} {_words(verdict)}' for verdict in VERDICTS if counts[verdict])}",
-        "",
-    ]
+    counts, known = tally(entry for _, entry in entries)
+    found = ", ".join(f"{count} {_words(verdict)}" for verdict, count in counts)
+    lines = [f"## FP8: {'; '.join(filter(None, (found, known)))}", ""]
     lines += [_row(["case", "verdict", *COLUMNS]), _row(["---"] * (2 + len(COLUMNS)))]
     for name, entry in entries:
-        known = " (as known)" if entry["expected"] else ""
-        lines.append(_row([_cell(name), _words(verdict_of(entry)) + known, *map(_cell, cells_of(entry))]))
-    found = [
+        verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
+        lines.append(_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
+    answers = [
         (name, question, decision)
         for name, entry in entries
         for question, decision in entry["decisions"].items()
@@ -37,10 +34,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     ]
     for name, entry in entries:
         lines += [line for text in entry["errors"] for line in _told(name, "an arm failed", text)]
-    for name, question, decision in found[:EXPLAINED]:
+    for name, question, decision in answers[:EXPLAINED]:
         lines += _told(name, question, decision["message"])
-    if len(found) > EXPLAINED:
-        lines += ["", f"{len(found) - EXPLAINED} more answers are in the report."]
+    if len(answers) > EXPLAINED:
+        lines += ["", f"{len(answers) - EXPLAINED} more answers are in the report."]
     for name, entry in entries:
         lines += [line for note in notes_of(entry["decisions"]) for line in ("", f"{_cell(name)}: {_cell(note)}")]
     for reason, tests in report["not_run"].items():

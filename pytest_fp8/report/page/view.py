@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, interval_of, speedup_of, verdict_of
+from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, interval_of, known_of, speedup_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.numbers import NONE
 from pytest_fp8.report.page.drawing import Picture
@@ -23,6 +22,7 @@ and 150 kB."""
 class Answer:
     question: str
     verdict: str
+    as_known: bool
     headline: str
     more: str
     """What was expected and seen, the cause and what to do next, and what a PASS names besides; empty where the
@@ -43,6 +43,8 @@ class Shown:
     """Errors of its arms."""
     known: Sequence[str]
     """Known defects that its tests failed with, as expected."""
+    as_known: str
+    """What fails as known, in words."""
     pictures: Sequence[Picture]
     differences: Sequence[Mapping[str, Any]]
     layers: Sequence[Sequence[str]]
@@ -54,6 +56,8 @@ class Shown:
 class Page:
     title: str
     counts: Sequence[tuple[str, int]]
+    known: str
+    """In how many cases something fails as known, in words."""
     reports: Sequence[str]
     """One line on the origin of each report, the oldest first."""
     cases: Sequence[Shown]
@@ -73,10 +77,11 @@ def page_of(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> Page:
     worst = sorted(newest, key=lambda which: VERDICTS.index(verdict_of(newest[which])))
     pictured = set(worst[:PICTURED])
     cases = [_shown(f"c{index}", which, newest[which], reports, which in pictured) for index, which in enumerate(worst)]
-    counted = Counter(case.verdict for case in cases)
+    counts, known = tally(newest.values())
     return Page(
         title=f"FP8 report: {len(cases)} case{'s' if len(cases) != 1 else ''}",
-        counts=[(verdict, counted[verdict]) for verdict in VERDICTS if counted[verdict]],
+        counts=counts,
+        known=known,
         reports=[origin_of(name, report) for name, report in reports],
         cases=cases,
         not_run=list(reports[-1][1]["not_run"].items()) if reports else [],
@@ -120,6 +125,7 @@ def _shown(
         answers=[_answer(question, decision) for question, decision in entry["decisions"].items()],
         errors=entry["errors"],
         known=entry["expected"],
+        as_known=known_of(entry),
         pictures=pictures,
         differences=entry["evidence"].get("differences", ()),
         layers=[[_cell(cell) for cell in row] for row in layer_rows(entry)] if drawn else [],
@@ -129,9 +135,8 @@ def _shown(
 
 def _answer(question: str, decision: Mapping[str, Any]) -> Answer:
     _, _, more = decision["message"].partition("\n")
-    return Answer(
-        question, decision["verdict"], decision["headline"], "\n".join(filter(None, (more, *notes_of({"": decision}))))
-    )
+    more = "\n".join(filter(None, (more, *notes_of({"": decision}))))
+    return Answer(question, decision["verdict"], bool(decision.get("as_known")), decision["headline"], more)
 
 
 def _cell(value: Any) -> str:
