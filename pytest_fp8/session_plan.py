@@ -23,8 +23,8 @@ FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100, 20 s for half of 8B's layers on two H200s."""
 BUSY = 12.0
-"""Seconds of the busy times that an update takes of each pair where the FP8 arm is not compiled: rough. Seen: 11 to 13
-s for Transformer Engine at 1B on an H100."""
+"""Seconds of the busy times that an update takes of each pair that waits for its host, as Transformer Engine's mostly do:
+rough. Seen: 11 to 13 s for 1B on an H100."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int, rounds:
     build, answers, pair = (base + more * size for base, more in (BUILD, ANSWERS, FURTHER_PAIR))
     answers *= questions / len(QUESTIONS)
     if rounds > 1:
-        uncompiled = LIBRARIES.get(case.backend, case.backend) == "transformer_engine"
-        answers += (rounds - 1) * pair + (rounds * BUSY if uncompiled else 0.0)
+        waits = LIBRARIES.get(case.backend, case.backend) == "transformer_engine"
+        answers += (rounds - 1) * pair + (rounds * BUSY if waits else 0.0)
     return [Build(arms, build, answers / max(1, len(order)), case.id) for arms in order]
 
 
