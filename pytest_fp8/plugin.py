@@ -18,11 +18,13 @@ from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
-from pytest_fp8.verdicts import SHOWN_AS
+from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+RUNNING = pytest.StashKey[bool]()
+"""Whether a test's function is being called."""
 __all__ = ["bf16_model", "fp8_case", "fp8_gpu", "fp8_model", "fp8_pair", "fp8_workload"]
 
 
@@ -140,7 +142,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    result = yield
+    pyfuncitem.stash[RUNNING] = True
+    try:
+        result = yield
+    finally:
+        pyfuncitem.stash[RUNNING] = False
     if message := unused_pair(pyfuncitem):
         complain(pyfuncitem, message, pyfuncitem.config.stash[SESSION].settings)
     return result
@@ -148,13 +154,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    if call.excinfo is not None and isinstance(call.excinfo.value, Fp8Error):
-        from pytest_fp8.report.tracebacks import end_at_the_users_line
+    from pytest_fp8.report.tracebacks import end_at_the_users_line, headline_first
 
-        end_at_the_users_line(call.excinfo.tb)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, Fp8Error):
+        end_at_the_users_line(error.__traceback__)
     report = yield
+    if isinstance(error, (CheckFailed, Fp8Error)):
+        headline_first(report, error)
     case = case_of(item)
-    if case is None:
+    if case is None or item.stash.get(RUNNING, False):
+        # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
         return report
     ledger = item.config.stash[SESSION].ledger
     if report.when == "call" or not report.passed:
@@ -186,7 +196,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 *getattr(report, "extras", []),
                 *html_extras(html, settings.report_dir, case.id, asked),
             ]
-        _headline_first(report, call)
         if report.skipped and getattr(report, "wasxfail", ""):
             ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "), asked)
     return report
@@ -289,12 +298,3 @@ def _verdict(asked: dict[str, dict[str, Any]]) -> str:
     """The worst verdict among the decisions of the test that just ran; it is shown in place of PASSED."""
     said = {decision["verdict"] for decision in asked.values()}
     return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")
-
-
-def _headline_first(report: Any, call: pytest.CallInfo[None]) -> None:
-    """The closing FAILED line begins with what was found: the class of the error would push it off the line."""
-    from pytest_fp8.verdicts import CheckFailed
-
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None and call.excinfo is not None and isinstance(call.excinfo.value, (CheckFailed, Fp8Error)):
-        crash.message = str(call.excinfo.value)

@@ -23,8 +23,8 @@ FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100, 20 s for half of 8B's layers on two H200s."""
 BUSY = 12.0
-"""Seconds of the busy times that an update takes of each pair that waits for its host, as Transformer Engine's mostly do:
-rough. Seen: 11 to 13 s for 1B on an H100."""
+"""Seconds of the busy times that an update takes of each pair that waits for its host, as Transformer Engine's mostly
+do: rough. Seen: 11 to 13 s for 1B on an H100."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def files(pytester, monkeypatch):
     def run(*options, **world):
         install(monkeypatch, H200, executed_roles=("fprop",), **world)
         pytester.makepyfile(SUITE)
-        pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *options)
+        run = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *options)
+        assert run.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         out = pytester.path / "out"
         return json.loads((out / "report.json").read_text()), (out / "summary.md").read_text(), out / "index.html"
 

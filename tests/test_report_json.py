@@ -80,3 +80,14 @@ def test_the_schema_is_in_the_docs():
     root = Path(__file__).parents[1]
     shown = root / "docs" / "report.schema.json"
     assert json.loads(shown.read_text()) == json.loads((root / "pytest_fp8/report/report.schema.json").read_text())
+
+
+@pytest.mark.parametrize("options", [(), ("--fp8-update-baselines", "--fp8-reason=new")], ids=["gate", "update"])
+def test_a_loss_that_is_not_finite_has_no_candidate_and_ends_no_run(pytester, monkeypatch, options):
+    pytester.makepyfile(SUITE)
+    install(monkeypatch, H200, nan_at=3)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    why = "the loss question failed (the FP8 arm's loss is not finite from step 3 on)"
+    result.stdout.fnmatch_lines([f"no candidate of tiny-torchao-rowwise: {why}"])
+    assert not list(pytester.path.glob("baselines/h200/*.json"))

@@ -110,7 +110,7 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
             expected="one update at a time",
             seen=f"{path} is locked",
             cause="a second pytest --fp8-update-baselines on this folder",
-            next_step="wait for it to end, then run again",
+            next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
         )
     return BaselineError(
         f"baselines in {folder} cannot be updated",

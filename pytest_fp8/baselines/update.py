@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,15 @@ def measured(entry: Entry, origin: Mapping[str, Any], unfit: str = "") -> Baseli
     return Baseline(entry.case, entry.case_hash, entry.gpu, (session,))
 
 
+def not_finite(entry: Entry) -> str:
+    """A metric with a value that no baseline can hold, or an empty string."""
+    for name, metric in entry.metrics.items():
+        for row in metric["values"]:
+            if not all(map(math.isfinite, row if isinstance(row, list) else [row])):
+                return name
+    return ""
+
+
 def origin_of(entry: Entry, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of a case's figures: an emulated case used no GPU."""
     return {**origin, "gpu": {"name": "emulated"} if entry.gpu == "emulated" else origin["gpu"]}
@@ -119,6 +129,8 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
             return f"the {what} is invalid ({decision['headline']})"
         if decision["verdict"] == "FAIL" and question in ("numerics", "loss", "checkpoints"):
             return f"the {question} question failed ({decision['headline']})"
+    if name := not_finite(entry):
+        return f"{name} is not finite"
     metric = gated_speedup(entry.metrics)
     speedup = entry.metrics.get(metric)
     if speedup is None:

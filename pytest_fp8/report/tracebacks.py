@@ -1,9 +1,10 @@
-"""Where a failure is shown: at the user's line that asked, without this package's frames below it."""
+"""How a failure is shown: at the user's line, without this package's frames below it, and what was found first."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 OURS = str(Path(__file__).parents[1])
 RUNNERS = ("_pytest", "pluggy")
@@ -20,3 +21,10 @@ def end_at_the_users_line(trace: TracebackType | None) -> None:
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def headline_first(report: Any, error: BaseException) -> None:
+    """The closing FAILED line begins with what was found: the class of the error would push it off the line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = str(error)
