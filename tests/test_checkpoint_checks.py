@@ -122,6 +122,14 @@ def test_other_data_for_the_resumed_steps_is_no_fault_of_the_checkpoint():
     verdict_of(check_checkpoints([other]), Verdict.INVALID, "the resumed run was given other data")
 
 
+def test_a_source_whose_own_training_diverges_says_nothing_of_the_checkpoint():
+    diverged = losses([2.0, 1.9, math.nan], [2.0, 1.9, 1.8])
+    verdict_of(check_checkpoints([diverged]), Verdict.INVALID, "the FP8 arm's own loss is not finite", "assert_loss")
+    back = replace(diverged, direction="bf16 on one -> fp8 on 2 ranks")
+    verdict_of(check_checkpoints([back]), Verdict.INVALID, "the BF16 arm's own loss is not finite")
+    verdict_of(check_checkpoints([losses([2.0, 1.9], [2.0, math.nan])]), Verdict.FAIL, "does not go on", "nan")
+
+
 def test_other_inputs_count_only_where_the_losses_differ():
     """A model may be given what it computed itself, which differs with the precision."""
     source = trained([2.0, 1.9], inputs=[1, 2])

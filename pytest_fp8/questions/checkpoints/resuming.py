@@ -55,6 +55,15 @@ def check_resumed(t: Transfer) -> Finding | None:
         )
     if goes_on:
         return None
+    if not all(map(math.isfinite, source)):
+        arm = t.direction.partition(" ")[0].upper()
+        return Verdict.INVALID, {
+            "headline": f"the {arm} arm's own loss is not finite after it saved",
+            "expected": "finite losses of the arm that saved, to compare those of the arm that loaded with",
+            "seen": f"{_losses(source)} of the source, {_losses(resumed)} resumed",
+            "cause": f"the {arm} arm's training diverges, with the checkpoint having no part in it",
+            "next_step": "ask assert_loss(), which says in which arm and from which step on",
+        }
     return fail(
         "training does not go on where the source was",
         expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
