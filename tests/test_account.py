@@ -276,7 +276,8 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     assert decision.numbers["gated_on"] == "step time"
     verdict_of(decision, Verdict.PASS)
     stored = sessions(1.25)
-    faster_host = asked(fp8_ms=106.0, floor=None, history=sessions(0.59), busy_history=sessions(1.14), **BUSY)
+    both = {"history": sessions(0.59), "busy_history": sessions(1.14)}
+    faster_host = asked(fp8_ms=106.0, floor=None, waited=True, **both, **BUSY)
     verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
     slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")

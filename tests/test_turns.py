@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed import evidence
 from pytest_fp8.questions.speed.bounds import SpeedBounds
-from pytest_fp8.questions.speed.evidence import FURTHER, busy_ratios, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import FURTHER, busy_ratios, judged_busy, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.rules.variance import MEASURED
@@ -159,7 +160,7 @@ class Waiting(FakeProcess):
 
 @pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
 def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
-    install(monkeypatch, H200, busy=40.0)
+    install(monkeypatch, H200, busy=99.0 if not works else 40.0, kernels_alone=True)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if works else FakeProcess)
     Waiting.asked_busy = []
     pool = ArmPool(H200)
@@ -169,6 +170,7 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
     stored = {name: values for name, _, _, _, values in rows}
     pool.close()
+    assert len(stored["speedup"]) == 3
     if not works:
         assert "busy_speedup" not in stored
         return
@@ -179,21 +181,27 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
 
 
 class LateWaiting(Waiting):
-    """The host is quiet until the first pair was timed."""
+    """The host is quiet while some pairs are timed."""
+
+    slow: tuple[int, ...] = ()
+    """Pairs whose steps wait, the first one is 1."""
 
     def blocks(self, count, steps, dropped):
-        quiet = len(self.world.built) <= 2
-        return {"milliseconds": [self.works + 1 if quiet else 100.0] * count, "compilations": 0}
+        waits = len(self.world.built) // 2 in self.slow
+        return {"milliseconds": [100.0 if waits else self.works + 1] * count, "compilations": 0}
 
     def busy(self, steps):
         return {**super().busy(steps), "step_ms": [self.works + 1] * steps}
 
 
-def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_first(monkeypatch):
+@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
+def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_first(monkeypatch, slow):
     """Seen on an H200 with Transformer Engine at 1B: the first pair's steps took 104 ms, those of three others up to
-    111 ms, the GPU worked 98 ms in each, and the update was refused for the scatter of step time."""
+    111 ms, the GPU worked 98 ms in each, and the update was refused for the scatter of step time. A later pair that
+    does not wait changes nothing of what an earlier one showed."""
     install(monkeypatch, H200, busy=40.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", slow)
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
@@ -204,7 +212,33 @@ def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_
     assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [3, 2]
     assert decision.numbers["gated_on"] == "busy time"
     assert "1.250x" in decision.seen
-    assert "; 2 process(es) of " in decision.seen
+    assert ", busy times of 2 of them" in decision.seen
+
+
+def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):
+    """Its busy times are one process's, and may be off by chance."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", (2 + FURTHER,))
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    taken = timing_for_baseline(arms, BlockTimer(arms), 2, lambda _: False)
+    pool.close()
+    assert [bool(times) for times in taken.fp8_busy] == [False, False, False, True]
+    assert judged_busy(taken) == []
+    assert judged_busy(replace(taken, fp8_busy=[[32.0]] * len(taken.fp8), bf16_busy=[[40.0]] * len(taken.fp8)))
+
+
+def test_no_further_pair_is_timed_for_busy_times_that_no_profile_can_give(monkeypatch):
+    install(monkeypatch, H200, busy=40.0)  # it waits; its profile has no steps of kernels alone
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
+    _, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    pool.close()
+    assert [len(values) for name, *_, values in rows if "speedup" in name] == [2]
 
 
 @pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])

@@ -13,7 +13,7 @@ from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import Account, launch_bound_arms
 from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_the_host, why_slow, why_undecided
-from pytest_fp8.questions.speed.evidence import TimingEvidence, busy_ratios
+from pytest_fp8.questions.speed.evidence import TimingEvidence, judged_busy
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import level
 from pytest_fp8.rules.speed import GATED_CASES, LOOKS, Speedup, decide_speedup, ratios_by_process
@@ -58,9 +58,9 @@ def check_speedup(
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
-    account, busy = evidence.account(), busy_ratios(evidence)
-    wanted = busy_history if history else launch_bound_arms(account)
-    if on_busy := bool(busy and wanted) and not _steps_answer(result, floor, len(processes)):
+    account, busy = evidence.account(), judged_busy(evidence)
+    comparable = bool(busy) and (not history or bool(busy_history))
+    if on_busy := comparable and not _steps_answer(result, floor, len(processes)):
         history = busy_history if history else ()
         result = decide(busy, history=history)
     numbers |= {
@@ -70,7 +70,7 @@ def check_speedup(
         **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers() if account is not None else None,
-        "notes": _note(result, account) if on_busy else [],
+        "notes": _note(result, account, numbers) if on_busy else [],
     }
     found = (
         disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
@@ -79,7 +79,8 @@ def check_speedup(
     )
     if found is None:
         seen = _seen(result, numbers, account if on_busy else None)
-        seen += f"; {len(busy if on_busy else processes)} process(es) of {len(processes[0])} blocks"
+        seen += f"; {len(processes)} process(es) of {len(processes[0])} blocks"
+        seen += f", busy times of {len(busy)} of them" if on_busy and len(busy) < len(processes) else ""
         if result.change is not None:
             seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
@@ -101,17 +102,19 @@ def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
     return result.verdict is not Verdict.INCONCLUSIVE or (result.ratio < floor and processes < LOOKS[-1][0])
 
 
-def _why_busy(account: Account) -> str:
-    waiting = " and ".join(launch_bound_arms(account))
-    return f"since {waiting} waits for the host" if waiting else "as in the baseline"
+def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
+    waiting = launch_bound_arms(account)
+    if waiting:
+        return f"since {' and '.join(waiting)} wait{'' if len(waiting) > 1 else 's'} for the host"
+    return "as in the baseline" if numbers["baseline"] is not None else "since an arm waited for the host before"
 
 
-def _note(busy: Speedup, account: Account | None) -> list[str]:
+def _note(busy: Speedup, account: Account | None, numbers: Mapping[str, Any]) -> list[str]:
     """For below the table, which shows step times."""
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    return [f"speedup judged by busy time, {busy.ratio:.3f}x, {_why_busy(account)}: {works}"]
+    return [f"speedup judged by busy time, {busy.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"]
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
@@ -123,7 +126,7 @@ def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> 
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
     return (
-        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy)}: the GPU works "
+        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy, numbers)}: the GPU works "
         f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
         f"{busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
     )

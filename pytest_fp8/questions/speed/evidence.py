@@ -11,6 +11,7 @@ from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.account import Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 
 
@@ -42,6 +43,8 @@ class TimingEvidence:
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
+    waited: bool = False
+    """Whether busy times were wanted: the baseline has them, or an arm waited for its host in an earlier pair."""
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled."""
@@ -49,8 +52,8 @@ class TimingEvidence:
         return account_of(self.bf16_gpu, self.fp8_gpu, bf16, fp8)
 
     def waits(self) -> bool:
-        """Whether an arm waits for its host: its speedup is then gated on busy time."""
-        return bool(launch_bound_arms(self.account()))
+        """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""
+        return self.waited or bool(launch_bound_arms(self.account()))
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
@@ -77,8 +80,6 @@ def timing_for_baseline(
     def taken() -> TimingEvidence:
         for count in range(processes, processes + FURTHER + 1):
             evidence = _measured(arms, timer, count, BASELINE_BLOCKS)
-            # Once a pair has waited for its host, later ones are asked for busy times whether they wait or not.
-            timer.wants_busy |= any(taken for _, taken in timer.busy)
             if fit(evidence):
                 break
         return evidence
@@ -109,21 +110,31 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         bf16_busy=[bf16 for bf16, _ in timer.busy],
         fp8_busy=[fp8 for _, fp8 in timer.busy],
         compilations=dict(timer.compilations),
+        waited=timer.wants_busy,
     )
 
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Those of the profile are all there are of arms that take turns: these would have to be built again."""
+    Once a pair has waited, they are wanted of the later ones, whether these wait or not. Those of the profile are all
+    there are of arms that take turns: these would have to be built again."""
     nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
     if not (bf16.busy_ms and fp8.busy_ms):
         return nothing
     blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
     if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, *blocks)):
         return nothing
+    timer.wants_busy = True
     if not arms.takes_turns:
         return timer.take_busy()
     return nothing if any(taken for taken, _ in timer.busy) else (bf16.busy_ms, fp8.busy_ms)
+
+
+def judged_busy(evidence: TimingEvidence) -> list[list[float]]:
+    """:func:`busy_ratios` where the speedup is judged by them: an arm waits for its host, or did, and as many pairs
+    have them as a finding needs. Else empty."""
+    ratios = busy_ratios(evidence)
+    return ratios if evidence.waits() and len(ratios) >= min(RUNS_TO_FAIL, len(evidence.fp8)) else []
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

@@ -13,13 +13,12 @@ from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
     TimingEvidence,
-    busy_ratios,
+    judged_busy,
     timing_for_baseline,
     timing_looks,
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import processes_hold, ratios_by_process
 from pytest_fp8.rules.variance import Components, Session
 from pytest_fp8.verdicts import Decision
@@ -58,7 +57,8 @@ class SpeedQuestion:
         if evidence.strangers or evidence.throttles:
             return True
         (metric, *_, values), *_ = self._rows(evidence)
-        if metric == "speedup" and evidence.waits() and not self.arms.takes_turns:
+        profiled = evidence.bf16_gpu.busy_ms and evidence.fp8_gpu.busy_ms
+        if metric == "speedup" and evidence.waits() and profiled and not self.arms.takes_turns:
             # The host was quiet while the first pairs were timed: a further one has busy times, too.
             return False
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
@@ -95,15 +95,13 @@ class SpeedQuestion:
         )
 
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
-        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), busy_ratios(evidence)
+        ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), judged_busy(evidence)
         tolerance = self.arms.case.tolerance
         # Sessions of a case that once waited for its host are gated on busy time from then on. Where the host was quiet
         # while the first pairs were timed, these have no busy times.
-        enough = len(busy) >= min(RUNS_TO_FAIL, len(ratios))
-        waits = evidence.waits() or bool(self.stored("busy_speedup"))
         on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)]
         return [
-            *(on_busy if enough and waits else []),
+            *(on_busy if busy else []),
             ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
             ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
             ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),
