@@ -16,6 +16,9 @@ class Fp8Error(Exception):
       next:     pytest --fp8-gpu=h100
     """
 
+    told: tuple[str, str] | None = None
+    """Row of the closing summary and headline, where it ended a test's question."""
+
     def __init__(
         self,
         headline: str,

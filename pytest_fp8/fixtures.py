@@ -56,7 +56,7 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
         pair.used = False
         return pair
     except Fp8Error as error:
-        session.ledger.error(fp8_case.id, error.headline)
+        session.ledger.error(fp8_case.id, error)
         # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
 

@@ -274,13 +274,13 @@ class Fp8Pair(NotesUse):
             decision = decide()
         except Fp8Error as error:
             if getattr(error, "kind", "") != TOO_LARGE:
-                self._ledger.error(self._row, error.headline)
+                self._ledger.error(self._row, error)
                 # The failure is reported at the user's line; the frames in between are this plugin's own.
                 raise error.with_traceback(None) from None
             decision = self._note(not_held(question, error))
         self._ledger.asserted(self._row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
-            raise CheckFailed(decision.message, decision.verdict)
+            raise CheckFailed(decision.message, decision.verdict, told=(self._row, question))
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:

@@ -154,6 +154,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    from pytest_fp8.report.known import note_failure
     from pytest_fp8.report.tracebacks import end_at_the_users_line, headline_first
 
     error = None if call.excinfo is None else call.excinfo.value
@@ -163,24 +164,28 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if isinstance(error, (CheckFailed, Fp8Error)):
         headline_first(report, error)
     case = case_of(item)
-    if case is None or item.stash.get(RUNNING, False):
-        # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
+    if case is None:
         return report
     ledger = item.config.stash[SESSION].ledger
+    note_failure(ledger, case.id, report, error)
+    if item.stash.get(RUNNING, False):
+        # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
+        return report
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
         if case.needs_gpu and report.when != "teardown":
             ledger.ended(case.id, item.nodeid, report)
     if report.when == "teardown":
+        ledger.taken()
         if (session := item.config.stash[SESSION]).is_worker:
             report.fp8_ledger = ledger.to_json()
         else:
             session.interim.write(session.ledger, session.settings.report_dir, session.origin)
     if report.when == "call":
-        from pytest_fp8.report.formats import properties
+        from pytest_fp8.report.formats import properties, shown_verdict
 
         asked = ledger.taken()
-        verdict = _verdict(asked)
+        verdict = shown_verdict(asked)
         if report.passed:
             report.fp8_verdict = verdict
         # JUnit writes them as the test's properties.
@@ -196,8 +201,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 *getattr(report, "extras", []),
                 *html_extras(html, settings.report_dir, case.id, asked),
             ]
-        if report.skipped and getattr(report, "wasxfail", ""):
-            ledger.failed_as_expected(case.id, report.wasxfail.removeprefix("reason: "), asked)
     return report
 
 
@@ -292,9 +295,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         from pytest_fp8.report.terminal import write_summary
 
         write_summary(terminalreporter, session)
-
-
-def _verdict(asked: dict[str, dict[str, Any]]) -> str:
-    """The worst verdict among the decisions of the test that just ran; it is shown in place of PASSED."""
-    said = {decision["verdict"] for decision in asked.values()}
-    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")

@@ -61,6 +61,7 @@ class Decision:
 class CheckFailed(AssertionError):
     """A check's ``verdict`` is FAIL (or, under ``--fp8-strict``, INCONCLUSIVE, INVALID or NOT_EXERCISED)."""
 
-    def __init__(self, message: str, verdict: Verdict) -> None:
-        self.verdict = verdict
+    def __init__(self, message: str, verdict: Verdict, told: tuple[str, str] | None = None) -> None:
+        """``told``: row of the closing summary, and question."""
+        self.verdict, self.told = verdict, told
         super().__init__(message)

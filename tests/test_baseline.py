@@ -135,6 +135,7 @@ def metrics(**values):
         (lambda data: data["sessions"][0]["metrics"].clear(), "not an object with metrics"),
         (lambda data: data["sessions"][0]["metrics"].pop("fp8_ms"), "has a speedup and lacks fp8_ms"),
         (metrics(fp8_ms=[100.0]), "another number of processes"),
+        (metrics(busy_speedup=[[0.2] * 5] * 3), "busy times of 3 processes and steps of 2"),
     ],
 )
 def test_what_no_writer_wrote_is_refused_although_its_digest_fits(stored, change, says):

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from helpers.evidence import CASE
+from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.footnotes import findings, footnotes, lines_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import summary
@@ -31,8 +32,8 @@ def ledger():
     disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
     ledger.note(NAMES[1], "speedup", Decision("speedup", Verdict.INVALID, *disturbed, numbers=SPEED))
     for name in (NAMES[0], NAMES[2]):
-        ledger.failed_as_expected(name, KNOWN, {})
-    ledger.error(NAMES[2], "the arm 'fp8' died")
+        ledger.failed_as_expected(name, KNOWN)
+    ledger.error(NAMES[2], Fp8Error("the arm 'fp8' died"))
     return ledger
 
 

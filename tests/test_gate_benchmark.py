@@ -25,7 +25,7 @@ from benchmarks.gate.noise import (
     draw,
     fit,
 )
-from benchmarks.gate.recordings import from_recording, histories, load
+from benchmarks.gate.recordings import BASELINES, from_recording, histories, load
 from benchmarks.gate.replay import replay
 from benchmarks.gate.rules import TODAY, before, gated, mann_whitney_p, ours, process_seconds
 from pytest_fp8.rules.variance import MEASURED
@@ -130,6 +130,19 @@ def test_repeated_sessions_come_in_the_order_taken_and_by_one_way_of_measuring()
     assert len(found["8b-te-delayed"]) == 3
     assert [session[:4] for session in found["1b-te-block"]] == ["b1fe", "bb13"]
     assert not any(session.startswith(("d96f7cf", "df30e8e")) for case in found.values() for session in case)
+
+
+def test_what_is_gated_on_busy_time_is_not_mixed_with_step_times(tmp_path):
+    """Recordings and earlier sessions of such a case are of step time."""
+    assert "1b-te-current" not in load()
+    busy = histories()["1b-te-current"]
+    assert {len(process) for session in busy.values() for process in session} == {26}, "single steps, no blocks"
+    here = tmp_path / "h200"
+    here.mkdir()
+    for name in ("1b-te-current", "1b-te-block"):
+        (here / f"{name}.json").write_bytes((BASELINES[0] / f"{name}.json").read_bytes())
+    for folders in ((here, BASELINES[0]), (BASELINES[0], here)):
+        assert histories(baselines=folders)["1b-te-current"] == busy
 
 
 def test_a_session_moves_the_ratio_and_nothing_else(noise):

@@ -70,7 +70,7 @@ def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored, capsys):
 
 
 def test_an_arm_that_waits_for_its_host_is_compared_by_its_busy_time(stored, capsys):
-    stored("1b-te-block", gpu="h100", speedup=[[0.0, 0.0]], busy_speedup=[[0.1, 0.1], [0.1, 0.1]])
+    stored("1b-te-block", gpu="h100", speedup=[[0.0, 0.0]] * 2, busy_speedup=[[0.1, 0.1], [0.1, 0.1]])
     stored("1b-te-block", speedup=[[0.2, 0.2], [0.2, 0.2]])
     assert "| `1b-te-block` | 1.105x (busy) | 1.221x | - | - |" in lines(capsys, "--markdown")
 

@@ -12,6 +12,7 @@ from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.store import load_baseline
+from pytest_fp8.baselines.update import too_few
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import CI_VARIABLES, ci_variable
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -182,6 +183,10 @@ def test_one_process_is_no_evidence(suite, monkeypatch):
     result = suite.runpytest(*update("first", "--fp8-processes=1"))
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*was not updated: its speedup stands on one process*--fp8-processes*"])
+    steps = {"speedup": [[0.1]] * 4}
+    assert not too_few(steps)
+    assert too_few({**steps, "busy_speedup": [[0.2]]}), "what is gated on is one process's"
+    assert not too_few({**steps, "busy_speedup": [[0.2]] * 2})
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,17 @@ class Measured:
 
 
 def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -> dict[str, list[Measured]]:
-    """Case -> its measurements: the recordings, or the stored baseline where there is no recording."""
+    """Case -> its measurements: the recordings, or the stored baseline where there is no recording. Of cases that are
+    gated on step time: blocks are of step time."""
     found: dict[str, list[Measured]] = {}
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
+    for case in _on_busy_time(baselines) & found.keys():
+        del found[case]
     for path in _stored(baselines):
         stored = load_baseline(path)
-        if stored.case not in found and stored.values("speedup"):
+        if stored.case not in found and gated_speedup(stored.metrics) == "speedup" and stored.values("speedup"):
             found[stored.case] = [from_baseline(stored, f"baseline {path.name}")]
     return found
 
@@ -81,18 +84,26 @@ def histories(
             earlier.add(session)
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
+    on_busy = _on_busy_time(baselines)
+    # Recordings are of step time, which says nothing of how busy time differs.
+    found = {case: sessions for case, sessions in found.items() if case not in on_busy}
     recorded = {commit for sessions in found.values() for commit in sessions}
     for path in _stored(baselines):
         stored = load_baseline(path)
         metric = gated_speedup(stored.metrics)
-        if metric != "speedup":
-            # Recordings are of step time, which says nothing of how busy time differs.
-            found.pop(path.stem, None)
+        if path.stem in on_busy and metric == "speedup":
+            continue
         for session in stored.measured_in(metric):
             if (path.stem, session.commit) not in earlier:
-                name = session.commit if session.commit in recorded else f"{session.commit} {session.run}"
+                alone = session.commit in recorded and path.stem not in on_busy
+                name = session.commit if alone else f"{session.commit} {session.run}"
                 found.setdefault(path.stem, {}).setdefault(name, list(session.metrics[metric]))
     return found
+
+
+def _on_busy_time(folders: Sequence[Path]) -> set[str]:
+    """The cases that are gated on busy time: an arm waits for its host."""
+    return {path.stem for path in _stored(folders) if gated_speedup(load_baseline(path).metrics) != "speedup"}
 
 
 def _stored(folders: Sequence[Path]) -> list[Path]:

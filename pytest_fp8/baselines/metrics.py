@@ -111,6 +111,9 @@ def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
     sizes = {name: len(metrics[name]) for name in ("speedup", "bf16_ms", "fp8_ms")}
     if len(set(sizes.values())) > 1:
         raise Unsound(f"{where} has another number of processes in {', '.join(f'{n} ({s})' for n, s in sizes.items())}")
+    busy = len(metrics.get("busy_speedup", ()))
+    if busy > sizes["speedup"]:
+        raise Unsound(f"{where} has busy times of {busy} processes and steps of {sizes['speedup']}")
     rows = zip(metrics["speedup"], metrics["bf16_ms"], metrics["fp8_ms"], strict=True)
     for index, (blocks, bf16, fp8) in enumerate(rows):
         ratio = math.log(bf16 / fp8)

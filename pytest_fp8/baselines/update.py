@@ -136,13 +136,14 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
     if speedup is None:
         return ""
     values, components = speedup["values"], read_components(Folder(folder), entry.gpu)
-    why = too_few({"speedup": values}) or too_coarse(metric, values, speedup["tolerance"], components)
+    why = too_few({metric: values}) or too_coarse(metric, values, speedup["tolerance"], components)
     return f"{why} (more of them: --fp8-processes)" if why else ""
 
 
 def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
     """Why a session's speedup is no evidence, or an empty string: a finding needs as many processes, too."""
-    if "speedup" not in metrics or len(metrics["speedup"]) >= RUNS_TO_FAIL:
+    gated = metrics.get(gated_speedup(metrics))
+    if gated is None or len(gated) >= RUNS_TO_FAIL:
         return ""
     return "its speedup stands on one process, which may be slow by chance"
 

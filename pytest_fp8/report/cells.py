@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_fp8.report.known import is_known, known_questions
 from pytest_fp8.report.numbers import NONE, number, say
 
 VERDICTS = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
@@ -14,29 +15,39 @@ COLUMNS = ("FP8 layers", "FP8 FLOPs", "gradients off BF16", "loss gap", "speedup
 
 
 def verdict_of(entry: Mapping[str, Any]) -> str:
-    """The worst of a case's answers; an arm's error counts as one. Answers that are known to be no better do not count
-    where there are others."""
-    said = [decision["verdict"] for decision in entry["decisions"].values() if not decision.get("as_known")]
-    said += ["ERROR"] if entry["errors"] else []
-    said = said or [decision["verdict"] for decision in entry["decisions"].values()]
-    return min(said, key=VERDICTS.index, default="NOT_EXERCISED")
+    """The worst of a case's answers; an arm's error counts as one. What fails as known does not count beside others."""
+    return min(_verdicts(entry, known=False) or _verdicts(entry), key=VERDICTS.index, default="NOT_EXERCISED")
+
+
+def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
+    """``known``: also of what fails as known."""
+    leave_out = [] if known else known_questions(entry)
+    said = [decision["verdict"] for question, decision in entry["decisions"].items() if question not in leave_out]
+    return said + ["ERROR" for error in entry["errors"] if known or not is_known(entry, error)]
 
 
 def known_of(entry: Mapping[str, Any]) -> str:
-    """Which questions of a case fail as known, in words; empty where none does."""
-    questions = [question for question, decision in entry["decisions"].items() if decision.get("as_known")]
-    if not entry["expected"]:
-        return ""
-    return f"fails as known: {', '.join(questions)}" if questions else "a test fails as known"
+    """What of a case fails as known, in words; empty where nothing does."""
+    found = known_questions(entry) + ["an arm"] * any(is_known(entry, error) for error in entry["errors"])
+    if found:
+        return f"fails as known: {', '.join(found)}"
+    return "a test fails as known" if entry["expected"] else ""
 
 
-def tally(entries: Iterable[Mapping[str, Any]]) -> tuple[list[tuple[str, int]], str]:
-    """How many cases have which verdict, the worst first; and in words, of how many something fails as known."""
-    entries = list(entries)
-    counts = Counter(map(verdict_of, entries))
-    known = sum(bool(entry["expected"]) for entry in entries)
-    words = f"in {known} case{'s' if known != 1 else ''} something fails as known" if known else ""
-    return [(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]], words
+def all_known(entry: Mapping[str, Any]) -> bool:
+    """Whether a case has no answer besides those that are known to be no better."""
+    return bool(_verdicts(entry)) and not _verdicts(entry, known=False)
+
+
+def order_of(entry: Mapping[str, Any]) -> float:
+    """To sort cases by: the worst first, those of which all fails as known before what is green."""
+    return VERDICTS.index("IMPROVED") - 0.5 if all_known(entry) else VERDICTS.index(verdict_of(entry))
+
+
+def tally(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool, int]]:
+    """(verdict, whether it is known, number of cases), in the order of :func:`order_of`."""
+    counts = Counter((verdict_of(entry), all_known(entry)) for entry in sorted(entries, key=order_of))
+    return [(verdict, known, count) for (verdict, known), count in counts.items()]
 
 
 def cells_of(entry: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,12 @@ def properties(case: str, verdict: str, decisions: Mapping[str, Mapping[str, Any
     return [("fp8_case", case), ("fp8_verdict", verdict), *headlines, *measured]
 
 
+def shown_verdict(decisions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The worst verdict among the decisions of a test that passed; it is shown in place of PASSED."""
+    said = {decision["verdict"] for decision in decisions.values()}
+    return next((word for word in ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED") if word in said), "PASS")
+
+
 def bencher(report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
     """Case -> measure -> its value, with the ends of the speedup's interval."""
     found = {}

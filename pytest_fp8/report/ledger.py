@@ -11,6 +11,7 @@ from pytest_fp8.report.durations import added
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
+    from pytest_fp8.errors import Fp8Error
     from pytest_fp8.rules.undecided import Answer
     from pytest_fp8.verdicts import Decision
 
@@ -30,6 +31,10 @@ class Entry:
     """Headlines of errors that ended a question without a decision."""
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
+    known: list[str] = field(default_factory=list)
+    """Questions, and headlines of errors, that such tests failed with."""
+    failed: list[str] = field(default_factory=list)
+    """The same of tests that were not expected to fail."""
     asserted: list[str] = field(default_factory=list)
     """Questions that a test asserted, as ``decisions`` names them. One that a test only looked at is its own affair."""
     namesakes: int = 0
@@ -119,14 +124,12 @@ class Ledger:
     def timed(self, case: str, recording: dict[str, Any]) -> None:
         self.entries.setdefault(case, Entry(case)).timing = recording
 
-    def error(self, case: str, headline: str) -> None:
-        self.entries.setdefault(case, Entry(case)).errors.append(headline)
+    def error(self, case: str, error: Fp8Error) -> None:
+        """An arm failed, which ended a question; the error is told where."""
+        error.told = case, error.headline
+        self.entries.setdefault(case, Entry(case)).errors.append(error.headline)
 
-    def failed_as_expected(self, case: str, reason: str, asked: Mapping[str, dict[str, Any]]) -> None:
-        """``asked``: the decisions of the test, as :meth:`taken` gave them."""
-        for decision in asked.values():
-            if decision["verdict"] not in ("PASS", "IMPROVED"):
-                decision["as_known"] = True
+    def failed_as_expected(self, case: str, reason: str) -> None:
         reasons = self.entries.setdefault(case, Entry(case)).expected
         if reason not in reasons:
             reasons.append(reason)
@@ -188,7 +191,12 @@ class Ledger:
             entry.metrics.update(theirs.metrics)
             entry.timing.update(theirs.timing)
             entry.errors.extend(theirs.errors)
-            entry.expected.extend(theirs.expected)
+            for mine, more in (
+                (entry.expected, theirs.expected),
+                (entry.known, theirs.known),
+                (entry.failed, theirs.failed),
+            ):
+                mine.extend(each for each in more if each not in mine)
             entry.asserted.extend(theirs.asserted)
             entry.evidence.update(theirs.evidence)
             entry.namesakes = max(entry.namesakes, theirs.namesakes)

@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NONE = "-"
+MOST = 1e300
+"""No figure of a report is larger."""
 
 
 def number(data: Any, *path: str) -> float | None:
     """``data[path[0]][path[1]]...`` where that is a number, else ``None``."""
     for name in path:
         data = data.get(name) if isinstance(data, Mapping) else None
-    return float(data) if isinstance(data, int | float) and not isinstance(data, bool) else None
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        return None
+    # An integer may be too large to be one: what reads this leaves out what is not finite.
+    return float(data) if abs(data) < MOST else None
 
 
 def numbers(data: Any, *path: str) -> dict[str, float]:

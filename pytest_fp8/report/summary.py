@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, known_of, tally, verdict_of
+from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
+from pytest_fp8.report.known import known_questions
 
 NAME = "summary.md"
 EXPLAINED = 20
@@ -18,10 +19,10 @@ LONGEST = 4000
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The table of cases, the worst first; then what every answer that is not green expected, saw, and advises."""
-    entries = sorted(report["entries"].items(), key=lambda item: VERDICTS.index(verdict_of(item[1])))
-    counts, known = tally(entry for _, entry in entries)
-    found = ", ".join(f"{count} {_words(verdict)}" for verdict, count in counts)
-    lines = [f"## FP8: {'; '.join(filter(None, (found, known)))}", ""]
+    entries = sorted(report["entries"].items(), key=lambda item: order_of(item[1]))
+    counts = tally(entry for _, entry in entries)
+    found = [f"{count} {_words(verdict)}{' as known' if known else ''}" for verdict, known, count in counts]
+    lines = [f"## FP8: {', '.join(found)}", ""]
     lines += [_row(["case", "verdict", *COLUMNS]), _row(["---"] * (2 + len(COLUMNS)))]
     for name, entry in entries:
         verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
@@ -32,10 +33,13 @@ def markdown(report: Mapping[str, Any]) -> str:
         for question, decision in entry["decisions"].items()
         if decision["verdict"] not in ("PASS", "IMPROVED")
     ]
+    # What nobody knows of first: further ones are left out.
+    answers.sort(key=lambda answer: answer[1] in known_questions(report["entries"][answer[0]]))
     for name, entry in entries:
         lines += [line for text in entry["errors"] for line in _told(name, "an arm failed", text)]
     for name, question, decision in answers[:EXPLAINED]:
-        lines += _told(name, question, decision["message"])
+        known = question in known_questions(report["entries"][name])
+        lines += _told(name, f"{question}, as known" if known else question, decision["message"])
     if len(answers) > EXPLAINED:
         lines += ["", f"{len(answers) - EXPLAINED} more answers are in the report."]
     for name, entry in entries:

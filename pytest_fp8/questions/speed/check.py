@@ -58,9 +58,8 @@ def check_speedup(
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
-    account, busy = evidence.account(), judged_busy(evidence)
-    comparable = bool(busy) and (not history or bool(busy_history))
-    if on_busy := comparable and not _steps_answer(result, floor, len(processes)):
+    account, busy = evidence.account(), judged_busy(evidence) if busy_history or not history else []
+    if on_busy := bool(busy) and not _steps_answer(result, floor, len(processes)):
         history = busy_history if history else ()
         result = decide(busy, history=history)
     numbers |= {
@@ -79,8 +78,7 @@ def check_speedup(
     )
     if found is None:
         seen = _seen(result, numbers, account if on_busy else None)
-        seen += f"; {len(processes)} process(es) of {len(processes[0])} blocks"
-        seen += f", busy times of {len(busy)} of them" if on_busy and len(busy) < len(processes) else ""
+        seen += f"; {_processes(processes, busy if on_busy else processes)}"
         if result.change is not None:
             seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
@@ -102,10 +100,15 @@ def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
     return result.verdict is not Verdict.INCONCLUSIVE or (result.ratio < floor and processes < LOOKS[-1][0])
 
 
+def _processes(timed: Session, judged: Session) -> str:
+    of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
+    return f"{len(timed)} process(es) of {len(timed[0])} blocks{of_some}"
+
+
 def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
     waiting = launch_bound_arms(account)
     if waiting:
-        return f"since {' and '.join(waiting)} wait{'' if len(waiting) > 1 else 's'} for the host"
+        return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
     return "as in the baseline" if numbers["baseline"] is not None else "since an arm waited for the host before"
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.report.cells import COLUMNS, VERDICTS, cells_of, interval_of, known_of, speedup_of, tally, verdict_of
+from pytest_fp8.report.cells import COLUMNS, cells_of, interval_of, known_of, order_of, speedup_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
+from pytest_fp8.report.known import known_questions
 from pytest_fp8.report.numbers import NONE
 from pytest_fp8.report.page.drawing import Picture
 from pytest_fp8.report.page.layers import LAYER_COLUMNS, layer_rows
@@ -48,16 +49,15 @@ class Shown:
     pictures: Sequence[Picture]
     differences: Sequence[Mapping[str, Any]]
     layers: Sequence[Sequence[str]]
-    in_reports: Sequence[tuple[str, str]]
-    """In each report: verdict and speedup; empty for one report."""
+    in_reports: Sequence[tuple[str, str, str]]
+    """In each report: verdict, what fails as known, speedup; empty for one report."""
 
 
 @dataclass(frozen=True)
 class Page:
     title: str
-    counts: Sequence[tuple[str, int]]
-    known: str
-    """In how many cases something fails as known, in words."""
+    counts: Sequence[tuple[str, bool, int]]
+    """Verdict, whether it is known, number of cases."""
     reports: Sequence[str]
     """One line on the origin of each report, the oldest first."""
     cases: Sequence[Shown]
@@ -74,14 +74,12 @@ def page_of(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> Page:
         for name, entry in report["entries"].items():
             newest.pop((entry["gpu"], name), None)
             newest[entry["gpu"], name] = entry
-    worst = sorted(newest, key=lambda which: VERDICTS.index(verdict_of(newest[which])))
+    worst = sorted(newest, key=lambda which: order_of(newest[which]))
     pictured = set(worst[:PICTURED])
     cases = [_shown(f"c{index}", which, newest[which], reports, which in pictured) for index, which in enumerate(worst)]
-    counts, known = tally(newest.values())
     return Page(
         title=f"FP8 report: {len(cases)} case{'s' if len(cases) != 1 else ''}",
-        counts=counts,
-        known=known,
+        counts=tally(newest.values()),
         reports=[origin_of(name, report) for name, report in reports],
         cases=cases,
         not_run=list(reports[-1][1]["not_run"].items()) if reports else [],
@@ -108,11 +106,11 @@ def _shown(
 ) -> Shown:
     gpu, name = which
     pictures = pictures_of(entry, key) if drawn else []
-    in_reports: list[tuple[str, str]] = []
+    in_reports: list[tuple[str, str, str]] = []
     if len(reports) > 1:
         mine = [report["entries"].get(name) for _, report in reports]
         mine = [each if each is not None and each["gpu"] == gpu else None for each in mine]
-        in_reports = [(verdict_of(each), speedup_of(each)) if each else (NONE, NONE) for each in mine]
+        in_reports = [_in_report(each) if each else (NONE, NONE, NONE) for each in mine]
         rows = [(label, *interval_of(each)) for (label, _), each in zip(reports, mine, strict=True)]
         trend = over_reports(f"{key}t", name, rows) if drawn else None
         pictures += [trend] if trend is not None else []
@@ -122,7 +120,7 @@ def _shown(
         gpu=gpu,
         verdict=verdict_of(entry),
         cells=cells_of(entry),
-        answers=[_answer(question, decision) for question, decision in entry["decisions"].items()],
+        answers=[_answer(question, entry) for question in entry["decisions"]],
         errors=entry["errors"],
         known=entry["expected"],
         as_known=known_of(entry),
@@ -133,10 +131,15 @@ def _shown(
     )
 
 
-def _answer(question: str, decision: Mapping[str, Any]) -> Answer:
+def _in_report(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    return verdict_of(entry), known_of(entry), speedup_of(entry)
+
+
+def _answer(question: str, entry: Mapping[str, Any]) -> Answer:
+    decision = entry["decisions"][question]
     _, _, more = decision["message"].partition("\n")
     more = "\n".join(filter(None, (more, *notes_of({"": decision}))))
-    return Answer(question, decision["verdict"], bool(decision.get("as_known")), decision["headline"], more)
+    return Answer(question, decision["verdict"], question in known_questions(entry), decision["headline"], more)
 
 
 def _cell(value: Any) -> str:
