@@ -163,6 +163,7 @@ def test_dies({where}):
     assert result.ret == 0
     assert report["entries"]["tiny-torchao-tensorwise"]["known"] == ["the arm 'tiny-torchao-tensorwise on cuda' failed"]
     assert summary.splitlines()[0] == "## FP8: 1 ERROR as known, 1 PASS"
+    assert "**tiny-torchao-tensorwise**, an arm failed, as known" in summary
     again = dies.replace("@KNOWN\n", "").replace("test_dies", "test_dies_again")
     _, _, summary, _ = files(dies, again, fails={"tiny-torchao-tensorwise": "died"})
     assert summary.splitlines()[0] == "## FP8: 1 ERROR, 1 PASS"

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
-from pytest_fp8.report.known import known_questions
+from pytest_fp8.report.known import is_known, known_questions
 
 NAME = "summary.md"
 EXPLAINED = 20
@@ -36,7 +36,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     # What nobody knows of first: further ones are left out.
     answers.sort(key=lambda answer: answer[1] in known_questions(report["entries"][answer[0]]))
     for name, entry in entries:
-        lines += [line for text in entry["errors"] for line in _told(name, "an arm failed", text)]
+        for text in entry["errors"]:
+            lines += _told(name, "an arm failed, as known" if is_known(entry, text) else "an arm failed", text)
     for name, question, decision in answers[:EXPLAINED]:
         known = question in known_questions(report["entries"][name])
         lines += _told(name, f"{question}, as known" if known else question, decision["message"])
