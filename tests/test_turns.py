@@ -16,7 +16,14 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed import evidence
 from pytest_fp8.questions.speed.bounds import SpeedBounds
-from pytest_fp8.questions.speed.evidence import FURTHER, busy_ratios, judged_busy, timing_for_baseline, timing_of
+from pytest_fp8.questions.speed.evidence import (
+    FURTHER,
+    TimingEvidence,
+    busy_ratios,
+    judged_busy,
+    timing_for_baseline,
+    timing_of,
+)
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.rules.variance import MEASURED
@@ -228,6 +235,11 @@ def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):
     assert [bool(times) for times in taken.fp8_busy] == [False, False, False, True]
     assert judged_busy(taken) == []
     assert judged_busy(replace(taken, fp8_busy=[[32.0]] * len(taken.fp8), bf16_busy=[[40.0]] * len(taken.fp8)))
+
+
+def test_a_step_that_the_profiler_lost_is_left_out():
+    taken = TimingEvidence([[1.0]], [[1.0]], bf16_busy=[[40.0, 0.0, 40.0], [0.0]], fp8_busy=[[32.0, 32.0, 0.0], [32.0]])
+    assert busy_ratios(taken) == [[pytest.approx(math.log(40 / 32))]]
 
 
 def test_no_further_pair_is_timed_for_busy_times_that_no_profile_can_give(monkeypatch):

@@ -138,10 +138,11 @@ def judged_busy(evidence: TimingEvidence) -> list[list[float]]:
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:
-    """Log ratios of busy time, BF16's over FP8's, of each process that was asked for it."""
+    """Log ratios of busy time, BF16's over FP8's, of each process that was asked for it. A step in which the profiler
+    saw no kernel is none."""
     pairs = zip(evidence.bf16_busy, evidence.fp8_busy, strict=True)
-    return [
-        [math.log(slow) - math.log(fast) for slow, fast in zip(bf16, fp8, strict=False)]
+    found = (
+        [math.log(slow) - math.log(fast) for slow, fast in zip(bf16, fp8, strict=False) if slow > 0 and fast > 0]
         for bf16, fp8 in pairs
-        if bf16 and fp8
-    ]
+    )
+    return [ratios for ratios in found if ratios]
