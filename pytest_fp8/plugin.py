@@ -154,18 +154,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    from pytest_fp8.report.known import note_failure
-    from pytest_fp8.report.tracebacks import end_at_the_users_line, headline_first
-
     error = None if call.excinfo is None else call.excinfo.value
     if isinstance(error, Fp8Error):
+        from pytest_fp8.report.tracebacks import end_at_the_users_line
+
         end_at_the_users_line(error.__traceback__)
     report = yield
     if isinstance(error, (CheckFailed, Fp8Error)):
+        from pytest_fp8.report.tracebacks import headline_first
+
         headline_first(report, error)
     case = case_of(item)
     if case is None:
         return report
+    from pytest_fp8.report.known import note_failure
+
     ledger = item.config.stash[SESSION].ledger
     note_failure(ledger, case.id, report, error)
     if item.stash.get(RUNNING, False):

@@ -165,18 +165,23 @@ class Waiting(FakeProcess):
         return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works}
 
 
+def updated(processes):
+    """What an update decides and stores of the speed of a case of 1B."""
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    pool.close()
+    return decision, {name: values for name, *_, values in rows}
+
+
 @pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
 def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     install(monkeypatch, H200, busy=99.0 if not works else 40.0, kernels_alone=True)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if works else FakeProcess)
     Waiting.asked_busy = []
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=3)
-    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
-    stored = {name: values for name, _, _, _, values in rows}
-    pool.close()
+    decision, stored = updated(3)
     assert len(stored["speedup"]) == 3
     if not works:
         assert "busy_speedup" not in stored
@@ -209,13 +214,7 @@ def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_
     install(monkeypatch, H200, busy=40.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", slow)
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
-    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
-    stored = {name: values for name, _, _, _, values in rows}
-    pool.close()
+    decision, stored = updated(2)
     assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [3, 2]
     assert decision.numbers["gated_on"] == "busy time"
     assert "1.250x" in decision.seen
@@ -244,13 +243,8 @@ def test_a_step_that_the_profiler_lost_is_left_out():
 
 def test_no_further_pair_is_timed_for_busy_times_that_no_profile_can_give(monkeypatch):
     install(monkeypatch, H200, busy=40.0)  # it waits; its profile has no steps of kernels alone
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
-    _, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
-    pool.close()
-    assert [len(values) for name, *_, values in rows if "speedup" in name] == [2]
+    _, stored = updated(2)
+    assert [len(values) for name, values in stored.items() if "speedup" in name] == [2]
 
 
 @pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])
@@ -267,13 +261,8 @@ def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatc
 @pytest.mark.parametrize(("noise", "pairs"), [(0.0, 2), (0.5, 2 + FURTHER)])
 def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pairs):
     install(monkeypatch, H200, host=noise)
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=2)
-    question.decide(SpeedBounds("speedup", None, against_baseline=True))
-    pool.close()
-    assert len(question.timer.other) == pairs
+    _, stored = updated(2)
+    assert len(stored["fp8_ms"]) == pairs
 
 
 def test_a_pair_that_was_not_asked_for_busy_times_has_none_later(monkeypatch):

@@ -52,13 +52,12 @@ def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
-    for case in _on_busy_time(baselines) & found.keys():
-        del found[case]
-    for path in _stored(baselines):
-        stored = load_baseline(path)
-        if stored.case not in found and gated_speedup(stored.metrics) == "speedup" and stored.values("speedup"):
-            found[stored.case] = [from_baseline(stored, f"baseline {path.name}")]
-    return found
+    every = _stored(baselines)
+    on_busy = _on_busy_time(every)
+    for stored in every:
+        if stored.case not in found and stored.values("speedup"):
+            found[stored.case] = [from_baseline(stored, f"baseline {stored.case}.json")]
+    return {case: measured for case, measured in found.items() if case not in on_busy}
 
 
 LOOKED_AT = 1.5
@@ -84,32 +83,30 @@ def histories(
             earlier.add(session)
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
-    on_busy = _on_busy_time(baselines)
+    every = _stored(baselines)
+    on_busy = _on_busy_time(every)
     # Recordings are of step time, which says nothing of how busy time differs.
     found = {case: sessions for case, sessions in found.items() if case not in on_busy}
     recorded = {commit for sessions in found.values() for commit in sessions}
-    for path in _stored(baselines):
-        stored = load_baseline(path)
-        metric = gated_speedup(stored.metrics)
-        if path.stem in on_busy and metric == "speedup":
-            continue
+    for stored in every:
+        metric = "busy_speedup" if stored.case in on_busy else "speedup"
         for session in stored.measured_in(metric):
-            if (path.stem, session.commit) not in earlier:
-                alone = session.commit in recorded and path.stem not in on_busy
+            if (stored.case, session.commit) not in earlier:
+                alone = session.commit in recorded and stored.case not in on_busy
                 name = session.commit if alone else f"{session.commit} {session.run}"
-                found.setdefault(path.stem, {}).setdefault(name, list(session.metrics[metric]))
+                found.setdefault(stored.case, {}).setdefault(name, list(session.metrics[metric]))
     return found
 
 
-def _on_busy_time(folders: Sequence[Path]) -> set[str]:
+def _on_busy_time(baselines: Sequence[Baseline]) -> set[str]:
     """The cases that are gated on busy time: an arm waits for its host."""
-    return {path.stem for path in _stored(folders) if gated_speedup(load_baseline(path).metrics) != "speedup"}
+    return {stored.case for stored in baselines if gated_speedup(stored.metrics) != "speedup"}
 
 
-def _stored(folders: Sequence[Path]) -> list[Path]:
+def _stored(folders: Sequence[Path]) -> list[Baseline]:
     """The baselines in these folders, by the names of their cases."""
     found = [path for folder in folders for path in folder.glob("*.json") if is_baseline(path.name)]
-    return sorted(found, key=lambda path: path.name)
+    return [load_baseline(path) for path in sorted(found, key=lambda path: path.name)]
 
 
 def from_recording(data: dict, source: str) -> Measured:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_fp8.report.known import is_known, known_questions
-from pytest_fp8.report.numbers import NONE, number, say
+from pytest_fp8.report.numbers import NONE, number, say, speed_in
 
 VERDICTS = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
 """The worst first."""
@@ -57,7 +57,6 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
     def of(question: str, name: str) -> float | None:
         return number(said, question, "numbers", name)
 
-    speed = "speedup" if "speedup" in said else "faster"
     carried = said.get("checkpoints")
     return [
         say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
@@ -65,7 +64,7 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
         say("{:.1%}", of("numerics", "gradient_error")),
         say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
         speedup_of(entry),
-        say("{:.3f}x", of(speed, "baseline")),
+        say("{:.3f}x", number(speed_in(said), "numbers", "baseline")),
         say("{:.2f}x", of("memory", "ratio")),
         NONE if carried is None else "yes" if carried["verdict"] == "PASS" else carried["verdict"],
     ]
@@ -73,9 +72,8 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
 
 def interval_of(entry: Mapping[str, Any] | None) -> tuple[float | None, float | None, float | None]:
     """The speedup, and the ends of its 99 % interval."""
-    said = (entry or {}).get("decisions", {})
-    speed = "speedup" if "speedup" in said else "faster"
-    middle, low, high = (number(said, speed, "numbers", name) for name in ("speedup", "low", "high"))
+    said = speed_in((entry or {}).get("decisions", {}))
+    middle, low, high = (number(said, "numbers", name) for name in ("speedup", "low", "high"))
     return middle, low, high
 
 
@@ -84,8 +82,7 @@ def speedup_of(entry: Mapping[str, Any]) -> str:
     middle, low, high = interval_of(entry)
     if middle is None:
         return NONE
-    said, speed = entry["decisions"], "speedup" if "speedup" in entry["decisions"] else "faster"
-    on_busy = said[speed]["numbers"].get("gated_on") == "busy time"
-    busy = number(said, speed, "numbers", "gated_speedup") if on_busy else None
+    numbers = speed_in(entry["decisions"])["numbers"]
+    busy = number(numbers, "gated_speedup") if numbers.get("gated_on") == "busy time" else None
     parts = [say("{:.3f}x", middle), say(" [{:.3f}, {:.3f}]", low, high), say("; {:.3f}x busy", busy)]
     return "".join(part for part in parts if part != NONE)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_fp8.report.cells import interval_of
-from pytest_fp8.report.numbers import number
+from pytest_fp8.report.numbers import number, speed_in
 
 BENCHER, ACTION = "bencher.json", "benchmark-action.json"
 """Bencher Metric Format (`bencher run --adapter json --file`), and `tool: customBiggerIsBetter`."""
@@ -22,10 +22,9 @@ def figures(entry: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a case that were measured: shares and ratios as numbers, the loss gap in nats."""
     said = entry["decisions"]
     middle, low, high = interval_of(entry)
-    speed = said.get("speedup") or said.get("faster")
     found = {name: number(said, question, "numbers", field) for name, (question, field) in PATHS.items()}
     found |= {"speedup": middle, "speedup_low": low, "speedup_high": high}
-    found["speedup_limit"] = number(speed, "numbers", "account", "limit")
+    found["speedup_limit"] = number(speed_in(said), "numbers", "account", "limit")
     return {name: value for name, value in found.items() if value is not None}
 
 

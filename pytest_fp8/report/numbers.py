@@ -28,6 +28,12 @@ def numbers(data: Any, *path: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def speed_in(decisions: Mapping[str, Any]) -> Any:
+    """The decision with the speedup's numbers: against the baseline, or against the floor alone. Empty where neither
+    was asked."""
+    return decisions.get("speedup") or decisions.get("faster") or {}
+
+
 def say(text: str, *values: float | None) -> str:
     """``text.format(*values)``; a dash where one is missing."""
     return NONE if None in values else text.format(*values)

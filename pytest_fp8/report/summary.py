@@ -28,18 +28,17 @@ def markdown(report: Mapping[str, Any]) -> str:
         verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
         lines.append(_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
     answers = [
-        (name, question, decision)
+        (question in known_questions(entry), name, question, decision)
         for name, entry in entries
         for question, decision in entry["decisions"].items()
         if decision["verdict"] not in ("PASS", "IMPROVED")
     ]
     # What nobody knows of first: further ones are left out.
-    answers.sort(key=lambda answer: answer[1] in known_questions(report["entries"][answer[0]]))
+    answers.sort(key=lambda answer: answer[0])
     for name, entry in entries:
         for text in entry["errors"]:
             lines += _told(name, "an arm failed, as known" if is_known(entry, text) else "an arm failed", text)
-    for name, question, decision in answers[:EXPLAINED]:
-        known = question in known_questions(report["entries"][name])
+    for known, name, question, decision in answers[:EXPLAINED]:
         lines += _told(name, f"{question}, as known" if known else question, decision["message"])
     if len(answers) > EXPLAINED:
         lines += ["", f"{len(answers) - EXPLAINED} more answers are in the report."]

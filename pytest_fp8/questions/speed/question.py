@@ -99,9 +99,9 @@ class SpeedQuestion:
         tolerance = self.arms.case.tolerance
         # Sessions of a case that once waited for its host are gated on busy time from then on. Where the host was quiet
         # while the first pairs were timed, these have no busy times.
-        on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)]
+        on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if busy else []
         return [
-            *(on_busy if busy else []),
+            *on_busy,
             ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
             ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
             ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),

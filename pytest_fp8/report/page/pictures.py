@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.report.numbers import columns, number, numbers
+from pytest_fp8.report.numbers import columns, number, numbers, speed_in
 from pytest_fp8.report.page.drawing import (
     BAD,
     BAND,
@@ -79,7 +79,7 @@ def blocks(entry: Mapping[str, Any], key: str) -> Picture | None:
     if not processes or not all(value > 0 for p in processes for arm in ("bf16", "fp8") for value in p[arm]):
         return None
     ratios = ratios_by_process([p["bf16"] for p in processes], [p["fp8"] for p in processes])
-    said = entry["decisions"].get("speedup") or entry["decisions"].get("faster") or {}
+    said = speed_in(entry["decisions"])
     low, high, baseline = (number(said, "numbers", name) for name in ("low", "high", "baseline"))
     on_busy = said.get("numbers", {}).get("gated_on") == "busy time"
     baseline = None if on_busy else baseline
@@ -115,7 +115,7 @@ def blocks(entry: Mapping[str, Any], key: str) -> Picture | None:
 
 
 def waterfall(entry: Mapping[str, Any], key: str) -> Picture | None:
-    said = entry["decisions"].get("speedup") or entry["decisions"].get("faster") or {}
+    said = speed_in(entry["decisions"])
     account = said.get("numbers", {}).get("account") or {}
     bf16, fp8 = number(account, "bf16", "step"), number(account, "fp8", "step")
     moved = [number(account, name) for name in ("earned_ms", "casts_ms", "all_else_ms")]
