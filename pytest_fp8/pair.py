@@ -38,7 +38,7 @@ from pytest_fp8.questions.unanswered import cannot, not_held
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
-from pytest_fp8.rules.variance import MEASURED, Components, Session
+from pytest_fp8.rules.variance import MEASURED, Components
 from pytest_fp8.unasked import NotesUse
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
 
@@ -87,9 +87,9 @@ class Fp8Pair(NotesUse):
         )
         self._row = self.row = ledger.begin(self.case, case_hash, gpu)
 
-    def start(self, ahead: Iterable[Arm] = ()) -> None:
-        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit."""
-        self._arms.start(ahead)
+    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
+        """Have both arms alive, and others on their way (:meth:`TwoArms.start`)."""
+        self._arms.start(ahead, then)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,9 @@ class Fp8Pair(NotesUse):
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
         self._before("speedup", profiles=False)
-        return self._speed_question.timing(look)
+        evidence = self._speed_question.timing(look)
+        self._ledger.timed(self._row, self._speed_question.timer.recording())
+        return evidence
 
     def ledgers(self) -> TwoLedgers:
         """What both arms did in one instrumented step besides FP8."""
@@ -138,8 +140,7 @@ class Fp8Pair(NotesUse):
         """Does FP8 compute what it should: operand formats, each layer's products, gradients against BF16's."""
         layers = self.layers_evidence()
         decision = check_numerics(self.case, self.numerics_evidence(), layers)
-        failed = decision.verdict is Verdict.FAIL
-        return self._note(blame_in_ledger(decision, self.ledgers()) if failed else decision)
+        return self._note(blame_in_ledger(decision, self.ledgers()) if decision.verdict is Verdict.FAIL else decision)
 
     def loss(self) -> Decision:
         """Is the loss still right: curves of several seeds against BF16's."""
@@ -292,8 +293,8 @@ class Fp8Pair(NotesUse):
             measured = {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values}
             self._ledger.measure(self._row, metric, measured)
 
-    def _history(self, metric: str) -> list[Session]:
-        return list(self.baseline.history(metric)) if self.baseline is not None else []
+    def _history(self, metric: str) -> list[list[Any]]:
+        return self.baseline.history(metric) if self.baseline is not None else []
 
     def _stored(self, metric: str) -> list[Any]:
         return self.baseline.values(metric) if self.baseline is not None else []

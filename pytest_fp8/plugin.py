@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fp8.xdist import require_enough
 
             require_enough(settings, workers)
-        session = Session(settings, config.rootpath, is_worker=worker is not None)
+        session = Session(settings, config.rootpath, workers=int(worker["workercount"]) if worker is not None else 0)
         session.start(runs=not config.getoption("collectonly"))
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None
@@ -169,7 +169,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     from pytest_fp8.report.known import note_failure
 
-    ledger = item.config.stash[SESSION].ledger
+    session = item.config.stash[SESSION]
+    ledger = session.ledger
     note_failure(ledger, case.id, report, error)
     if item.stash.get(RUNNING, False):
         # Before the test ends pytest asks for reports of its subtests. What these asked counts with the test.
@@ -180,10 +181,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             ledger.ended(case.id, item.nodeid, report)
     if report.when == "teardown":
         ledger.taken()
-        if (session := item.config.stash[SESSION]).is_worker:
+        session.note_durations()
+        if session.is_worker:
             report.fp8_ledger = ledger.to_json()
         else:
-            session.interim.write(session.ledger, session.settings.report_dir, session.origin)
+            session.interim.write(ledger, session.settings.report_dir, session.origin)
     if report.when == "call":
         from pytest_fp8.report.formats import properties, shown_verdict
 
@@ -199,11 +201,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if html and item.config.pluginmanager.has_plugin("html"):
             from pytest_fp8.report.html_extras import html_extras
 
-            settings = item.config.stash[SESSION].settings
-            report.extras = [
-                *getattr(report, "extras", []),
-                *html_extras(html, settings.report_dir, case.id, asked),
-            ]
+            extras = html_extras(html, session.settings.report_dir, case.id, asked)
+            report.extras = [*getattr(report, "extras", []), *extras]
     return report
 
 

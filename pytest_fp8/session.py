@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class Session:
     """One per pytest process. Nothing here imports torch; arms start when a test first asks."""
 
-    def __init__(self, settings: Settings, root: Path, is_worker: bool) -> None:
-        self.settings, self.root, self.is_worker = settings, root, is_worker
+    def __init__(self, settings: Settings, root: Path, workers: int = 0) -> None:
+        """``workers``: how many workers of pytest-xdist there are where this process is one of them; else 0."""
+        self.settings, self.root, self.workers, self.is_worker = settings, root, workers, workers > 0
         self.ledger = Ledger()
         self.interim, self.endings = Interim(), Endings()
         self.problems: list[str] = []
@@ -107,6 +108,7 @@ class Session:
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.pair import Fp8Pair
+        from pytest_fp8.session_plan import coming
         from pytest_fp8.shipping import identity
         from pytest_fp8.workload import case_digest
 
@@ -140,8 +142,8 @@ class Session:
                 from pytest_fp8.report.evidence import evidence_of
 
                 self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
-        ahead = [make_arm(c, self.pool(), None, "") for c in self.soon(case)] if workload is None else []
-        pair.start(ahead)
+        soon = coming(self.upcoming, case, self.workers)
+        pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
         return pair
 
     @property
@@ -185,11 +187,16 @@ class Session:
         """Whether the closing summary has anything in it."""
         return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written or self.notes)
 
-    def end_arms(self) -> None:
-        """End all arms, and note where their time went."""
+    def note_durations(self) -> None:
+        """Note where the arms' time went so far. A worker that is ended by a signal has no later occasion."""
         if self._pool is not None:
             self.ledger.seconds = self._pool.seconds
             self.ledger.durations = self._pool.stopwatch.to_json()
+
+    def end_arms(self) -> None:
+        """End all arms, and note where their time went."""
+        self.note_durations()
+        if self._pool is not None:
             self._pool.close()
 
     def close(self) -> None:
@@ -281,13 +288,6 @@ class Session:
             self.notes += [*notes, *write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)]
         except Fp8Error as error:
             self.problems.append(error.message)
-
-    def soon(self, case: Case) -> list[Case]:
-        """Later cases of this session with the same reference; none under xdist, where another worker may run them."""
-        if self.is_worker:
-            return []
-        position = next((index for index, c in enumerate(self.upcoming) if c == case), len(self.upcoming))
-        return [c for c in self.upcoming[position + 1 :] if c.reference() == case.reference() and c.needs_gpu]
 
     def _gpu_key(self) -> str:
         from pytest_fp8.gpu import detect

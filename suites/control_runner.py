@@ -5,7 +5,7 @@ Nothing of it lands in the session's own ledger, and no baseline is ever written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controls.control import Control, Outcome
@@ -54,7 +54,7 @@ class SmallArms(ArmPool):
             self._become([arm])
         return self._held[_side(arm)][1]
 
-    def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
+    def ensure(self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = ()) -> None:
         self._become([arm for arm in (reference, fp8) if self._held.get(_side(arm), ("",))[0] != arm.key])
 
     def renew(self, *arms: Arm) -> None:

@@ -5,6 +5,7 @@ import pytest
 from pytest_fp8 import ArmError, CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.questions.speed.causes import launch_bound
+from pytest_fp8.questions.speed.check import check_speedup
 
 MEASURED_ON = "h200"
 """The GPU on which ``slower_because`` was measured. On another one FP8 may be faster, and the test may pass."""
@@ -23,6 +24,8 @@ def assert_faster(request, fp8_pair):
             pytest.xfail(slow)
         fp8_pair.assert_faster()
         return
+    if seen_slower(fp8_pair):
+        pytest.xfail(because)
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
@@ -36,6 +39,18 @@ def assert_faster(request, fp8_pair):
         raise Slower(str(failed)) from None
     if decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
         request.applymarker(known)
+
+
+def seen_slower(fp8_pair):
+    """Whether the first pair of processes is slower than the floor beyond its noise. A verdict would take a second one;
+    what is known, and holds, is not proved anew in each run."""
+    try:
+        timed = fp8_pair.timing_evidence(look=0)
+    except ArmError:
+        return False  # asked for the floor, it is reported
+    case = fp8_pair.case
+    decision = check_speedup(timed, floor=case.floor, tolerance=case.tolerance)
+    return decision.verdict is not Verdict.INVALID and decision.numbers["high"] < case.floor
 
 
 def slow_host(fp8_pair):

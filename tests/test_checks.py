@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -215,15 +216,40 @@ def test_a_disturbed_measurement_is_invalid(changes, says):
     verdict_of(check_speedup(timing(**changes), floor=1.0, tolerance=0.03), Verdict.INVALID, says)
 
 
-def test_a_slowdown_of_both_arms_is_no_regression_of_fp8():
+@pytest.mark.parametrize(
+    ("stored", "verdict", "says"),
+    [
+        # BF16 takes 110 ms here.
+        ([[100.0, 100.4]], Verdict.INVALID, "100.20 ms a step +-8%, as in 1 stored session"),
+        ([[97.0], [100.2]], Verdict.INVALID, "97.00 to 100.20 ms a step +-8%, as in 2 stored session"),
+        ([[120.4]], Verdict.INVALID, "reference is outside its own band"),
+        ([[103.5]], Verdict.PASS, ""),
+        ([[118.0]], Verdict.PASS, ""),
+        ([[97.0], [104.0]], Verdict.PASS, ""),
+    ],
+)
+def test_a_slowdown_of_both_arms_is_no_regression_of_fp8(stored, verdict, says):
     both = check_speedup(
         timing(88, bf16=[[110.0] * 12] * 2),
         floor=1.0,
         tolerance=0.03,
         history=sessions(1.25),
-        baseline_reference_ms=[100.0],
+        baseline_reference_ms=stored,
     )
-    verdict_of(both, Verdict.INVALID, "reference is outside its own band")
+    verdict_of(both, verdict, says)
+
+
+HOSTS = [118.1, 120.2, 120.3, 120.5, 121.1, 121.7, 121.9, 122.1, 124.0, 125.1, 125.3]
+"""Milliseconds of one and the same BF16 step of 1B on H200s: medians of sessions, in stored baselines and in a run."""
+
+
+def test_no_healthy_host_is_outside_the_band_of_another():
+    for here, stored in itertools.permutations(HOSTS, 2):
+        speed = timing(here / 1.25, bf16=[[here] * 12] * 2)
+        found = check_speedup(
+            speed, floor=1.0, tolerance=0.03, history=sessions(1.25), baseline_reference_ms=[[stored]]
+        )
+        verdict_of(found, Verdict.PASS)
 
 
 def memory(peak, resident=50, phase="forward"):

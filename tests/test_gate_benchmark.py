@@ -209,7 +209,8 @@ def verdicts(traces, now, decide):
     found = []
     for index in range(len(now.bf16)):
         history = [trace.log_ratios[index].tolist() for trace in traces]
-        found.append(gated(history, now, index, [float(np.median(traces[-1].bf16[index]))], decide))
+        stored = [[float(np.median(trace.bf16[index]))] for trace in traces]
+        found.append(gated(history, now, index, stored, decide))
     return found
 
 

@@ -416,6 +416,9 @@ KNOWN_SLOWER = """
     [
         ({"speedup": 0.8}, (), {"xfailed": 1}, "fails as known: narrow"),
         ({"speedup": 1.2}, (), {"failed": 1}, "XPASS(strict)] narrow"),
+        # Within the noise of one pair of processes, and below the floor with more of them.
+        ({"speedup": 0.991}, (), {"xfailed": 1}, "fails as known: narrow"),
+        ({"speedup": 0.8, "strangers": (4242,)}, (), {}, "1 invalid"),
         ({"strangers": (4242,)}, (), {}, "1 invalid"),
         ({"strangers": (4242,)}, ("--fp8-strict",), {"failed": 1}, "another process used the GPU"),
         ({"fails": {"tiny-torchao-rowwise": "out of memory"}}, (), {"failed": 1}, "tiny-torchao-rowwise"),
@@ -444,7 +447,7 @@ def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytest
     pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
     result = pytester.runpytest("--fp8-gpu=h200", "-rx")
     result.assert_outcomes(**{outcome: 1})
-    slow_host = "*this machine's host is too slow for it: launch-bound: the GPU works 50.* ms of each 12* ms step*"
+    slow_host = "*this machine's host is too slow for it: launch-bound: the GPU works [45]?.? ms of each 12* ms step*"
     result.stdout.fnmatch_lines([slow_host] if outcome == "xfailed" else ["*FP8 is not faster than the best BF16*"])
 
 

@@ -69,7 +69,7 @@ def test_no_more_arms_warm_up_together_than_the_gpu_holds(world):
 def test_a_large_arm_makes_room_for_the_next(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]))
+    one.start(ahead(pool, [two]), ahead(pool, [two]))
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
     two.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
@@ -212,7 +212,7 @@ def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeyp
 def test_a_process_that_was_started_ahead_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]))
+    one.start(ahead(pool, [two]), ahead(pool, [two]))
     waiting = {process.pid for process in spares(world)}
     assert waiting
     assert waiting < pool.pids
@@ -295,7 +295,7 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
 def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]))
+    one.start(ahead(pool, [two]), ahead(pool, [two]))
     [spare] = [process for process in spares(world) if process.backend == "torchao"]
     spare.alive = False
     two.start()
@@ -315,7 +315,7 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypat
     pool = ArmPool(H200)
     two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
     [one] = pairs(pool, "8b", "tensorwise")
-    one.start(ahead(pool, [two_gpus]))
+    one.start(then=ahead(pool, [two_gpus]))
     waiting = [process for process in spares(world) if process in ranks]
     assert [process.backend for process in waiting] == ["torchao"]
     assert {process.pid for process in waiting} <= pool.pids
@@ -328,7 +328,7 @@ def test_what_waits_for_arms_that_do_not_come_ends(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
     te = PairArms(Case("8b", "transformer_engine", "current"), pool, None)
-    one.start(ahead(pool, [te]))
+    one.start(then=ahead(pool, [te]))
     waiting = [process for process in spares(world) if process.backend == "transformer_engine"]
     assert len(waiting) == 1
     pool.close_all()
@@ -340,6 +340,6 @@ def test_what_waits_for_arms_that_do_not_come_ends(world):
 def test_no_process_waits_for_a_case_on_the_cpu(world):
     pool = ArmPool(None)
     pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
-    pair.start(ahead(pool, [later]))
+    pair.start(ahead(pool, [later]), ahead(pool, [later]))
     assert not spares(world)
     pool.close()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.pair import cpu_threads
-from pytest_fp8.options import Settings
-from pytest_fp8.session import Session
+from pytest_fp8.session_plan import coming
 
 pytest.importorskip("xdist")
 
@@ -143,12 +141,15 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
     assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
 
 
-@pytest.mark.parametrize(("worker", "ahead"), [(False, ["rowwise", "rowwise_with_gw_hp"]), (True, [])])
-def test_a_worker_builds_no_arms_for_what_another_may_be_given(worker, ahead):
+@pytest.mark.parametrize(
+    ("workers", "ahead", "then"), [(0, ["rowwise", "rowwise_with_gw_hp"], "rowwise"), (2, [], "rowwise_with_gw_hp")]
+)
+def test_one_of_several_workers_builds_nothing_ahead(workers, ahead, then):
     cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
-    session = Session(Settings(), Path(), is_worker=worker)
-    session.upcoming = cases
-    assert [case.recipe for case in session.soon(cases[0])] == ahead
+    built, started = coming([*cases, Case("8b", "transformer_engine", "current")], cases[0], workers)
+    assert [case.recipe for case in built] == ahead
+    assert [case.recipe for case in started] == ["none", then]
+    assert coming(cases, cases[-1], workers) == ([], [])
 
 
 def test_arms_on_the_cpu_share_its_cores_with_those_of_other_workers(monkeypatch):

@@ -167,7 +167,7 @@ def simulate(
         own = estimate([dict(enumerate(history)) for history in histories])
         for rule, decide in ((OURS, ours(own, plan.tolerance, SESSION)), (BEFORE, before(plan.tolerance, SESSION))):
             found = [
-                gated(history, now, index, np.median(stored[-1].bf16[index], axis=(1, 2)).tolist(), decide)
+                gated(history, now, index, [np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored], decide)
                 for history, (stored, now) in zip(histories, drawn, strict=True)
             ]
             tallies[rule].add([[one.verdict.value for one in found]])

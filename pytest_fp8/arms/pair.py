@@ -27,11 +27,13 @@ class TwoArms:
         self.pool = other.pool
         self._answers: dict[str, Any] = {}
         self._ahead: list[Arm] = []
+        self._then: list[Arm] = []
 
-    def start(self, ahead: Iterable[Arm] = ()) -> None:
-        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit."""
-        self._ahead = list(ahead) or self._ahead
-        self.pool.ensure(self.reference, self.other, self._ahead)
+    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
+        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit. ``then``:
+        those of the next case; processes for them start meanwhile."""
+        self._ahead, self._then = list(ahead) or self._ahead, list(then) or self._then
+        self.pool.ensure(self.reference, self.other, self._ahead, self._then)
 
     def renew(self) -> None:
         """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""

@@ -6,7 +6,7 @@ The pool decides which arms fit the GPU together and which must take turns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,18 +175,18 @@ class ArmPool:
                 self.live(arm)
         return self._too_large.get(arm.key)
 
-    def ensure(self, reference: Arm, fp8: Arm, ahead: Iterable[Arm] = ()) -> None:
+    def ensure(self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = ()) -> None:
         """Have both arms alive, and as many of ``ahead`` as fit, all built at the same time; close every other arm.
+        ``then``: the arms of the next case.
 
         Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
         """
-        pair = [reference, fp8]
         # Their processes start while this pair is built, so that no import runs while the pair is timed.
-        self._soon = [reference, *(arm for arm in ahead if arm.key != fp8.key), fp8]
+        self._soon = [*then, reference, fp8]
         small = memory_plan.small(reference.spec.case)
         # Large arms are never built ahead: there is no memory for them beside the pair.
-        later = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if small else []
-        keep = {arm.key for arm in pair + later}
+        ahead = [arm for arm in ahead if arm.key not in {reference.key, fp8.key}] if small else []
+        keep = {arm.key for arm in (reference, fp8, *ahead)}
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
         for gone in self._folders.keep(keep):
@@ -195,10 +195,10 @@ class ArmPool:
         if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
             self._turns |= {reference.key, fp8.key}
             return
-        missing = [arm for arm in pair if not self.is_alive(arm)]
+        missing = [arm for arm in (reference, fp8) if not self.is_alive(arm)]
         if not missing:
             return
-        others = [arm for arm in later if not self.is_alive(arm) and arm.key not in self._failed_ahead]
+        others = [arm for arm in ahead if not self.is_alive(arm) and arm.key not in self._failed_ahead]
         more = memory_plan.further_arms(self.gpu, missing[0].spec, self._held_by(self._processes)) - len(missing)
         try:
             if small or more >= 0:
@@ -211,7 +211,7 @@ class ArmPool:
             if error.kind != "out of memory" or fp8.spec.device != "cuda":
                 raise
             # The one that was built stays, and answers first.
-            self.renew(*later)
+            self.renew(*ahead)
             self._turns |= {reference.key, fp8.key}
 
     def renew(self, *arms: Arm) -> None:

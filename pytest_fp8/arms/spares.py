@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.ranks import AnyProcess
     from pytest_fp8.arms.spec import ArmSpec
 
-MOST_SPARES = 2
-"""One for BF16 and one for FP8, as a fresh pair needs. Each keeps its imported libraries in memory while it waits."""
+MOST_SPARES = 3
+"""For BF16, for the next case's backend and for a fresh process of this one's. Each keeps its imported libraries in
+memory while it waits."""
 
 
 class Spares:

@@ -151,7 +151,7 @@ class Ledger:
         if any(test in tests for tests in self.not_run.values()):
             return
         row = self.entries.get(case)
-        if not report.skipped or (row is not None and (row.decisions or row.errors)):
+        if not report.skipped or (row is not None and (row.decisions or row.errors or row.timing)):
             self.ran_on_gpu += 1
         elif hasattr(report, "wasxfail"):
             self.skipped(test, report.wasxfail.removeprefix("reason: ") or "expected to fail")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "speedup"
-BAND = 0.05
-"""How far the reference's own step time may lie from its baseline's: hosts of one kind differed by up to 5 %. Beyond
-that the power limit treats the arms differently: with a pause added to both arms' steps on an H200, BF16 took 7.3 %
-longer and FP8 9.6 %, which is no regression of FP8."""
+BAND = 0.08
+"""How far the reference's own step time may lie, in log, from that of the nearest session of its baseline. Eleven H200s
+took 118.1 to 125.3 ms for one and the same step of 1B: their logs scatter by 2.0 %, so that two of them lie more than
+8 % apart in one of 200 pairs. Beyond that the power limit treats the arms differently: with a pause added to both arms'
+steps on an H200, BF16 took 7.3 % longer and FP8 9.6 %, which is no regression of FP8."""
 
 OUTSIDE_BAND = "the BF16 reference is outside its own band"
 """The headline where that makes a stored baseline useless."""
@@ -38,7 +40,7 @@ def check_speedup(
     tolerance: float,
     history: Sequence[Session] = (),
     components: Components = MEASURED,
-    baseline_reference_ms: Sequence[float] = (),
+    baseline_reference_ms: Sequence[Sequence[float]] = (),
     baseline_file: str = "",
     cases: int = GATED_CASES,
     busy_history: Sequence[Session] = (),
@@ -47,7 +49,7 @@ def check_speedup(
     """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
 
     ``history``: the baseline's sessions, each the log ratios of its processes' blocks; ``components``: the variances of
-    this GPU; ``baseline_reference_ms``: BF16's step times stored with the baseline. ``cases``: how many cases of this
+    this GPU; ``baseline_reference_ms``: BF16's step times in each of these sessions. ``cases``: how many cases of this
     session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
     baseline has them. ``other_work``: what else says that the arms do not do the same work.
 
@@ -195,7 +197,7 @@ def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
     }
 
 
-def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[float]) -> Finding | None:
+def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[Sequence[float]]) -> Finding | None:
     """Why the blocks cannot be used, or ``None``. ``baseline_ms``: BF16's step times stored in the baseline."""
     if evidence.strangers:
         return Verdict.INVALID, {
@@ -232,15 +234,14 @@ def _other_attention(evidence: TimingEvidence) -> Finding | None:
     }
 
 
-def _outside_band(bf16_ms: float, baseline_ms: Sequence[float]) -> Finding | None:
-    if not baseline_ms:
+def _outside_band(bf16_ms: float, baseline_ms: Sequence[Sequence[float]]) -> Finding | None:
+    stored = sorted(median(session) for session in baseline_ms)
+    if not stored or min(abs(math.log(bf16_ms / each)) for each in stored) <= BAND:
         return None
-    stored = float(np.median(np.asarray(baseline_ms)))
-    if abs(math.log(bf16_ms / stored)) <= BAND:
-        return None
+    sessions = f"{stored[0]:.2f}" if len(stored) == 1 else f"{stored[0]:.2f} to {stored[-1]:.2f}"
     return Verdict.INVALID, {
         "headline": OUTSIDE_BAND,
-        "expected": f"{stored:.2f} ms a step +-{BAND:.0%}",
+        "expected": f"{sessions} ms a step +-{BAND:.0%}, as in {len(stored)} stored session(s)",
         "seen": f"{bf16_ms:.2f} ms",
         "cause": "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
         "next_step": "compare driver and libraries with the baseline's provenance; measure anew if they moved",

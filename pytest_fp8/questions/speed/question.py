@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_fp8.questions.speed.evidence import (
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import processes_hold, ratios_by_process
-from pytest_fp8.rules.variance import Components, Session
+from pytest_fp8.rules.variance import Components
 from pytest_fp8.verdicts import Decision
 
 Row = tuple[str, str, str, float, list[Any]]
@@ -34,7 +34,7 @@ class SpeedQuestion:
     arms: PairArms
     stored: Callable[[str], list[Any]]
     """The values of a metric in the baseline; empty where there is none."""
-    history: Callable[[str], Sequence[Session]]
+    history: Callable[[str], list[list[Any]]]
     """The baseline's sessions of a metric, oldest first; empty where there is none."""
     components: Components
     baseline_file: str
@@ -88,7 +88,7 @@ class SpeedQuestion:
             tolerance=self.arms.case.tolerance,
             history=history,
             components=self.components,
-            baseline_reference_ms=self.stored("bf16_ms") if history else (),
+            baseline_reference_ms=self.history("bf16_ms") if history else (),
             baseline_file=self.baseline_file,
             cases=self.gated_cases,
             busy_history=self.history("busy_speedup") if against_baseline else (),
