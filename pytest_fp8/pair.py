@@ -106,7 +106,7 @@ class Fp8Pair(NotesUse):
         return self._loss_looks()[0]
 
     def timing_evidence(self, look: int = 0) -> TimingEvidence:
-        """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`."""
+        """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`."""
         self._before("speedup", profiles=False)
         evidence = self._speed_question.timing(look)
         self._ledger.timed(self._row, self._speed_question.timer.recording())

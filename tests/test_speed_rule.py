@@ -127,6 +127,25 @@ def test_a_loss_that_a_wide_tolerance_excludes_passes_however_well_it_is_proven(
     assert narrow.change == pytest.approx(math.log(0.97))
 
 
+def test_the_first_look_passes_nothing_that_may_have_become_faster():
+    """A later look then says so: the old baseline no longer guards what was gained."""
+    stored = [[[0.0] * 8] * 4] * 4
+
+    def verdict(change, blocks):
+        return decide_speedup([[change] * blocks], history=stored, components=KNOWN, floor=None).verdict
+
+    assert verdict(0.0, 3) is verdict(0.0, 6) is Verdict.PASS
+    assert verdict(0.012, 3) is Verdict.INCONCLUSIVE
+    assert verdict(0.012, 6) is Verdict.PASS
+    assert verdict(-0.012, 3) is Verdict.INCONCLUSIVE
+
+
+def test_what_a_case_is_gated_at_does_not_depend_on_how_soon_it_passes():
+    stored = [[[0.0, 0.004, -0.004, 0.002] * 2] * 2]
+    early, late = (decide_speedup([[0.0] * blocks], history=stored).tolerance for blocks in (3, 6))
+    assert early == late > 0.02
+
+
 def test_one_process_never_fails_a_case():
     for looks in (1, 4):
         one = decide_speedup([[-0.5] * 6], history=[[[0.0] * 6] * 4] * 4, looks=looks)

@@ -26,24 +26,30 @@ from pytest_fp8.questions.speed.evidence import (
 )
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 from pytest_fp8.rules.variance import MEASURED
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
 
 
-def recorded(prefix):
-    """Each process of these recordings, as (name, whether either arm's turns are unsteady)."""
+def recorded(prefix, blocks):
+    """Each process of these recordings, as (name, whether either arm's turns are unsteady in so many blocks)."""
     for path in sorted(RECORDINGS.glob(f"{prefix}*.json")):
         for process in json.loads(path.read_text())["processes"]:
-            yield path.name, unsteady_pair(process["bf16"][1:], process["fp8"])
+            yield path.name, unsteady_pair(process["bf16"][1 : 2 * blocks], process["fp8"][: 2 * blocks])
 
 
-def test_every_recorded_process_of_1b_is_steady():
-    assert [name for name, moved in recorded("1b") if moved] == []
+FIRST_AND_ALL = pytest.mark.parametrize("blocks", [LOOKS[0][1], 12])
 
 
-def test_every_recorded_process_of_8b_with_transformer_engine_is_not():
-    assert [name for name, moved in recorded("8b-te") if not moved] == []
+@FIRST_AND_ALL
+def test_every_recorded_process_of_1b_is_steady(blocks):
+    assert [name for name, moved in recorded("1b", blocks) if moved] == []
+
+
+@FIRST_AND_ALL
+def test_every_recorded_process_of_8b_with_transformer_engine_is_not(blocks):
+    assert [name for name, moved in recorded("8b-te", blocks) if not moved] == []
 
 
 @pytest.mark.parametrize(
@@ -118,6 +124,66 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     steps, dropped = PowerLimited.sizes[-1]
     assert 2000 < (dropped + 2 * steps) * 370 < 3500, "two to three seconds a turn"
     assert timer.recording()["dropped_steps"] == dropped
+
+
+class Asked:
+    """Whether the first blocks settle it; notes what was asked of the arms before."""
+
+    def __init__(self, answer):
+        self.answer, self.seen = answer, []
+
+    def __call__(self, reference, other):
+        self.seen.append((list(reference), list(other)))
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "blocks"), [(True, 3), (False, 6)])
+def test_the_first_pair_goes_on_where_its_first_blocks_settle_nothing(pool, answer, blocks):
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    asked = Asked(answer)
+    timing = timing_of(arms, BlockTimer(arms, asked), 0)
+    assert [len(timing.bf16[0]), len(timing.fp8[0])] == [2 * blocks, 2 * blocks]
+    [(reference, other)] = asked.seen
+    assert (reference, other) == (timing.bf16[0][:6], timing.fp8[0][:6])
+
+
+@pytest.mark.parametrize(("answer", "blocks"), [(True, 3), (False, 6)])
+def test_what_is_asked_of_the_first_blocks_is_asked_of_the_longer_turns(pool, answer, blocks):
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    asked = Asked(answer)
+    timing = timing_of(arms, BlockTimer(arms, asked), 0)
+    assert len(timing.fp8[0]) == 2 * blocks
+    assert timing.fp8[0] == pytest.approx([280.0] * 2 * blocks, rel=0.01)
+    assert len(asked.seen) == 1
+    assert asked.seen[0][0] == pytest.approx([370.0] * 6, rel=0.01)
+
+
+def test_turns_that_only_all_blocks_show_to_be_unsteady_are_taken_again_as_a_whole(pool, monkeypatch):
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    seen = []
+
+    def late(reference, other):
+        seen.append(len(other))
+        return len(other) > 6
+
+    monkeypatch.setattr("pytest_fp8.questions.speed.timing.unsteady_pair", late)
+    timing = timing_of(arms, BlockTimer(arms, Asked(False)), 0)
+    assert seen == [6, 12]
+    assert timing.fp8[0] == pytest.approx([280.0] * 12, rel=0.01)
+
+
+def test_later_pairs_and_those_of_a_baseline_take_all_blocks_at_once(pool):
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    found = timing_of(arms, BlockTimer(arms, Asked(True)), 1)
+    assert [len(times) for times in found.fp8] == [6, 12]
+    arms = PairArms(Case("1b", "torchao", "rowwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file", 30, processes=2)
+    assert {len(times) for times in question.first_timing().fp8} == {2 * BASELINE_BLOCKS}
 
 
 def test_a_further_case_of_the_reference_begins_with_the_longer_turns(pool):

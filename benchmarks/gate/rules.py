@@ -34,10 +34,11 @@ Decide = Callable[[Session, Sequence[Session]], Verdict]
 
 @dataclass(frozen=True)
 class Gated:
-    """What a rule of the plugin said in the end, and how many pairs of processes it took."""
+    """What a rule of the plugin said in the end, how many pairs of processes it took, and how many blocks of each."""
 
     verdict: Verdict
     builds: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,25 @@ class Rule:
     """``fp8`` milliseconds, or the ``ratio`` of BF16's to FP8's."""
 
 
-def gated(history: Sequence[Session], run: Trace, trial: int, stored_ms: Session, decide: Decide) -> Gated:
+def gated(
+    history: Sequence[Session],
+    run: Trace,
+    trial: int,
+    stored_ms: Session,
+    decide: Decide,
+    looks: Sequence[tuple[int, int]] = LOOKS,
+) -> Gated:
     """A rule of the plugin after the INVALID rules of the speed question, look after look. No floor: the question is
     what changed since the history. ``stored_ms``: BF16's step times in each of its sessions."""
     ratios = run.log_ratios[trial].tolist()
-    for processes, blocks in LOOKS:
+    for processes, blocks in looks:
         bf16 = float(np.median(run.bf16[trial, :processes]))
         if disturbed(_NOTHING_SEEN, bf16, stored_ms) is not None:
-            return Gated(Verdict.INVALID, processes)
+            return Gated(Verdict.INVALID, processes, blocks)
         verdict = decide([x[:blocks] for x in ratios[:processes]], history)
         if verdict is not Verdict.INCONCLUSIVE:
             break
-    return Gated(verdict, processes)
+    return Gated(verdict, processes, blocks)
 
 
 def ours(components: Components, tolerance: float, cases: int) -> Decide:

@@ -15,7 +15,7 @@ from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, Trace, dr
 from benchmarks.gate.recordings import Floats
 from benchmarks.gate.rules import TODAY, Gated, before, gated, ours, process_seconds, today
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS, PAIR_LOOKS
 from pytest_fp8.rules.variance import Components, estimate
 from pytest_fp8.verdicts import Verdict
 
@@ -165,10 +165,14 @@ def simulate(
     for index in range(sessions):
         histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
         own = estimate([dict(enumerate(history)) for history in histories])
-        for rule, decide in ((OURS, ours(own, plan.tolerance, SESSION)), (BEFORE, before(plan.tolerance, SESSION))):
+        stored_ms = [[np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored] for stored, _ in drawn]
+        for rule, decide, looks in (
+            (OURS, ours(own, plan.tolerance, SESSION), LOOKS),
+            (BEFORE, before(plan.tolerance, SESSION), PAIR_LOOKS),
+        ):
             found = [
-                gated(history, now, index, [np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored], decide)
-                for history, (stored, now) in zip(histories, drawn, strict=True)
+                gated(history, now, index, milliseconds, decide, looks)
+                for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
             ]
             tallies[rule].add([[one.verdict.value for one in found]])
             _count(tallies[rule], cases, found)
@@ -194,7 +198,7 @@ def _draw(
 def _count(tally: Tally, cases: Sequence[Noise], found: Sequence[Gated]) -> None:
     tally.builds += sum(one.builds for one in found)
     pairs = zip(cases, found, strict=True)
-    tally.gpu_seconds += sum(one.builds * process_seconds(noise, LOOKS[0][1]) for noise, one in pairs)
+    tally.gpu_seconds += sum(one.builds * process_seconds(noise, one.blocks) for noise, one in pairs)
 
 
 def same_session(cases: Sequence[Noise], plan: Plan, change: float, sessions: int, rule: str = BESIDE) -> Tally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pytest_fp8.rules.change import (
     ALPHA,
+    BETA,
     RUNS_TO_FAIL,
     Change,
     change_of,
@@ -28,9 +29,11 @@ GATED_CASES = 30
 """Cases that share ``ALPHA`` where a caller does not say how many there are."""
 POWER = 0.85
 """Chance, at the last look, that a loss of the tolerance fails: what a history must offer to gate at a tolerance."""
-LOOKS: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (3, 6), (4, 6))
+LOOKS: tuple[tuple[int, int], ...] = ((1, 3), (1, 6), (2, 6), (3, 6), (4, 6))
 """(fresh processes, ABBA blocks per process) of each look. Further blocks of one process buy little: they do not touch
-the spread between processes. The first look can pass a case, and never fail one."""
+the spread between processes. The looks at one process can pass a case, and never fail one."""
+PAIR_LOOKS = LOOKS[1:]
+"""The looks that each take a fresh pair of processes; the look before them is at the first blocks of the first pair."""
 BASELINE_BLOCKS = 8
 """ABBA blocks of each process of a baseline. It is measured once and used often, so it may cost more."""
 
@@ -110,8 +113,10 @@ def decide_speedup(
         verdicts.append(("floor", _against_floor(here, math.log(floor), cases, looks, last)))
     if history:
         change = change_of(processes, history, components)
-        gated_at = max(tolerance, holds(history, components, cases, min(map(len, processes))))
-        verdicts.append(("baseline", judge(change, gated_at, cases, looks, last)))
+        # As at the later looks: what a case is gated at does not depend on how soon it passes.
+        blocks = max(LOOKS[-1][1], min(map(len, processes)))
+        gated_at = max(tolerance, holds(history, components, cases, blocks))
+        verdicts.append(("baseline", _against_history(change, gated_at, cases, looks, processes)))
     verdict, reason = _least_good(verdicts)
     return Speedup(
         here.theta,
@@ -124,6 +129,14 @@ def decide_speedup(
         change.own_error if change else None,
         gated_at,
     )
+
+
+def _against_history(change: Change, tolerance: float, cases: int, looks: int, processes: Session) -> Verdict:
+    """At the first look a case passes where a gain of the tolerance is excluded as well, so that later ones find it."""
+    verdict = judge(change, tolerance, cases, looks, last=len(processes) >= LOOKS[looks - 1][0])
+    first = (len(processes), len(processes[0])) <= LOOKS[0]
+    gained = change.theta + change.quantile(1 - BETA / looks) * change.error > -math.log(1 - tolerance)
+    return Verdict.INCONCLUSIVE if first and gained else verdict
 
 
 def _against_floor(here: Change, bound: float, cases: int, looks: int, last: bool) -> Verdict:

@@ -104,7 +104,9 @@ def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
 
 def _processes(timed: Session, judged: Session) -> str:
     of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
-    return f"{len(timed)} process(es) of {len(timed[0])} blocks{of_some}"
+    few, many = min(map(len, timed)), max(map(len, timed))
+    blocks = f"{many}" if few == many else f"{few} to {many}"
+    return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
 
 
 def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:

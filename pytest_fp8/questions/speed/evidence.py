@@ -12,7 +12,7 @@ from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.account import Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class TimingEvidence:
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
-    """The evidence of each look in ``LOOKS``, measured when it is asked for. Raises ``ArmError``."""
-    for look in range(len(LOOKS)):
+    """The evidence of each look in ``PAIR_LOOKS``, measured when it is asked for. Raises ``ArmError``."""
+    for look in range(len(PAIR_LOOKS)):
         yield timing_of(arms, timer, look)
 
 
 def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
     """The evidence of one look; asked once. Raises ``ArmError``."""
-    return arms.once(f"timing {look}", lambda: _measured(arms, timer, *LOOKS[look]))
+    return arms.once(f"timing {look}", lambda: _measured(arms, timer, *PAIR_LOOKS[look]))
 
 
 FURTHER = 2

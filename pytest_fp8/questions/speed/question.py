@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -19,9 +20,9 @@ from pytest_fp8.questions.speed.evidence import (
     timing_of,
 )
 from pytest_fp8.questions.speed.timing import BlockTimer
-from pytest_fp8.rules.speed import processes_hold, ratios_by_process
+from pytest_fp8.rules.speed import decide_speedup, log_ratios, processes_hold, ratios_by_process
 from pytest_fp8.rules.variance import Components
-from pytest_fp8.verdicts import Decision
+from pytest_fp8.verdicts import Decision, Verdict
 
 Row = tuple[str, str, str, float, list[Any]]
 """A metric that was measured: name, unit, direction, tolerance, values."""
@@ -43,7 +44,8 @@ class SpeedQuestion:
     """Fresh pairs of processes to measure for a new baseline; ``None`` where the stored one is asked."""
 
     def __post_init__(self) -> None:
-        self.timer = BlockTimer(self.arms)
+        # What a baseline stores is measured whole.
+        self.timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
         self.timer.wants_busy = bool(self.stored("busy_speedup"))
 
     def first_timing(self) -> TimingEvidence:
@@ -63,8 +65,22 @@ class SpeedQuestion:
             return False
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
+    def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:
+        """Whether these first blocks pass what the baseline asks and decide about the floor, or busy times will do."""
+        decide = partial(
+            decide_speedup,
+            [log_ratios(reference, fp8)],
+            components=self.components,
+            tolerance=self.arms.case.tolerance,
+            cases=self.gated_cases,
+        )
+        floor = self.arms.case.floor
+        kept, fast = decide(history=self.history("speedup"), floor=None), decide(floor=floor)
+        known = fast.verdict is Verdict.PASS or fast.interval[1] < floor
+        return self.timer.wants_busy or (kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known)
+
     def timing(self, look: int) -> TimingEvidence:
-        """The evidence of one look of :data:`pytest_fp8.rules.speed.LOOKS`. Raises ``ArmError``."""
+        """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`. Raises ``ArmError``."""
         return timing_of(self.arms, self.timer, look)
 
     def decide(self, bounds: SpeedBounds) -> tuple[Decision, list[Row]]:

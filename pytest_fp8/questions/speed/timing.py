@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.arms import Arm, TwoArms
+from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.rules.statistics import sample_sd
 
 BLOCK_MS = 250.0
@@ -36,6 +37,9 @@ LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 3, 25
 """At once: all kernels of these steps are kept in memory."""
 
 
+Settled = Callable[[Sequence[float], Sequence[float]], bool]
+
+
 @dataclass
 class Turns:
     """How long each arm's turn is; the same for all cases of one reference."""
@@ -49,8 +53,11 @@ class Turns:
 class BlockTimer:
     """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference."""
 
-    def __init__(self, arms: TwoArms) -> None:
-        self.arms = arms
+    def __init__(self, arms: TwoArms, settled: Settled | None = None) -> None:
+        """``settled``: whether the first blocks of the first pair, of the reference and of the other arm, say all that
+        will be asked; without it all blocks are taken. It is asked while nothing is profiled, which slows a process.
+        """
+        self.arms, self._settled = arms, settled
         self.reference: list[list[float]] = []
         """Milliseconds per step of each block, in the order taken; one list per fresh process."""
         self.other: list[list[float]] = []
@@ -72,24 +79,36 @@ class BlockTimer:
         while len(self.other) < processes:
             if self.other:
                 self.arms.renew()
-            reference, other = self._taken(blocks)
+            if self.arms.takes_turns:
+                reference, other = self._in_turns(blocks)
+            else:
+                reference, other = self._alternating(blocks) if self.other else self._first_pair(blocks)
             self.reference.append(reference)
             self.other.append(other)
         return fresh
 
-    def _taken(self, blocks: int) -> tuple[list[float], list[float]]:
-        """The blocks of one pair of processes. Those of the first pair show whether turns must be longer; then they are
-        taken again."""
-        if self.arms.takes_turns:
-            return self._in_turns(blocks)
-        reference, other = self._alternating(blocks)
+    def _first_pair(self, blocks: int) -> tuple[list[float], list[float]]:
+        """The blocks of the first pair of processes: some, and the others where these do not settle it. They show
+        whether turns must be longer; then they are taken again."""
+        early = min(blocks, LOOKS[0][1]) if self._settled is not None else blocks
+        taken = self._alternating(early)
+        if self._lengthened(*taken):
+            taken = self._alternating(early)
+        if self._settled is None or early == blocks or self._settled(*taken):
+            return taken
+        for times, further in zip(taken, self._alternating(blocks - early), strict=True):
+            times.extend(further)
+        return self._alternating(blocks) if self._lengthened(*taken) else taken
+
+    def _lengthened(self, reference: list[float], other: list[float]) -> bool:
+        """Whether these blocks show that turns must be longer: from here on they are."""
         turns = self._turns()
-        if self.other or turns.settling or not unsteady_pair(reference[1:], other):
-            return reference, other
+        if turns.settling or not unsteady_pair(reference[1:], other):
+            return False
         step = self._step_ms()
         turns.settling = math.ceil(SETTLING_MS / step)
         turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
-        return self._alternating(blocks)
+        return True
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
