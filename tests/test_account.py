@@ -29,6 +29,7 @@ HEALTHY = [
     ("8b-bf16", "8b-torchao-tensorwise", 299.0),
 ]
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
+STORED = ("history", "busy_history")
 
 
 def sessions(speedup):
@@ -38,7 +39,7 @@ def sessions(speedup):
 
 def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more):
     """The decision on these steps, timed at these milliseconds in two processes."""
-    check = {name: more.pop(name) for name in ("history", "busy_history", "other_work") if name in more}
+    check = {name: more.pop(name) for name in (*STORED, "other_work", "components") if name in more}
     blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
     evidence = TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8, **more)
     return check_speedup(evidence, floor=floor, tolerance=0.02, **check)
@@ -250,6 +251,16 @@ def test_a_launch_bound_step_is_gated_on_busy_time():
         == "speedup judged by busy time, 1.154x, since FP8 waits for the host: the GPU works 98 ms of FP8's 206 ms step"
     )
     verdict_of(launch_bound(120.0, **stored), Verdict.FAIL, "lost speed", "of busy time")
+
+
+def test_busy_time_is_held_against_what_sessions_differ_by_in_busy_time():
+    stored = {"floor": None, "history": sessions(0.59), "busy_history": sessions(1.154)}
+    known = replace(MEASURED, sessions=60, busy_sessions=60)
+    like_steps, apart = (
+        launch_bound(98.0, **stored, components=replace(known, busy=busy)) for busy in (known.session, 0.009)
+    )
+    assert apart.numbers["tolerance"] > 2 * like_steps.numbers["tolerance"]
+    assert apart.numbers["change_error"] > like_steps.numbers["change_error"]
 
 
 def test_a_step_that_takes_longer_than_bf16s_is_not_faster_though_its_kernels_are():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 
 from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.baselines.review import compare_metric
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import write_baseline
-from pytest_fp8.baselines.variance import NAME, read_components
+from pytest_fp8.baselines.variance import NAME, estimated, read_components
 from pytest_fp8.cli import main
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.rules.speed import decide_speedup
 from pytest_fp8.rules.variance import MEASURED, estimate
+from pytest_fp8.verdicts import Verdict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -73,6 +77,54 @@ def test_few_sessions_fall_back_on_what_was_measured_so_far():
     many = estimate(drawn())
     assert abs(many.session - SESSION) < abs(many.session - MEASURED.session)
     assert estimate([]) == MEASURED.__class__(**{**vars(MEASURED), "cases": 0})
+
+
+def test_busy_times_have_a_sessions_part_of_their_own():
+    assert MEASURED.of_busy().session == MEASURED.busy > MEASURED.session
+    assert (MEASURED.of_busy().process, MEASURED.of_busy().block) == (MEASURED.process, MEASURED.block)
+    assert estimate(drawn()).of_busy().session == MEASURED.busy, "steps say nothing of them"
+
+
+BUSY_SESSIONS = {"2026-11-22 a": 1.193, "2026-11-23 b": 1.204, "2026-12-01 c": 1.181, "2026-12-02 d": 1.199}
+
+
+def busy_baseline(sessions):
+    metrics = [
+        {
+            "busy_speedup": [[math.log(ratio)] * 26] * 2,
+            "speedup": [[0.0] * 8] * 2,
+            "bf16_ms": [100.0] * 2,
+            "fp8_ms": [100.0] * 2,
+        }
+        for ratio in sessions.values()
+    ]
+    stored = [
+        StoredSession(name[:10], name[-1], False, "why", {"name": "NVIDIA H200"}, {}, name[-1] * 12, measured)
+        for name, measured in zip(sessions, metrics, strict=True)
+    ]
+    return Baseline("1b-te-current", "0" * 16, "h200", tuple(stored))
+
+
+def test_sessions_that_were_measured_since_count_in_their_gpu_s_own():
+    before = estimated([busy_baseline(dict(list(BUSY_SESSIONS.items())[:3]))])
+    assert (before["busy"], before["busy_sessions"]) == (MEASURED.busy, MEASURED.busy_sessions)
+    after = estimated([busy_baseline(BUSY_SESSIONS)])
+    assert after["busy_sessions"] == MEASURED.busy_sessions + 1
+    assert MEASURED.busy < after["busy"] < 0.0108, "the two later ones differ by 1.5 %"
+    assert (after["session"], after["sessions"]) == (MEASURED.session, MEASURED.sessions), "no step time is among them"
+
+
+def test_what_sessions_of_busy_times_differ_by_is_noise_to_an_update_and_to_a_gate():
+    """Transformer Engine at 1B on three H200s, whose hosts let its steps wait by different times."""
+    first, second, third = ([[math.log(ratio)] * 26] * 2 for ratio in (1.193, 1.204, 1.181))
+    assert not compare_metric("busy_speedup", [first, second], third).moved
+    assert compare_metric("speedup", [first, second], third).moved
+    lost = [[math.log(1.181)] * 26] * 4
+    of_steps, of_busy = (
+        decide_speedup(lost, history=[first, second], components=c, floor=None) for c in (MEASURED, MEASURED.of_busy())
+    )
+    assert of_busy.verdict is Verdict.PASS
+    assert of_busy.tolerance > of_steps.tolerance
 
 
 def test_what_was_measured_first_agrees_with_what_the_repository_s_data_say_today():
@@ -143,6 +195,9 @@ def test_components_that_are_not_the_histories_own_are_an_error_of_the_check(fol
         {"session": 0},
         {"process": -0.001},
         {"block": "0.01"},
+        {"busy": 0},
+        {"busy": 0.5},
+        {"busy_sessions": None},
         {"sessions": 0},
         {"sessions": 2.5},
         {"shared": 2},

@@ -8,19 +8,20 @@ from itertools import pairwise
 
 from pytest_fp8.rules.change import elsewhere
 from pytest_fp8.rules.statistics import normal_quantile
+from pytest_fp8.rules.variance import MEASURED, Components, Session
 
 ALPHA = 0.01
 """Chance that a history without a change is given a change point."""
 
 
-def change_points(history: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
+def change_points(history: Sequence[Session], components: Components = MEASURED) -> list[tuple[int, float]]:
     """Where the level of a history of speedups changed: (index of the first session of the new level, change of the log
-    ratio). ``history``: for each session its processes' log ratios, the oldest first.
+    ratio). ``history``: for each session its processes' log ratios, the oldest first. ``components``: the noise.
 
     Binary segmentation with known noise: the split whose two sides differ most, in standard errors, is a change point
     where it is beyond the quantile of ``ALPHA``, shared by all splits. Then each side is searched.
     """
-    measured = [elsewhere(session) for session in history]
+    measured = [elsewhere(session, components) for session in history]
     levels = [one.theta for one in measured]
     weights = [one.error**-2 for one in measured]
     needed = normal_quantile(1 - ALPHA / 2 / max(1, len(history) - 1))

@@ -15,6 +15,7 @@ from pytest_fp8.baselines.history import tampering
 from pytest_fp8.baselines.metrics import EXACT, METRICS, informational, loss_tolerance
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.rules.change import change_of, figure
+from pytest_fp8.rules.variance import measured_of
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def level(name: str, values: Sequence[Any]) -> float:
 
 
 def _compare_speed(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
-    moved = change_of(new, old)
+    moved = change_of(new, old, measured_of(name))
     difference, half = moved.theta, moved.half_width()
     word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
     return Change(

@@ -18,13 +18,21 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.rules.variance import MEASURED, Components, Session, estimate
+from pytest_fp8.rules.variance import BUSY_UNTIL, FREEDOM, MEASURED, Components, Session, estimate
 
 NAME = "_variance.json"
-FROM_PRIOR = ("session", "sessions", "process", "processes")
-MOST = {"session": 0.02, "process": 0.05, "block": 0.1}
+FROM_PRIOR = ("session", "sessions", "process", "processes", "busy", "busy_sessions")
+MOST = {"session": 0.02, "busy": 0.03, "process": 0.05, "block": 0.1}
 """A standard deviation beyond this is no GPU's: five times and more what H200s show. A file that says so would silence
 the gate."""
+
+
+WORDS = {
+    "session": "sessions",
+    "busy": "sessions, in busy time",
+    "process": "processes",
+    "block": "blocks",
+}
 
 
 def history_of(baseline: Baseline, metric: str) -> dict[str, Session]:
@@ -34,9 +42,22 @@ def history_of(baseline: Baseline, metric: str) -> dict[str, Session]:
 
 def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
     """The content of the file: the components of these baselines of one GPU, and what they stand on."""
-    every = (history_of(baseline, gated_speedup(baseline.metrics)) for baseline in baselines)
-    histories = [history for history in every if history]
-    found = estimate(histories)
+    gated = [(b, gated_speedup(b.metrics)) for b in baselines]
+    steps, busy = (
+        [history for b, metric in gated if metric == wanted and (history := history_of(b, metric))]
+        for wanted in ("speedup", "busy_speedup")
+    )
+    histories = [*steps, *busy]
+    later = [{name: session for name, session in one.items() if name[:10] > BUSY_UNTIL} for one in busy]
+    found, of_steps, of_busy = estimate(histories), estimate(steps), estimate(later, MEASURED.of_busy())
+    found = dataclasses.replace(
+        found,
+        session=of_steps.session,
+        sessions=of_steps.sessions,
+        shared=of_steps.shared,
+        busy=of_busy.session,
+        busy_sessions=of_busy.sessions,
+    )
     return {
         **{name: round(value, 6) if isinstance(value, float) else value for name, value in vars(found).items()},
         "from": {
@@ -87,8 +108,9 @@ def _parsed(data: Any) -> Components:
         # A comparison with NaN is false, too.
         if not (1 if counts else 0) <= value <= most:
             raise ValueError(f"{name} is {value!r:.40}, not from {1 if counts else 0} to {most}")
-    if not data["session"]:
-        raise ValueError("session is 0: no two sessions agree so well")
+    for name in ("session", "busy"):
+        if not data[name]:
+            raise ValueError(f"{name} is 0: no two sessions agree so well")
     return Components(**{name: data[name] for name in names})
 
 
@@ -125,13 +147,14 @@ def run(options: argparse.Namespace) -> int:
 
 def lines(components: Components) -> list[str]:
     """The components in words, each with its 95 % interval."""
-    freedom = {"session": components.sessions, "process": components.processes, "block": components.blocks}
     text = []
-    for name in MOST:
+    for name, what in WORDS.items():
+        if not getattr(components, FREEDOM[name]):
+            continue
         low, high = components.interval(name)
         text.append(
-            f"  between {name}{'es' if name == 'process' else 's'}: {getattr(components, name):.2%} "
-            f"[{low:.2%}, {high:.2%}], {freedom[name]} degrees of freedom"
+            f"  between {what}: {getattr(components, name):.2%} "
+            f"[{low:.2%}, {high:.2%}], {getattr(components, FREEDOM[name])} degrees of freedom"
         )
     if components.shared is not None:
         text.append(f"  {components.shared:.0%} of the sessions' variance is common to all cases of a session")

@@ -15,6 +15,7 @@ from pytest_fp8.baselines.review import Revision, differing, level
 from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 from pytest_fp8.rules.change import speed_of
+from pytest_fp8.rules.variance import measured_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -128,7 +129,8 @@ def _marks(baseline: Baseline) -> list[list[str]]:
         before = session
     for name in ("speedup", "busy_speedup"):
         having = [index for index, session in enumerate(baseline.sessions) if name in session.metrics]
-        for first, change in change_points([baseline.sessions[index].metrics[name] for index in having]):
+        history = [baseline.sessions[index].metrics[name] for index in having]
+        for first, change in change_points(history, measured_of(name)):
             marks[having[first]].append(f"change point: {name} {math.expm1(change):+.2%} from here on")
     return marks
 

@@ -63,7 +63,7 @@ def check_speedup(
     account, busy = evidence.account(), judged_busy(evidence) if busy_history or not history else []
     if on_busy := bool(busy) and not _steps_answer(result, floor, len(processes)):
         history = busy_history if history else ()
-        result = decide(busy, history=history)
+        result = decide(busy, history=history, components=components.of_busy())
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.ratio,
