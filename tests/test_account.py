@@ -19,6 +19,7 @@ from pytest_fp8.questions.speed.account import GpuStep, account_of
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.rules.variance import MEASURED
 
 BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
 NOISE = [0.999, 1.001, 1.0, 1.002, 0.998, 1.0] * 2

@@ -65,6 +65,18 @@ def test_a_session_of_thirty_healthy_cases_fails_less_often_than_alpha(stored):
     assert rate(0.0, Verdict.FAIL, Verdict.IMPROVED, repeats=2000, stored=stored) <= 2 * ALPHA / GATED_CASES + 0.001
 
 
+def test_what_is_gated_on_busy_time_fails_as_rarely_and_shows_what_it_can_hold():
+    """Sessions differ more there, and a process has 26 steps. So far seven degrees of freedom say by how much."""
+    busy = {"components": MEASURED.of_busy(), "session": MEASURED.busy, "within": 0.015, "tolerance": 0.024}
+    assert rate(0.0, Verdict.FAIL, repeats=2000, **busy) <= 0.001
+    assert rate(0.0, Verdict.PASS, **busy) > 0.95
+    assert rate(-0.08, Verdict.FAIL, **busy) > 0.9
+    like_steps = {**busy, "components": KNOWN}
+    assert rate(0.0, Verdict.FAIL, repeats=2000, **like_steps) > 10 * ALPHA / GATED_CASES, (
+        "why it has a part of its own"
+    )
+
+
 def test_a_healthy_case_is_rarely_left_undecided():
     assert rate(0.0, Verdict.PASS) > 0.98
     assert rate(0.0, Verdict.PASS, stored=1) > 0.95
