@@ -21,11 +21,11 @@ def assert_faster(request, fp8_pair):
     because = fp8_pair.case.slower_because
     if not because:
         if slow := slow_host(fp8_pair):
-            pytest.xfail(slow)
+            raise known_to_fail(fp8_pair, slow)
         fp8_pair.assert_faster()
         return
     if seen_slower(fp8_pair):
-        pytest.xfail(because)
+        raise known_to_fail(fp8_pair, because)
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
     here = gpu is not None and gpu.key == MEASURED_ON
@@ -39,6 +39,13 @@ def assert_faster(request, fp8_pair):
         raise Slower(str(failed)) from None
     if decision.verdict in (Verdict.PASS, Verdict.IMPROVED):
         request.applymarker(known)
+
+
+def known_to_fail(fp8_pair, reason):
+    """What ``pytest.xfail(reason)`` raises, with the question that the report names."""
+    ended = pytest.xfail.Exception(reason)
+    ended.told = fp8_pair.row, "faster"
+    return ended
 
 
 def seen_slower(fp8_pair):

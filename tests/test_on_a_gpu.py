@@ -434,8 +434,11 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
         monkeypatch.setattr(FakeProcess, "blocks", blocks)
     install(monkeypatch, H200, **world)
     pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
-    result = pytester.runpytest("--fp8-gpu=h200", *strict)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *strict)
     result.assert_outcomes(**outcome)
+    summary = (pytester.path / "out" / "summary.md").read_text()
+    assert ("fails as known: faster" in summary) is ("xfailed" in outcome)
+    assert "no FP8 test ran" not in result.stdout.str()
     result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])
 
 
@@ -445,8 +448,10 @@ def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytest
     install(monkeypatch, H200, speedup=0.8, busy=60.0, kernels=kernels, kernels_alone=True)
     suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
     pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
-    result = pytester.runpytest("--fp8-gpu=h200", "-rx")
+    result = pytester.runpytest("--fp8-gpu=h200", "-rx", "--fp8-report-dir=out")
     result.assert_outcomes(**{outcome: 1})
+    known = "fails as known: faster" in (pytester.path / "out" / "summary.md").read_text()
+    assert known is (outcome == "xfailed")
     slow_host = "*this machine's host is too slow for it: launch-bound: the GPU works [45]?.? ms of each 12* ms step*"
     result.stdout.fnmatch_lines([slow_host] if outcome == "xfailed" else ["*FP8 is not faster than the best BF16*"])
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_fp8.report.known import is_known, known_questions
+from pytest_fp8.report.known import is_known, known_questions, not_proved
 from pytest_fp8.report.numbers import NONE, number, say, speed_in
 
 VERDICTS = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
@@ -28,7 +28,11 @@ def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
 
 def known_of(entry: Mapping[str, Any]) -> str:
     """What of a case fails as known, in words; empty where nothing does."""
-    found = known_questions(entry) + ["an arm"] * any(is_known(entry, error) for error in entry["errors"])
+    found = (
+        known_questions(entry)
+        + not_proved(entry)
+        + ["an arm"] * any(is_known(entry, error) for error in entry["errors"])
+    )
     if found:
         return f"fails as known: {', '.join(found)}"
     return "a test fails as known" if entry["expected"] else ""

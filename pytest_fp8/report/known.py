@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.errors import Fp8Error
-from pytest_fp8.verdicts import CheckFailed
+from pytest_fp8.case import QUESTIONS
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger
@@ -23,7 +22,7 @@ def note_failure(ledger: Ledger, case: str, report: Any, error: BaseException | 
         told = told or _looked_at(ledger)
     if as_known and (told or report.when == "call"):
         ledger.failed_as_expected(case, report.wasxfail.removeprefix("reason: ") or "expected to fail")
-    if told and (as_known or report.failed):
+    if told and told[0] in ledger.entries and (as_known or report.failed):
         row, what = told
         entry = ledger.entries[row]
         whats = entry.known if as_known else entry.failed
@@ -32,10 +31,13 @@ def note_failure(ledger: Ledger, case: str, report: Any, error: BaseException | 
 
 
 def _told(error: BaseException | None) -> tuple[str, str] | None:
-    """Row and question, or row and headline, of the failure that a test raised or raised another one for."""
+    """Row and question, or row and headline, of the failure that a test raised or raised another one for: what says
+    them has them as ``told``."""
     for _ in range(LONGEST_CHAIN):
-        if isinstance(error, (CheckFailed, Fp8Error)) and error.told:
-            return error.told
+        told = getattr(error, "told", None)
+        # Somebody else's error may have one, too.
+        if isinstance(told, tuple) and len(told) == 2 and all(isinstance(each, str) for each in told):
+            return told
         error = error and (error.__cause__ or error.__context__)
     return None
 
@@ -59,3 +61,9 @@ def known_questions(entry: Mapping[str, Any]) -> list[str]:
     """The questions of a case that fail as known. One without an answer is none: no test can be expected to end so."""
     decisions = entry["decisions"].items()
     return [question for question, said in decisions if said["verdict"] == "FAIL" and is_known(entry, question)]
+
+
+def not_proved(entry: Mapping[str, Any]) -> list[str]:
+    """The questions of a case of which tests ended as known before there was an answer."""
+    without = [what for what in entry.get("known", ()) if what in (*QUESTIONS, "faster")]
+    return [what for what in without if what not in entry["decisions"] and is_known(entry, what)]
