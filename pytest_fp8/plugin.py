@@ -81,9 +81,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if any(case_of(item) is not None for item in items):
-        in_order(items)
+        session = config.stash[SESSION]
+        in_order(items, largest_first=session.is_worker and session.settings.declared)
 
 
 @pytest.hookimpl(tryfirst=True)

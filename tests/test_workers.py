@@ -168,6 +168,37 @@ def test_an_update_s_options_are_the_controller_s_and_reach_the_workers(pytester
     assert result.ret == 0
 
 
+ORDER = """
+    from pathlib import Path
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case(m, "torchao", r) for m in ("tiny", "1b", "8b") for r in ("tensorwise", "rowwise")]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_case):
+        with Path("order").open("a") as order:
+            order.write(fp8_case.model + " ")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        (["-n1", "--fp8-gpu=h200"], "8b 8b 1b 1b tiny tiny"),
+        (["--fp8-gpu=h200"], "tiny tiny 1b 1b 8b 8b"),
+        (["-n1"], "tiny tiny 1b 1b 8b 8b"),
+    ],
+    ids=" ".join,
+)
+def test_workers_of_a_gate_begin_with_the_largest_models(host, pytester, monkeypatch, options, order):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(ORDER)
+    host(1, *options)[0].assert_outcomes(passed=6)
+    assert (pytester.path / "order").read_text().split() == order.split()
+
+
 PARALLEL = """
     import pytest
     from pytest_fp8 import Case
