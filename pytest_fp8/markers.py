@@ -158,6 +158,11 @@ def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
     return reason, bool(reason) and settings.declared
 
 
+def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
+    """Those of the GPU that run in this session."""
+    return [case for case in cases if case.needs_gpu and not why_not(case, settings)[0]]
+
+
 def _library(case: Case) -> str:
     """Why the case's libraries are not usable here, or an empty string."""
     from pytest_fp8.backends import backend

@@ -87,11 +87,10 @@ class Session:
     def plan(self) -> SessionPlan | None:
         """What the collected tests have built, and how long they take; ``None`` where none runs on a GPU here."""
         from pytest_fp8.gpu import detect
-        from pytest_fp8.markers import why_not
+        from pytest_fp8.markers import running
         from pytest_fp8.session_plan import plan_session
 
-        gpu = detect()[0]
-        run = [case for case in self.upcoming if case.needs_gpu and not why_not(case, self.settings)[0]]
+        gpu, run = detect()[0], running(self.upcoming, self.settings)
         if gpu is None or not run:
             return None
         asked = [(case, self._named(case) or set(case.questions)) for case in run]
@@ -107,6 +106,7 @@ class Session:
         from pytest_fp8.arms.pair import PairArms, make_arm
         from pytest_fp8.baselines.store import baseline_path, read_baseline
         from pytest_fp8.baselines.variance import read_components
+        from pytest_fp8.markers import running
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.session_plan import coming
         from pytest_fp8.shipping import identity
@@ -142,7 +142,7 @@ class Session:
                 from pytest_fp8.report.evidence import evidence_of
 
                 self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
-        soon = coming(self.upcoming, case, self.workers)
+        soon = coming(running(self.upcoming, self.settings), case, self.workers)
         pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
         return pair
 

@@ -144,13 +144,14 @@ def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int, rounds:
 
 def coming(cases: Sequence[Case], case: Case, workers: int = 0) -> tuple[list[Case], list[Case]]:
     """The cases of the suite's models whose arms may be built beside those of ``case``, as they share its reference;
-    and the next case with its reference, for which processes may start. ``cases``: the session's, in their order.
+    and the next case with its reference, for which processes may start. ``cases``: those of the GPU that run in this
+    session, in their order.
 
     One of several ``workers`` of pytest-xdist cannot know. It builds nothing ahead, and will probably be given the case
     that comes as many places later as there are workers.
     """
     position = next((index for index, each in enumerate(cases) if each == case), len(cases))
-    later = [each for each in cases[position + max(1, workers) :] if each.needs_gpu]
+    later = cases[position + max(1, workers) :]
     alike = [each for each in later if each.reference() == case.reference()]
     return [] if workers or case.model == OWN else alike, [
         one for each in later[:1] for one in (each.reference(), each)

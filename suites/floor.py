@@ -4,6 +4,7 @@ import pytest
 
 from pytest_fp8 import ArmError, CheckFailed, Verdict
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.questions.ledger.compare import unless_unlike
 from pytest_fp8.questions.speed.causes import launch_bound
 from pytest_fp8.questions.speed.check import check_speedup
 
@@ -24,7 +25,7 @@ def assert_faster(request, fp8_pair):
             raise known_to_fail(fp8_pair, slow)
         fp8_pair.assert_faster()
         return
-    if seen_slower(fp8_pair):
+    if fp8_pair.baseline is not None and seen_slower(fp8_pair):
         raise known_to_fail(fp8_pair, because)
     # Strict: the test fails on the day FP8 becomes faster. A disturbed measurement is neither faster nor slower.
     gpu, _ = gpus.detect()
@@ -50,13 +51,14 @@ def known_to_fail(fp8_pair, reason):
 
 def seen_slower(fp8_pair):
     """Whether the first pair of processes is slower than the floor beyond its noise. A verdict would take a second one;
-    what is known, and holds, is not proved anew in each run."""
+    what is known and stored is not proved anew in each run."""
     try:
-        timed = fp8_pair.timing_evidence(look=0)
+        timed, ledgers = fp8_pair.timing_evidence(look=0), fp8_pair.ledgers()
     except ArmError:
         return False  # asked for the floor, it is reported
     case = fp8_pair.case
     decision = check_speedup(timed, floor=case.floor, tolerance=case.tolerance)
+    decision = unless_unlike(decision, ledgers)
     return decision.verdict is not Verdict.INVALID and decision.numbers["high"] < case.floor
 
 

@@ -1,6 +1,7 @@
 """Baseline files: what is refused, and what survives a bad moment."""
 
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import pytest
 
 from helpers.baselines import baseline, edit, session
 from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.metrics import check_agreement
 from pytest_fp8.baselines.source import Revision
 from pytest_fp8.baselines.store import baseline_path, read_baseline, write_baseline
-from pytest_fp8.baselines.strict import MAX_BYTES
+from pytest_fp8.baselines.strict import MAX_BYTES, Unsound
 from pytest_fp8.errors import BaselineError
 
 GOOD = baseline("1b-torchao-rowwise", "abc", metrics={"speedup": [[0.1, 0.11], [0.12, 0.1]], "fp8_share": [0.78]})
@@ -148,6 +150,17 @@ def test_a_speedup_that_its_own_step_times_deny_is_refused(stored):
     edited(stored, metrics(speedup=[[0.05, 0.06], [0.05, 0.06]]))
     with pytest.raises(BaselineError, match=r"1.051x to 1.062x in its blocks; the step times beside it give 1.1"):
         read(stored)
+
+
+@pytest.mark.parametrize(("count", "beyond", "agrees"), [(3, 0.012, True), (3, 0.03, False), (8, 0.012, False)])
+def test_medians_of_few_blocks_may_lie_farther_beyond_them(count, beyond, agrees):
+    blocks = [0.1 + 0.01 * index / (count - 1) for index in range(count)]
+    taken = {"speedup": [blocks], "bf16_ms": [100.0 * math.exp(0.11 + beyond)], "fp8_ms": [100.0]}
+    if agrees:
+        check_agreement(taken, "here")
+    else:
+        with pytest.raises(Unsound, match="the step times beside it"):
+            check_agreement(taken, "here")
 
 
 @pytest.mark.parametrize(

@@ -411,6 +411,17 @@ KNOWN_SLOWER = """
 """
 
 
+STORED_TOO = """
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers", slower_because="narrow")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+
+
 @pytest.mark.parametrize(
     ("world", "strict", "outcome", "says"),
     [
@@ -440,6 +451,20 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
     assert ("fails as known: faster" in summary) is ("xfailed" in outcome)
     assert "no FP8 test ran" not in result.stdout.str()
     result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])
+
+
+def test_what_is_known_and_stored_to_be_slower_is_not_proved_by_a_second_pair(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite + STORED_TOO)
+    pytester.runpytest(*UPDATE).assert_outcomes(passed=2, xfailed=1)
+    for strangers, outcome, pairs in (((), {"passed": 1, "xfailed": 1}, 1), ((4242,), {}, 1)):
+        world = install(monkeypatch, H200, speedup=0.8, strangers=strangers)
+        result = pytester.runpytest("--fp8-gpu=h200", "-k", "not layers", "--fp8-report-dir=out")
+        result.assert_outcomes(**outcome)
+        assert world.built.count("tiny-torchao-rowwise") == pairs
+        summary = (pytester.path / "out" / "summary.md").read_text()
+        assert ("fails as known: faster" in summary) is (not strangers), "a disturbed measurement shows nothing"
 
 
 @pytest.mark.parametrize(("kernels", "outcome"), [(1.2, "xfailed"), (0.9, "failed")])
@@ -490,6 +515,24 @@ def test_a_gate_whose_tests_somebody_else_skipped_is_not_green(pytester, monkeyp
     result = pytester.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no FP8 test ran on it: *not today. A gate that ran nothing is not green*"])
+
+
+TIMES_AND_SKIPS = """
+    import pytest
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", floor=0.0)
+    def test_it(fp8_pair):
+        fp8_pair.timing_evidence()
+        pytest.skip("not today")
+"""
+
+
+def test_a_test_that_timed_its_arms_and_then_skipped_answered_nothing(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(TIMES_AND_SKIPS)
+    result = pytester.runpytest("--fp8-gpu=h200")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no FP8 test ran on it: not today. A gate that ran nothing is not green*"])
 
 
 def test_a_run_that_was_interrupted_at_once_is_not_said_to_have_run_nothing(pytester, monkeypatch, capsys):

@@ -29,6 +29,9 @@ def pairs(pool, model, *recipes):
     return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
 
 
+TE = ("transformer_engine", "current")
+
+
 def built(world):
     """The live processes that are arms."""
     return [process for process in world.processes if process.alive and process.spec is not None]
@@ -322,6 +325,24 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypat
     two_gpus.start()
     assert waiting[0].spec.case == two_gpus.fp8.spec.case
     pool.close()
+
+
+def test_no_more_ranks_wait_than_two_arms_have(world, monkeypatch):
+    ranks = []
+
+    def ranked(count, backend, *more):
+        ranks.append(FakeProcess(backend, *more))
+        return ranks[-1]
+
+    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
+    pool = ArmPool(H200)
+    how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
+    one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
+    one.start(then=[then.bf16, then.fp8])
+    waiting = [process.backend for process in spares(world) if process in ranks]
+    assert waiting == ["bf16", "transformer_engine"]
+    pool.close()
+    assert not spares(world)
 
 
 def test_what_waits_for_arms_that_do_not_come_ends(world):

@@ -95,6 +95,17 @@ def test_the_ledger_gives_lines_and_a_report():
     assert shift_lines(ledger(0.0)) == []
 
 
+def test_what_is_gated_on_busy_time_does_not_count():
+    """Its sessions differ by how long hosts let the GPU wait, which is nothing that all cases share."""
+    noted = ledger(0.0, cases=6)
+    waiting = noted.entries["n5"].decisions["speedup"]["numbers"]
+    waiting["change"] = 0.03
+    assert "n5" in shift_of(noted).own
+    waiting["gated_on"] = "busy time"
+    assert shift_of(noted).cases == 5
+    assert not shift_of(noted).own
+
+
 def test_what_was_disturbed_or_had_no_baseline_does_not_count():
     noted = ledger(-0.02, cases=4)
     [row, *_] = noted.entries

@@ -126,6 +126,26 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     assert timer.recording()["dropped_steps"] == dropped
 
 
+class ReferenceDrifts(FakeProcess):
+    """The reference's first block of each turn is faster by 3 %, unless its first second does not count."""
+
+    def blocks(self, count, steps, dropped):
+        base, drifts = (280.0, 0.0) if self.is_fp8 else (370.0, 0.03)
+        late = dropped * base > 1000
+        times = [base * (1.0 if late or index else 1 - drifts) for index in range(count)]
+        noisy = [float(time * math.exp(self.noise.normal(0, 0.001))) for time in times]
+        return {"milliseconds": noisy, "compilations": 0}
+
+
+@pytest.mark.parametrize("settled", [True, False, None])
+def test_a_reference_whose_turns_are_unsteady_is_seen_in_the_first_blocks_too(pool, monkeypatch, settled):
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", ReferenceDrifts)
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timing = timing_of(arms, BlockTimer(arms, None if settled is None else Asked(settled)), 0)
+    assert timing.bf16[0] == pytest.approx([370.0] * (6 if settled else 12), rel=0.005)
+
+
 class Asked:
     """Whether the first blocks settle it; notes what was asked of the arms before."""
 

@@ -18,7 +18,7 @@ from pytest_fp8.baselines.variance import NAME, estimated, read_components
 from pytest_fp8.cli import main
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.speed import decide_speedup
-from pytest_fp8.rules.variance import MEASURED, estimate
+from pytest_fp8.rules.variance import BUSY_RUNS, MEASURED, estimate
 from pytest_fp8.verdicts import Verdict
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -85,7 +85,8 @@ def test_busy_times_have_a_sessions_part_of_their_own():
     assert estimate(drawn()).of_busy().session == MEASURED.busy, "steps say nothing of them"
 
 
-BUSY_SESSIONS = {"2026-11-22 a": 1.193, "2026-11-23 b": 1.204, "2026-12-01 c": 1.181, "2026-12-02 d": 1.199}
+BUSY_SESSIONS = dict(zip((*sorted(BUSY_RUNS)[:2], "c" * 12, "d" * 12), (1.193, 1.204, 1.181, 1.199), strict=True))
+"""Run -> busy speedup. The first two are those that the first figures stand on."""
 
 
 def busy_baseline(sessions):
@@ -99,8 +100,8 @@ def busy_baseline(sessions):
         for ratio in sessions.values()
     ]
     stored = [
-        StoredSession(name[:10], name[-1], False, "why", {"name": "NVIDIA H200"}, {}, name[-1] * 12, measured)
-        for name, measured in zip(sessions, metrics, strict=True)
+        StoredSession("2026-11-23", "abc", False, "why", {"name": "NVIDIA H200"}, {}, run, measured)
+        for run, measured in zip(sessions, metrics, strict=True)
     ]
     return Baseline("1b-te-current", "0" * 16, "h200", tuple(stored))
 
@@ -213,6 +214,17 @@ def test_components_that_cannot_be_believed_are_refused(folder, wrong):
     with pytest.raises(BaselineError, match="does not hold variance components") as error:
         read_components(Folder(folder), "h200")
     assert "pytest-fp8 baselines variance" in str(error.value)
+
+
+def test_components_from_before_busy_times_had_a_part_are_read(folder):
+    main(["baselines", "variance", "--dir", str(folder)])
+    path = folder / "h200" / NAME
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith("busy")}
+    path.write_text(json.dumps(kept))
+    assert read_components(Folder(folder), "h200").of_busy().session == MEASURED.busy
+    path.write_text(json.dumps({**kept, "busy": 0.006}))
+    with pytest.raises(BaselineError):
+        read_components(Folder(folder), "h200")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"session": 1e-3', "null"])

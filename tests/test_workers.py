@@ -6,9 +6,12 @@ import json
 
 import pytest
 
+from helpers.fakes import H200, install
 from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.pair import cpu_threads
+from pytest_fp8.markers import running
+from pytest_fp8.options import Settings
 from pytest_fp8.session_plan import coming
 
 pytest.importorskip("xdist")
@@ -150,6 +153,15 @@ def test_one_of_several_workers_builds_nothing_ahead(workers, ahead, then):
     assert [case.recipe for case in built] == ahead
     assert [case.recipe for case in started] == ["none", then]
     assert coming(cases, cases[-1], workers) == ([], [])
+
+
+def test_no_process_starts_for_a_case_that_does_not_run_here(monkeypatch):
+    install(monkeypatch, H200)
+    here, eight = Case("1b", "torchao", "rowwise"), Case("8b", "torchao", "rowwise", gpus=8, batch=8, parallel="fsdp2")
+    emulated = Case("tiny", "torchao", "rowwise", emulated=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert running([here, eight, emulated], Settings(gpu="h200")) == [here]
+    assert coming(running([here, eight], Settings(gpu="h200")), here) == ([], [])
 
 
 def test_arms_on_the_cpu_share_its_cores_with_those_of_other_workers(monkeypatch):

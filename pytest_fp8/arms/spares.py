@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.spec import ArmSpec
 
 MOST_SPARES = 3
-"""For BF16, for the next case's backend and for a fresh process of this one's. Each keeps its imported libraries in
-memory while it waits."""
+"""Processes: for BF16, for the next case's backend and for a fresh one of this case's; of cases on several GPUs those
+of two arms. Each keeps its imported libraries in memory while it waits."""
 
 
 class Spares:
@@ -30,7 +30,9 @@ class Spares:
         for kind in self._waiting.keys() - {_kind(spec) for spec in soon}:
             self._waiting.pop(kind).close()
         for spec in soon:
-            if spec.device == "cuda" and _kind(spec) not in self._waiting and len(self._waiting) < MOST_SPARES:
+            waiting, ranks = sum(ranks for _, ranks in self._waiting), spec.case.gpus
+            room = waiting + ranks <= max(MOST_SPARES, 2 * ranks)
+            if spec.device == "cuda" and _kind(spec) not in self._waiting and room:
                 self._waiting[_kind(spec)] = fresh(spec)
 
     def take(self, spec: ArmSpec) -> AnyProcess | None:

@@ -17,7 +17,9 @@ LOSS_BOUNDS = (0.02, 0.05)
 AGREE = 0.005
 """How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Medians of
 equal blocks lie between the smallest and the largest of them, apart from drift within a block: of the 123 processes
-stored for H200s two lie beyond, by 0.0022 and 0.0021."""
+stored for H200s two lie beyond, by 0.0022 and 0.0021. Fewer than :data:`MANY` blocks may lie beyond by their own range,
+too: of three with noise of 1.5 % one in a hundred does."""
+MANY = 6
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
     rows = zip(metrics["speedup"], metrics["bf16_ms"], metrics["fp8_ms"], strict=True)
     for index, (blocks, bf16, fp8) in enumerate(rows):
         ratio = math.log(bf16 / fp8)
-        if not min(blocks) - AGREE <= ratio <= max(blocks) + AGREE:
+        beyond = AGREE + (0.0 if len(blocks) >= MANY else max(blocks) - min(blocks))
+        if not min(blocks) - beyond <= ratio <= max(blocks) + beyond:
             raise Unsound(
                 f"{where}.speedup[{index}] is {math.exp(min(blocks)):.3f}x to {math.exp(max(blocks)):.3f}x in its "
                 f"blocks; the step times beside it give {math.exp(ratio):.3f}x"

@@ -18,7 +18,7 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.rules.variance import BUSY_UNTIL, FREEDOM, MEASURED, Components, Session, estimate
+from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
 
 NAME = "_variance.json"
 FROM_PRIOR = ("session", "sessions", "process", "processes", "busy", "busy_sessions")
@@ -48,7 +48,7 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
         for wanted in ("speedup", "busy_speedup")
     )
     histories = [*steps, *busy]
-    later = [{name: session for name, session in one.items() if name[:10] > BUSY_UNTIL} for one in busy]
+    later = [{name: session for name, session in one.items() if name.split()[-1] not in BUSY_RUNS} for one in busy]
     found, of_steps, of_busy = estimate(histories), estimate(steps), estimate(later, MEASURED.of_busy())
     found = dataclasses.replace(
         found,
@@ -95,6 +95,9 @@ def believed_components(folder: Path, gpu: str) -> Components:
 def _parsed(data: Any) -> Components:
     """Raises ``ValueError``."""
     names = [field.name for field in dataclasses.fields(Components)]
+    if isinstance(data, dict) and not data.keys() & {"busy", "busy_sessions"}:
+        # Written before busy times had a part of their own.
+        data = {**data, "busy": MEASURED.busy, "busy_sessions": MEASURED.busy_sessions}
     if not isinstance(data, dict) or sorted(data) != sorted([*names, "from"]):
         raise ValueError(f"not an object with the fields {', '.join(names)}")
     for name in names:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
+from pytest_fp8.errors import BaselineError
 from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
@@ -79,10 +80,16 @@ def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapp
     There is none where one case's name stood for several models, which would overwrite each other, and where a figure
     is not finite, as the loss of a model that diverged.
     """
-    notes = []
+    notes, errors = [], []
     for name, entry in ledger.entries.items():
         if entry.metrics and (entry.namesakes or not_finite(entry)):
             notes.append(f"no candidate of {name}: {why_not_stored(ledger, name, baselines)}")
         elif entry.metrics:
-            write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
+            try:
+                write_baseline(folder / CANDIDATES, candidate(ledger, entry, baselines, origin))
+            except BaselineError as error:
+                errors.append(error)
+    if errors:
+        # Once the other cases have theirs.
+        raise errors[0]
     return notes

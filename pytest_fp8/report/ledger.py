@@ -150,10 +150,10 @@ class Ledger:
         that is expected to fail ran where it asked its arms something."""
         if any(test in tests for tests in self.not_run.values()):
             return
-        row = self.entries.get(case)
-        if not report.skipped or (row is not None and (row.decisions or row.errors or row.timing)):
+        row, expected = self.entries.get(case), hasattr(report, "wasxfail")
+        if not report.skipped or (row is not None and (row.decisions or row.errors or (row.timing and expected))):
             self.ran_on_gpu += 1
-        elif hasattr(report, "wasxfail"):
+        elif expected:
             self.skipped(test, report.wasxfail.removeprefix("reason: ") or "expected to fail")
         else:
             told = report.longrepr

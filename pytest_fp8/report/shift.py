@@ -32,7 +32,9 @@ def _gated(ledger: Ledger) -> dict[str, tuple[Moved, str]]:
     for name, entry in ledger.entries.items():
         decision = entry.decisions.get("speedup", {})
         numbers = decision.get("numbers", {})
-        if numbers.get("change") is not None and decision["verdict"] != "INVALID":
+        # Busy times follow how long the host lets the GPU wait, and not what all cases of a session share.
+        steps = numbers.get("gated_on") != "busy time"
+        if numbers.get("change") is not None and decision["verdict"] != "INVALID" and steps:
             moved = Moved(math.log1p(numbers["change"]), numbers["change_error"], numbers["own_error"])
             found[name] = moved, decision["verdict"]
     return found

@@ -74,9 +74,9 @@ class SpeedQuestion:
             tolerance=self.arms.case.tolerance,
             cases=self.gated_cases,
         )
-        floor = self.arms.case.floor
-        kept, fast = decide(history=self.history("speedup"), floor=None), decide(floor=floor)
-        known = fast.verdict is Verdict.PASS or fast.interval[1] < floor
+        kept = decide(history=self.history("speedup"), floor=None)
+        fast = decide(floor=floor) if (floor := self.arms.case.floor) else None
+        known = fast is None or fast.verdict is Verdict.PASS or fast.interval[1] < floor
         return self.timer.wants_busy or (kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known)
 
     def timing(self, look: int) -> TimingEvidence:

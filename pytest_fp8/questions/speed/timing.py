@@ -91,19 +91,22 @@ class BlockTimer:
         """The blocks of the first pair of processes: some, and the others where these do not settle it. They show
         whether turns must be longer; then they are taken again."""
         early = min(blocks, LOOKS[0][1]) if self._settled is not None else blocks
-        taken = self._alternating(early)
-        if self._lengthened(*taken):
-            taken = self._alternating(early)
-        if self._settled is None or early == blocks or self._settled(*taken):
-            return taken
-        for times, further in zip(taken, self._alternating(blocks - early), strict=True):
-            times.extend(further)
-        return self._alternating(blocks) if self._lengthened(*taken) else taken
+        first = self._alternating(early)
+        if self._lengthened(first):
+            first = self._alternating(early)
+        if self._settled is None or early == blocks or self._settled(*first):
+            return first
+        second = self._alternating(blocks - early)
+        if self._lengthened(first, second):
+            return self._alternating(blocks)
+        return first[0] + second[0], first[1] + second[1]
 
-    def _lengthened(self, reference: list[float], other: list[float]) -> bool:
-        """Whether these blocks show that turns must be longer: from here on they are."""
+    def _lengthened(self, *taken: tuple[list[float], list[float]]) -> bool:
+        """Whether these blocks, of the reference and of the other arm, show that turns must be longer: from here on
+        they are. The reference begins and ends with a turn of one block, which shows nothing."""
         turns = self._turns()
-        if turns.settling or not unsteady_pair(reference[1:], other):
+        reference = [time for times, _ in taken for time in times[1:-1]]
+        if turns.settling or not unsteady_pair(reference, [time for _, times in taken for time in times]):
             return False
         step = self._step_ms()
         turns.settling = math.ceil(SETTLING_MS / step)
@@ -238,7 +241,7 @@ def unsteady(times: Sequence[float]) -> bool:
     """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order; a last
     single one is left out."""
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
-    if len(drifts) < 3:
+    if len(drifts) < 2:
         return False
     error = sample_sd(drifts) / math.sqrt(len(drifts))
     return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)
