@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fp8.xdist import require_enough
 
             require_enough(settings, workers)
-        session = Session(settings, config.rootpath, workers=int(worker["workercount"]) if worker is not None else 0)
+        session = Session(settings, config.rootpath, is_worker=worker is not None)
         session.start(runs=not config.getoption("collectonly"))
     except Fp8Error as error:
         raise pytest.UsageError(error.message) from None

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 class Session:
     """One per pytest process. Nothing here imports torch; arms start when a test first asks."""
 
-    def __init__(self, settings: Settings, root: Path, workers: int = 0) -> None:
-        """``workers``: how many workers of pytest-xdist there are where this process is one of them; else 0."""
-        self.settings, self.root, self.workers, self.is_worker = settings, root, workers, workers > 0
+    def __init__(self, settings: Settings, root: Path, is_worker: bool) -> None:
+        self.settings, self.root, self.is_worker = settings, root, is_worker
         self.ledger = Ledger()
         self.interim, self.endings = Interim(), Endings()
         self.problems: list[str] = []
@@ -142,7 +141,7 @@ class Session:
                 from pytest_fp8.report.evidence import evidence_of
 
                 self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
-        soon = coming(running(self.upcoming, self.settings), case, self.workers)
+        soon = coming(running(self.upcoming, self.settings), case, self.is_worker)
         pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
         return pair
 

@@ -142,19 +142,20 @@ def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int, rounds:
     return [Build(arms, build, answers / max(1, len(order)), case.id) for arms in order]
 
 
-def coming(cases: Sequence[Case], case: Case, workers: int = 0) -> tuple[list[Case], list[Case]]:
+def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[list[Case], list[Case]]:
     """The cases of the suite's models whose arms may be built beside those of ``case``, as they share its reference;
     and the next case with its reference, for which processes may start. ``cases``: those of the GPU that run in this
     session, in their order.
 
-    One of several ``workers`` of pytest-xdist cannot know. It builds nothing ahead, and will probably be given the case
-    that comes as many places later as there are workers.
+    A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
+    next case of the same model.
     """
     position = next((index for index, each in enumerate(cases) if each == case), len(cases))
-    later = cases[position + max(1, workers) :]
+    later = cases[position + 1 :]
     alike = [each for each in later if each.reference() == case.reference()]
-    return [] if workers or case.model == OWN else alike, [
-        one for each in later[:1] for one in (each.reference(), each)
+    then = [each for each in later if is_worker and each.model == case.model] or later
+    return [] if is_worker or case.model == OWN else alike, [
+        one for each in then[:1] for one in (each.reference(), each)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -43,9 +43,25 @@ def case_of(nodeid: str) -> str:
     return nodeid.rpartition("[")[2] if nodeid.endswith("]") else nodeid
 
 
-def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of) -> Any:
-    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, in the collected
-    order: cases with the same reference follow each other. ``together``: the same text for tests of one worker.
+def model_of(case: str) -> str:
+    """The model in a case's id: cases of one model mostly share their reference."""
+    return case.partition("-")[0]
+
+
+def next_unit(waiting: Iterable[str], mine: str | None, others: Collection[str]) -> str:
+    """The next case of ``waiting`` for a worker whose last model was ``mine``: one of that model, whose reference it
+    has; else of a model that none of the ``others`` is at; else the first. Each worker that comes to a model builds its
+    reference anew, and asks it all that cases share."""
+    cases = list(waiting)
+    alike = (case for case in cases if model_of(case) == mine)
+    new = (case for case in cases if model_of(case) not in others)
+    return next(alike, next(new, cases[0]))
+
+
+def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = case_of, by_model: bool = True) -> Any:
+    """A scheduler of pytest-xdist that gives all tests of a case to one worker, which keeps its arms, and ``by_model``
+    the cases of a model to as few workers as keeps all busy; else the cases in their order. ``together``: the same text
+    for tests of one worker.
 
     xdist's own ``loadgroup`` would serve, and does nothing under pytest 9.2 (xdist 3.8).
     """
@@ -54,6 +70,13 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
     class ByCase(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return together(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if by_model:
+                at = {worker: model_of(next(reversed(work))) for worker, work in self.assigned_work.items() if work}
+                mine = at.pop(node, None)
+                self.workqueue.move_to_end(next_unit(self.workqueue, mine, at.values()), last=False)
+            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return ByCase(config, log)

@@ -13,6 +13,7 @@ from pytest_fp8.arms.pair import cpu_threads
 from pytest_fp8.markers import running
 from pytest_fp8.options import Settings
 from pytest_fp8.session_plan import coming
+from pytest_fp8.xdist import model_of, next_unit
 
 pytest.importorskip("xdist")
 
@@ -145,14 +146,54 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("workers", "ahead", "then"), [(0, ["rowwise", "rowwise_with_gw_hp"], "rowwise"), (2, [], "rowwise_with_gw_hp")]
+    ("is_worker", "ahead", "then"),
+    [(False, ["rowwise", "rowwise_with_gw_hp"], ["none", "current"]), (True, [], ["none", "rowwise"])],
 )
-def test_one_of_several_workers_builds_nothing_ahead(workers, ahead, then):
-    cases = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
-    built, started = coming([*cases, Case("8b", "transformer_engine", "current")], cases[0], workers)
+def test_a_worker_builds_nothing_ahead_and_starts_what_comes_of_its_model(is_worker, ahead, then):
+    first, *others = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    cases = [first, Case("8b", "transformer_engine", "current"), *others]
+    built, started = coming(cases, first, is_worker)
     assert [case.recipe for case in built] == ahead
-    assert [case.recipe for case in started] == ["none", then]
-    assert coming(cases, cases[-1], workers) == ([], [])
+    assert [case.recipe for case in started] == then
+    assert coming(cases, others[-1], is_worker) == ([], [])
+    assert coming(cases[:2], first, is_worker)[1] == [cases[1].reference(), cases[1]], "it may be given another model"
+
+
+def shared_out(cases, seconds, workers):
+    """Who takes which cases, where each takes so many seconds and a worker's first case of a model takes more."""
+    waiting, at = list(cases), {}
+    free = dict.fromkeys(range(workers), 0.0)
+    taken = {worker: [] for worker in free}
+    while waiting:
+        worker = min(free, key=free.get)
+        mine = at.pop(worker, None)
+        case = next_unit(waiting, mine, at.values())
+        waiting.remove(case)
+        at[worker] = model_of(case)
+        free[worker] += seconds[model_of(case)] + (60 if model_of(case) != mine else 0)
+        taken[worker].append(case)
+    return taken, max(free.values())
+
+
+def test_the_cases_of_a_model_go_to_as_few_workers_as_keeps_all_busy():
+    seconds = {"8b": 75, "1b": 45, "tiny": 12}
+    cases = [f"{model}-{number}" for model in seconds for number in range(6)]
+    taken, together = shared_out(cases, seconds, 2)
+    assert [model_of(case) for case in taken[0]] == ["8b"] * 6, "one worker builds the largest reference, once"
+    alone = shared_out(cases, seconds, 1)[1]
+    assert together < 0.56 * alone
+    assert shared_out(cases, seconds, 4)[1] < 0.4 * alone
+    taken, _ = shared_out(cases, seconds, 7)
+    assert sorted(case for mine in taken.values() for case in mine) == sorted(cases)
+
+
+def test_what_a_worker_takes_next():
+    waiting = ["8b-a", "8b-b", "1b-a", "tiny-a"]
+    assert next_unit(waiting, None, []) == "8b-a"
+    assert next_unit(waiting, None, ["8b"]) == "1b-a"
+    assert next_unit(waiting, "1b", ["8b"]) == "1b-a"
+    assert next_unit(waiting, "tiny", ["8b", "1b"]) == "tiny-a"
+    assert next_unit(waiting[:3], "tiny", ["8b", "1b"]) == "8b-a"
 
 
 def test_no_process_starts_for_a_case_that_does_not_run_here(monkeypatch):
