@@ -243,7 +243,7 @@ ORDER = """
         (["--fp8-gpu=h200"], "tiny tiny 1b 1b 8b 8b"),
         (["-n1"], "tiny tiny 1b 1b 8b 8b"),
     ],
-    ids=" ".join,
+    ids=["worker of a gate", "gate", "worker"],
 )
 def test_workers_of_a_gate_begin_with_the_largest_models(host, pytester, monkeypatch, options, order):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
