@@ -307,14 +307,20 @@ def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool.close()
 
 
-def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypatch):
-    ranks = []
+@pytest.fixture
+def ranks(world, monkeypatch):
+    """The processes of arms on several GPUs that were started, one for all ranks of an arm."""
+    started = []
 
     def ranked(count, backend, *more):
-        ranks.append(FakeProcess(backend, *more))
-        return ranks[-1]
+        started.append(FakeProcess(backend, *more))
+        return started[-1]
 
     monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
+    return started
+
+
+def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, ranks):
     pool = ArmPool(H200)
     two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
     [one] = pairs(pool, "8b", "tensorwise")
@@ -327,14 +333,7 @@ def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, monkeypat
     pool.close()
 
 
-def test_no_more_ranks_wait_than_two_arms_have(world, monkeypatch):
-    ranks = []
-
-    def ranked(count, backend, *more):
-        ranks.append(FakeProcess(backend, *more))
-        return ranks[-1]
-
-    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
+def test_no_more_ranks_wait_than_two_arms_have(world, ranks):
     pool = ArmPool(H200)
     how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
     one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
