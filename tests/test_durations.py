@@ -55,3 +55,29 @@ def test_the_option_prints_them_and_the_report_has_them_always(pytester, monkeyp
     assert {"build", "blocks", "layers"} <= set(told["waited"]["tiny-bf16"])
     with_it = pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-durations")
     with_it.stdout.fnmatch_lines(["arms: * s since the first was started: *", "*tiny-bf16 *1 *first step 2.0 s*"])
+
+
+SO_FAR = """
+    import json
+    from pathlib import Path
+
+    import pytest
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(nodeid):
+        seen = Path("so far")
+        if not seen.exists():
+            seen.write_text(Path("out/report.json").read_text())
+"""
+
+
+def test_the_report_has_them_after_the_first_test(pytester, monkeypatch):
+    """A worker of pytest-xdist sends the same with each of its tests: a signal may leave it no later occasion."""
+    install(monkeypatch, H100)
+    pytester.makeconftest(SO_FAR)
+    pytester.makepyfile(SUITE)
+    pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-report-dir=out")
+    told = json.loads((pytester.path / "so far").read_text())
+    assert "build" in told["durations"]["waited"]["tiny-bf16"]
+    assert told["seconds"]["build"] >= 0.0
+    assert len(told["entries"]) < len(json.loads((pytester.path / "out/report.json").read_text())["entries"])
