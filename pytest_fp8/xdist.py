@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
@@ -71,12 +72,30 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
         def _split_scope(self, nodeid: str) -> str:
             return together(nodeid)
 
+        def remove_node(self, node: Any) -> Any:
+            """After a crash. xdist itself would give finished cases out again, without a test, and wait for them."""
+            work = self.assigned_work.get(node, {})
+            for finished in [unit for unit, tests in work.items() if all(tests.values())]:
+                del work[finished]
+            return super().remove_node(node)
+
+        def _reschedule(self, node: Any) -> None:
+            """A worker runs its last test once it has a further one, or knows that there is none."""
+            super()._reschedule(node)
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                if not self.workqueue:
+                    node.shutdown()
+                    break
+                self._assign_work_unit(node)
+
         def _assign_work_unit(self, node: Any) -> None:
             if by_model:
                 at = {worker: model_of(next(reversed(work))) for worker, work in self.assigned_work.items() if work}
                 mine = at.pop(node, None)
                 self.workqueue.move_to_end(next_unit(self.workqueue, mine, at.values()), last=False)
-            super()._assign_work_unit(node)
+            # A worker may have died before xdist was told, which then takes the unit back.
+            with contextlib.suppress(OSError):
+                super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return ByCase(config, log)

@@ -467,6 +467,18 @@ def test_what_is_known_and_stored_to_be_slower_is_not_proved_by_a_second_pair(py
         assert ("fails as known: faster" in summary) is (not strangers), "a disturbed measurement shows nothing"
 
 
+def test_what_is_known_to_be_slower_is_counted_so_where_nothing_else_was_asked(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite + STORED_TOO)
+    pytester.runpytest(*UPDATE).assert_outcomes(passed=2, xfailed=1)
+    pytester.runpytest("--fp8-gpu=h200", "-k", "faster", "--fp8-report-dir=out").assert_outcomes(xfailed=1)
+    assert "## FP8: 1 FAIL as known" in (pytester.path / "out" / "summary.md").read_text()
+    real = pytester.runpytest("--fp8-gpu=h200", "-k", "faster", "--runxfail")
+    real.assert_outcomes(failed=1)
+    real.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*"])
+
+
 @pytest.mark.parametrize(("kernels", "outcome"), [(1.2, "xfailed"), (0.9, "failed")])
 def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytester, monkeypatch, kernels, outcome):
     """A gate run: its first look is one pair of processes, which proves nothing, while busy times would pass."""

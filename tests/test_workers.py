@@ -79,7 +79,7 @@ def host(pytester, monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=60)
         return result, [json.loads(path.read_text()) for path in sorted(pytester.path.glob("*-*.json"))]
 
     return run
@@ -250,6 +250,45 @@ def test_workers_of_a_gate_begin_with_the_largest_models(host, pytester, monkeyp
     pytester.makepyfile(ORDER)
     host(1, *options)[0].assert_outcomes(passed=6)
     assert (pytester.path / "order").read_text().split() == order.split()
+
+
+CRASHES = """
+    import os
+    from pathlib import Path
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [Case(m, "torchao", r) for m in ("tiny", "1b", "8b") for r in ("tensorwise", "rowwise")]
+
+    def run(case, question):
+        with Path("ran").open("a") as ran:
+            ran.write(f"{question}[{case.id}] ")
+        if (case.id, question) == ("1b-torchao-rowwise", "layers") and not Path("crashed").exists():
+            Path("crashed").touch()
+            os._exit(3)
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_case):
+        run(fp8_case, "layers")
+"""
+MORE_TESTS = """
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_case):
+        run(fp8_case, "loss")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("more", ["", MORE_TESTS], ids=["one test a case", "two"])
+def test_a_worker_that_crashes_takes_no_test_with_it_and_nobody_waits(host, pytester, monkeypatch, workers, more):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(CRASHES + more)
+    result, _ = host(workers, f"-n{workers}", "--fp8-gpu=h200")
+    ran = (pytester.path / "ran").read_text().split()
+    assert len(set(ran)) == (12 if more else 6), "each test ran"
+    assert [test for test in set(ran) if ran.count(test) > 1] in ([], ["layers[1b-torchao-rowwise]"])
+    result.stdout.fnmatch_lines(["*worker*crashed while running*layers?1b-torchao-rowwise?*"])
 
 
 PARALLEL = """

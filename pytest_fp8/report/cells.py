@@ -23,6 +23,7 @@ def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
     """``known``: also of what fails as known."""
     leave_out = [] if known else known_questions(entry)
     said = [decision["verdict"] for question, decision in entry["decisions"].items() if question not in leave_out]
+    said += ["FAIL" for _ in not_proved(entry) if known]
     return said + ["ERROR" for error in entry["errors"] if known or not is_known(entry, error)]
 
 

@@ -241,8 +241,9 @@ def unsteady(times: Sequence[float]) -> bool:
     """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order; a last
     single one is left out."""
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
-    if len(drifts) < 2:
-        return False
+    if len(drifts) < 3:
+        # Two may lie apart from zero by chance; then both do in one direction seldom.
+        return len(drifts) == 2 and min(map(abs, drifts)) > UNSTEADY and drifts[0] * drifts[1] > 0
     error = sample_sd(drifts) / math.sqrt(len(drifts))
     return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)
 
