@@ -195,6 +195,22 @@ def test_turns_that_only_all_blocks_show_to_be_unsteady_are_taken_again_as_a_who
     assert timing.fp8[0] == pytest.approx([280.0] * 12, rel=0.01)
 
 
+@pytest.mark.parametrize(("metric", "blocks"), [("speedup", 3), ("busy_speedup", 6)])
+def test_a_case_that_is_judged_by_busy_times_takes_all_blocks(monkeypatch, metric, blocks):
+    install(monkeypatch, H200, speedup=1.2)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    session = [[math.log(1.2)] * 8] * 2
+
+    def stored(name):
+        return session if name in (metric, "speedup") else []
+
+    question = SpeedQuestion(arms, stored, lambda name: [stored(name)] if stored(name) else [], MEASURED, "file", 30)
+    assert {len(times) for times in question.first_timing().fp8} == {2 * blocks}
+    pool.close()
+
+
 def test_later_pairs_and_those_of_a_baseline_take_all_blocks_at_once(pool):
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
@@ -303,7 +319,7 @@ def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_
     decision, stored = updated(2)
     assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [3, 2]
     assert decision.numbers["gated_on"] == "busy time"
-    assert "1.250x" in decision.seen
+    assert "1.25" in decision.seen
     assert ", busy times of 2 of them" in decision.seen
 
 

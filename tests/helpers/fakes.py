@@ -105,11 +105,14 @@ class FakeProcess:
     """Stands in for ``ArmProcess``."""
 
     world = World()
-    _pids = itertools.count(1000)
+    pids = itertools.count(1000)
+    """Each seeds the noise of its process."""
+    test: Any = None
+    """The test that the first of them was given to."""
 
     def __init__(self, backend: str = "bf16", environment: Any = None, fork: bool = False) -> None:
         self.side = environment.name if environment is not None else ""
-        self.pid = next(self._pids)
+        self.pid = next(FakeProcess.pids)
         self.pids = {self.pid}
         self.alive = True
         self.spec: Any = None
@@ -318,7 +321,10 @@ class FakeProcess:
 
 
 def install(monkeypatch: Any, gpu: Gpu | None, **world: Any) -> World:
-    """Give this process that GPU and fake arms; the libraries count as installed."""
+    """Give this process that GPU and fake arms; the libraries count as installed. A test's arms have the same noise
+    whichever tests ran before it."""
+    if FakeProcess.test is not monkeypatch:
+        FakeProcess.test, FakeProcess.pids = monkeypatch, itertools.count(1000)
     FakeProcess.world = World(**world)
     absent = "no NVIDIA GPU (fake)"
     monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (gpu, "" if gpu else absent))

@@ -66,7 +66,10 @@ class SpeedQuestion:
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
     def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:
-        """Whether these first blocks pass what the baseline asks and decide about the floor, or busy times will do."""
+        """Whether these first blocks pass what the baseline asks and decide about the floor. Not of what is judged by
+        busy times: its host scatters the blocks, and the account needs as many as there are."""
+        if self.timer.wants_busy:
+            return False
         decide = partial(
             decide_speedup,
             [log_ratios(reference, fp8)],
@@ -77,7 +80,7 @@ class SpeedQuestion:
         kept = decide(history=self.history("speedup"), floor=None)
         fast = decide(floor=floor) if (floor := self.arms.case.floor) else None
         known = fast is None or fast.verdict is Verdict.PASS or fast.interval[1] < floor
-        return self.timer.wants_busy or (kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known)
+        return kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known
 
     def timing(self, look: int) -> TimingEvidence:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`. Raises ``ArmError``."""
