@@ -126,6 +126,13 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     assert timer.recording()["dropped_steps"] == dropped
 
 
+def first_pair(pool, model, settled):
+    """What the first pair of a case of this model takes, where its first blocks settle it or not."""
+    arms = PairArms(Case(model, "torchao", "tensorwise"), pool, None)
+    arms.start()
+    return timing_of(arms, BlockTimer(arms, settled), 0)
+
+
 class ReferenceDrifts(FakeProcess):
     """The reference's first block of each turn is faster by 3 %, unless its first second does not count."""
 
@@ -140,9 +147,7 @@ class ReferenceDrifts(FakeProcess):
 @pytest.mark.parametrize("settled", [True, False, None])
 def test_a_reference_whose_turns_are_unsteady_is_seen_in_the_first_blocks_too(pool, monkeypatch, settled):
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", ReferenceDrifts)
-    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    timing = timing_of(arms, BlockTimer(arms, None if settled is None else Asked(settled)), 0)
+    timing = first_pair(pool, "8b", None if settled is None else Asked(settled))
     assert timing.bf16[0] == pytest.approx([370.0] * (6 if settled else 12), rel=0.005)
 
 
@@ -159,10 +164,8 @@ class Asked:
 
 @pytest.mark.parametrize(("answer", "blocks"), [(True, 3), (False, 6)])
 def test_the_first_pair_goes_on_where_its_first_blocks_settle_nothing(pool, answer, blocks):
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
     asked = Asked(answer)
-    timing = timing_of(arms, BlockTimer(arms, asked), 0)
+    timing = first_pair(pool, "1b", asked)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [2 * blocks, 2 * blocks]
     [(reference, other)] = asked.seen
     assert (reference, other) == (timing.bf16[0][:6], timing.fp8[0][:6])
@@ -170,10 +173,8 @@ def test_the_first_pair_goes_on_where_its_first_blocks_settle_nothing(pool, answ
 
 @pytest.mark.parametrize(("answer", "blocks"), [(True, 3), (False, 6)])
 def test_what_is_asked_of_the_first_blocks_is_asked_of_the_longer_turns(pool, answer, blocks):
-    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
-    arms.start()
     asked = Asked(answer)
-    timing = timing_of(arms, BlockTimer(arms, asked), 0)
+    timing = first_pair(pool, "8b", asked)
     assert len(timing.fp8[0]) == 2 * blocks
     assert timing.fp8[0] == pytest.approx([280.0] * 2 * blocks, rel=0.01)
     assert len(asked.seen) == 1
@@ -181,8 +182,6 @@ def test_what_is_asked_of_the_first_blocks_is_asked_of_the_longer_turns(pool, an
 
 
 def test_turns_that_only_all_blocks_show_to_be_unsteady_are_taken_again_as_a_whole(pool, monkeypatch):
-    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
-    arms.start()
     seen = []
 
     def late(reference, other):
@@ -190,7 +189,7 @@ def test_turns_that_only_all_blocks_show_to_be_unsteady_are_taken_again_as_a_who
         return len(other) > 6
 
     monkeypatch.setattr("pytest_fp8.questions.speed.timing.unsteady_pair", late)
-    timing = timing_of(arms, BlockTimer(arms, Asked(False)), 0)
+    timing = first_pair(pool, "8b", Asked(False))
     assert seen == [6, 12]
     assert timing.fp8[0] == pytest.approx([280.0] * 12, rel=0.01)
 
