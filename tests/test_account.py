@@ -283,6 +283,21 @@ def test_a_host_that_is_busy_now_and_then_leaves_busy_time_to_gate_on():
     assert check_speedup(quiet, floor=1.0, tolerance=0.02).numbers["gated_on"] == "step time"
 
 
+def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_host():
+    """The profiled steps wait 2 ms and the timed ones 29: without busy times that were asked beside these, the GPU
+    seems to work 123 ms of them, and the speedup of busy time to be too good to be true."""
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
+    works = {"bf16_busy": [[120.0] * 26] * 2, "fp8_busy": [[96.0] * 26] * 2}
+    evidence = TimingEvidence([[121.5] * 12] * 2, [[118.0, 125.0, 132.0] * 4] * 2, bf16_gpu=BF16, fp8_gpu=fp8, **works)
+    account = evidence.account()
+    assert (account.fp8.idle, account.fp8.busy) == pytest.approx((29.0, 96.0))
+    assert account.busy_speedup == pytest.approx(1.25)
+    assert replace(evidence, bf16_busy=(), fp8_busy=()).account().fp8.idle == pytest.approx(2.0)
+    stored = {"history": sessions(0.97), "busy_history": sessions(1.25)}
+    decision = check_speedup(evidence, floor=None, tolerance=0.02, **stored)
+    verdict_of(decision, Verdict.PASS, "1.250x", "and 96.00 ms of FP8's 125.00 ms")
+
+
 def test_a_baseline_without_busy_times_is_asked_for_step_times():
     decision = launch_bound(98.0, floor=None, history=sessions(0.59))
     assert decision.numbers["gated_on"] == "step time"

@@ -52,8 +52,8 @@ def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -
     for path in sorted(recordings.glob("*.json")):
         one = from_recording(json.loads(path.read_text()), path.name)
         found.setdefault(one.case, []).append(one)
-    every = _stored(baselines)
-    on_busy = _on_busy_time(every)
+    every = stored_in(baselines)
+    on_busy = on_busy_time(every)
     for stored in every:
         if stored.case not in found and stored.values("speedup"):
             found[stored.case] = [from_baseline(stored, f"baseline {stored.case}.json")]
@@ -83,8 +83,8 @@ def histories(
             earlier.add(session)
         elif not data["case"].endswith("-bf16"):
             found.setdefault(data["case"], {})[session[1]] = [x.tolist() for x in one.log_ratios]
-    every = _stored(baselines)
-    on_busy = _on_busy_time(every)
+    every = stored_in(baselines)
+    on_busy = on_busy_time(every)
     # Recordings are of step time, which says nothing of how busy time differs.
     found = {case: sessions for case, sessions in found.items() if case not in on_busy}
     recorded = {commit for sessions in found.values() for commit in sessions}
@@ -98,12 +98,12 @@ def histories(
     return found
 
 
-def _on_busy_time(baselines: Sequence[Baseline]) -> set[str]:
+def on_busy_time(baselines: Sequence[Baseline]) -> set[str]:
     """The cases that are gated on busy time: an arm waits for its host."""
     return {stored.case for stored in baselines if gated_speedup(stored.metrics) != "speedup"}
 
 
-def _stored(folders: Sequence[Path]) -> list[Baseline]:
+def stored_in(folders: Sequence[Path]) -> list[Baseline]:
     """The baselines in these folders, by the names of their cases."""
     found = [path for folder in folders for path in folder.glob("*.json") if is_baseline(path.name)]
     return [load_baseline(path) for path in sorted(found, key=lambda path: path.name)]

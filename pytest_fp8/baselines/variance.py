@@ -55,6 +55,9 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
         session=of_steps.session,
         sessions=of_steps.sessions,
         shared=of_steps.shared,
+        # What a block of steps stands for that has no other beside it: a busy time is one of a single step.
+        block=of_steps.block,
+        blocks=of_steps.blocks,
         busy=of_busy.session,
         busy_sessions=of_busy.sessions,
     )

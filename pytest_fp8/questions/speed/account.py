@@ -44,6 +44,8 @@ class GpuStep:
     """Of these steps: time in which the GPU ran any kernel."""
     compute_ms: Sequence[float] = ()
     """Of these steps: time in which it ran any kernel but collectives."""
+    asked: Sequence[float] = ()
+    """Busy times that were asked between the timed blocks, of each process; empty where they were not."""
     wire: ArmWire = field(default_factory=ArmWire)
     rest: Sequence[KernelTime] = ()
     waits: Mapping[str, int] = field(default_factory=dict)
@@ -52,9 +54,13 @@ class GpuStep:
     def idle(self, step: float) -> float:
         """Milliseconds in which the GPU waits, of a timed step of that many.
 
-        The least of two estimates: the clocks of the profiled steps may differ from those of the timed ones, and to
-        profile kernels takes some of the host's time.
+        What is left of it by the busy times that were asked beside it. Without them, the least of two estimates: the
+        clocks of the profiled steps may differ from those of the timed ones, and to profile kernels takes some of the
+        host's time. The few profiled steps may also have met a quiet host, and the timed ones a busy one: what these
+        waited would then count as the GPU's work.
         """
+        if asked := [each for each in self.asked if each > 0]:
+            return max(0.0, step - median(asked))
         busy = median(self.busy_ms) if self.busy_ms else self.milliseconds["busy"]
         profiled = [max(0.0, a - b) for a, b in zip(self.step_ms, self.busy_ms, strict=True)]
         return min([max(0.0, step - busy), *([median(profiled)] if profiled else [])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from pytest_fp8.questions.arms import PairArms
@@ -48,12 +48,16 @@ class TimingEvidence:
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled."""
-        bf16, fp8 = (list(chain.from_iterable(times)) for times in (self.bf16, self.fp8))
-        return account_of(self.bf16_gpu, self.fp8_gpu, bf16, fp8)
+        bf16, fp8, *busy = map(_all, (self.bf16, self.fp8, self.bf16_busy, self.fp8_busy))
+        return account_of(replace(self.bf16_gpu, asked=busy[0]), replace(self.fp8_gpu, asked=busy[1]), bf16, fp8)
 
     def waits(self) -> bool:
         """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""
         return self.waited or bool(launch_bound_arms(self.account()))
+
+
+def _all(processes: Sequence[Sequence[float]]) -> list[float]:
+    return list(chain.from_iterable(processes))
 
 
 def timing_looks(arms: PairArms, timer: BlockTimer) -> Iterator[TimingEvidence]:
@@ -110,21 +114,23 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         bf16_busy=[bf16 for bf16, _ in timer.busy],
         fp8_busy=[fp8 for _, fp8 in timer.busy],
         compilations=dict(timer.compilations),
-        waited=timer.wants_busy,
+        waited=timer.waited,
     )
 
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Once a pair has waited, they are wanted of the later ones, whether these wait or not. Those of the profile are all
+    Once a pair has waited, they are wanted of the later ones, whether these wait or not. A new baseline takes them of
+    all pairs where FP8 is not compiled: its host may become busy after the first ones. Those of the profile are all
     there are of arms that take turns: these would have to be built again."""
     nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
     if not (bf16.busy_ms and fp8.busy_ms):
         return nothing
-    blocks = (list(chain.from_iterable(times)) for times in (timer.reference, timer.other))
-    if not timer.wants_busy and not launch_bound_arms(account_of(bf16, fp8, *blocks)):
+    waits = bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
+    timer.waited |= waits
+    timer.wants_busy |= waits or (timer.stores and not arms.fp8.facts["compiled"])
+    if not timer.wants_busy:
         return nothing
-    timer.wants_busy = True
     if not arms.takes_turns:
         return timer.take_busy()
     return nothing if any(taken for taken, _ in timer.busy) else (bf16.busy_ms, fp8.busy_ms)

@@ -46,7 +46,8 @@ class SpeedQuestion:
     def __post_init__(self) -> None:
         # What a baseline stores is measured whole.
         self.timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
-        self.timer.wants_busy = bool(self.stored("busy_speedup"))
+        self.timer.stores = self.processes is not None
+        self.timer.waited = self.timer.wants_busy = bool(self.stored("busy_speedup"))
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""

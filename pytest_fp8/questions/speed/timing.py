@@ -66,6 +66,10 @@ class BlockTimer:
         pair of processes, empty where it was not asked."""
         self.wants_busy = False
         """Whether busy times are asked of every process, and not only where an arm waits for its host."""
+        self.waited = False
+        """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
+        self.stores = False
+        """Whether a new baseline is measured."""
         self.compilations: dict[str, int] = {}
         """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
