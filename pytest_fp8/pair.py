@@ -64,27 +64,25 @@ class Fp8Pair(NotesUse):
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
         components: Components = MEASURED,
+        on_busy: bool = False,
         compare_with_base: Callable[[], Comparison] | None = None,
         asked: Collection[str] = (),
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured before all else.
         ``asked``: the questions that its tests are known to ask. ``compare_with_base``: times base's FP8 arm beside
-        this one; ``None`` where no base was named."""
+        this one; ``None`` where no base was named. ``on_busy``: whether what is stored is gated on busy time."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
-        processes = settings.processes if settings.update else None
-        self._speed_question = SpeedQuestion(
-            arms, self._stored, self._history, components, baseline_file, gated_cases, processes
-        )
+        pairs = settings.processes if settings.update else None
+        speed = SpeedQuestion(arms, on_busy, self._history, components, baseline_file, gated_cases, pairs)
+        self._speed_question = speed
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")
         twin = not self._stored("loss_twin_gap")
-        self._gathering = Gathering(
-            arms, asked, lambda: tasks_of(arms, self._speed_question.first_timing, self._look_at_loss, twin)
-        )
+        self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
         self._row = self.row = ledger.begin(self.case, case_hash, gpu)
 
     def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:

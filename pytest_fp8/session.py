@@ -103,7 +103,7 @@ class Session:
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
         from pytest_fp8.arms.pair import PairArms, make_arm
-        from pytest_fp8.baselines.store import baseline_path, read_baseline
+        from pytest_fp8.baselines.store import baseline_path, held_against
         from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.markers import running
         from pytest_fp8.pair import Fp8Pair
@@ -121,7 +121,7 @@ class Session:
                 arms.start()
             digest = case_digest(case, workload, arms.bf16)
             gpu = self._gpu_key() if case.needs_gpu else "emulated"
-            baseline = None if self.settings.update else read_baseline(self.source(), gpu, case.id, digest)
+            baseline, on_busy = held_against(self.source(), gpu, case.id, digest, self.settings.update)
             pair = Fp8Pair(
                 arms,
                 self.settings,
@@ -133,6 +133,7 @@ class Session:
                 self.gated_cases,
                 time_first=self._may_ask_speed(case),
                 components=read_components(self.source(), gpu),
+                on_busy=on_busy,
                 compare_with_base=self._base_of(case, shipped, model),
                 asked=self._named(case),
             )

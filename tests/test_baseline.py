@@ -13,8 +13,8 @@ import pytest
 from helpers.baselines import baseline, edit, session
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.metrics import check_agreement
-from pytest_fp8.baselines.source import Revision
-from pytest_fp8.baselines.store import baseline_path, read_baseline, write_baseline
+from pytest_fp8.baselines.source import Folder, Revision
+from pytest_fp8.baselines.store import baseline_path, held_against, read_baseline, write_baseline
 from pytest_fp8.baselines.strict import MAX_BYTES, Unsound
 from pytest_fp8.errors import BaselineError
 
@@ -221,6 +221,18 @@ def test_values_are_those_of_the_newest_session_that_has_them():
     assert stored.values("fp8_share") == [0.8]
     assert stored.values("speedup") == [[0.1, 0.11], [0.12, 0.1]]
     assert stored.history("fp8_share") == [[0.78], [0.8]]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gated_on(tmp_path, busy):
+    speedup = {"speedup": [[0.1], [0.1]], **({"busy_speedup": [[0.2], [0.2]]} if busy else {})}
+    write_baseline(tmp_path, made := baseline("1b-te-block", "abc", metrics=speedup))
+    of_gate, of_update = (held_against(Folder(tmp_path), "h200", "1b-te-block", "abc", x) for x in (False, True))
+    assert (of_gate, of_update) == ((made, busy), (None, busy))
+    other_case = Folder(tmp_path), "h200", "1b-te-block", "defined anew"
+    assert held_against(*other_case, update=True) == (None, False)
+    with pytest.raises(BaselineError, match="definition"):
+        held_against(*other_case, update=False)
 
 
 def test_a_history_begins_where_its_level_does():

@@ -128,7 +128,7 @@ def test_what_the_repository_has_can_be_fitted(stored):
 def test_repeated_sessions_come_in_the_order_taken_and_by_one_way_of_measuring():
     found = histories()
     assert len(found["8b-te-delayed"]) == 3
-    assert [session[:4] for session in found["1b-te-block"]][:2] == ["b1fe", "bb13"]
+    assert [session[:4] for session in found["1b-torchao-tensorwise"]][:2] == ["b1fe", "bb13"]
     assert not any(session.startswith(("d96f7cf", "df30e8e")) for case in found.values() for session in case)
 
 

@@ -26,7 +26,7 @@ from pytest_fp8.questions.speed.evidence import (
 )
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS, PAIR_LOOKS
 from pytest_fp8.rules.variance import MEASURED
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
@@ -202,10 +202,10 @@ def test_a_case_that_is_judged_by_busy_times_takes_all_blocks(monkeypatch, metri
     arms.start()
     session = [[math.log(1.2)] * 8] * 2
 
-    def stored(name):
-        return session if name in (metric, "speedup") else []
+    def history(name):
+        return [session] if name in (metric, "speedup") else []
 
-    question = SpeedQuestion(arms, stored, lambda name: [stored(name)] if stored(name) else [], MEASURED, "file", 30)
+    question = SpeedQuestion(arms, metric == "busy_speedup", history, MEASURED, "file", 30)
     assert {len(times) for times in question.first_timing().fp8} == {2 * blocks}
     pool.close()
 
@@ -217,7 +217,7 @@ def test_later_pairs_and_those_of_a_baseline_take_all_blocks_at_once(pool):
     assert [len(times) for times in found.fp8] == [6, 12]
     arms = PairArms(Case("1b", "torchao", "rowwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file", 30, processes=2)
+    question = SpeedQuestion(arms, False, lambda _: [], MEASURED, "file", 30, processes=2)
     assert {len(times) for times in question.first_timing().fp8} == {2 * BASELINE_BLOCKS}
 
 
@@ -266,12 +266,12 @@ class Waiting(FakeProcess):
         return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works}
 
 
-def updated(processes):
+def updated(processes, on_busy=False):
     """What an update decides and stores of the speed of a case of 1B."""
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, lambda _: [], lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    question = SpeedQuestion(arms, on_busy, lambda _: [], MEASURED, "file.json", 30, processes=processes)
     decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
     pool.close()
     return decision, {name: values for name, *_, values in rows}
@@ -307,32 +307,42 @@ class LateWaiting(Waiting):
         return {**super().busy(steps), "step_ms": [self.works + 1] * steps}
 
 
-@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
-def test_busy_times_of_two_pairs_are_stored_where_the_host_was_quiet_during_the_first(monkeypatch, slow):
-    """Seen on an H200 with Transformer Engine at 1B: the first pair's steps took 104 ms, those of three others up to
-    111 ms, the GPU worked 98 ms in each, and the update was refused for the scatter of step time. A later pair that
-    does not wait changes nothing of what an earlier one showed."""
-    install(monkeypatch, H200, busy=40.0)
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
-    monkeypatch.setattr(LateWaiting, "slow", slow)
-    decision, stored = updated(2)
-    assert [len(stored["speedup"]), len(stored["busy_speedup"])] == [3, 2]
-    assert decision.numbers["gated_on"] == "busy time"
-    assert "1.25" in decision.seen
-    assert ", busy times of 2 of them" in decision.seen
-
-
-@pytest.mark.parametrize(("slow", "busy"), [((3, 4), 4), ((4,), 4), ((), 0)], ids=["third on", "fourth", "never"])
-def test_an_update_has_busy_times_of_all_pairs_where_fp8_is_not_compiled(monkeypatch, slow, busy):
-    """Seen on an H200 with Transformer Engine's blocks at 1B: FP8 took 114.8 ms a step in the first two pairs, 116.6 in
-    the third and 125.6 in the fourth, which alone had busy times, and nothing could be stored."""
+@pytest.mark.parametrize("slow", [(2,), (4,), (1, 3), ()], ids=["second", "fourth", "some", "never"])
+def test_an_update_has_busy_times_of_every_pair_whichever_waits(monkeypatch, slow):
+    """Seen with Transformer Engine at 1B: on one H200 the first of four pairs did not wait, on another the fourth alone
+    did, after 114.8, 114.8 and 116.6 ms a step; and both updates were refused for the scatter of step time."""
     install(monkeypatch, H200, busy=40.0, host=0.5)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", slow)
-    monkeypatch.setattr(LateWaiting, "compiled", False)
     decision, stored = updated(4)
-    assert len(stored.get("busy_speedup", ())) == busy
+    assert [len(stored["speedup"]), len(stored.get("busy_speedup", ()))] == [4, 4 if slow else 0]
     assert decision.numbers["gated_on"] == ("busy time" if slow else "step time")
+    assert "1.25" in decision.seen or not slow
+
+
+def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_waits(monkeypatch):
+    """Or the history that the gate asks would have no new session."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", ())
+    _, stored = updated(2, on_busy=True)
+    assert len(stored["busy_speedup"]) == 2
+
+
+@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
+def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slow):
+    """A later pair that does not wait changes nothing of what an earlier one showed."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", slow)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    taken = [timing_of(arms, timer, look) for look in range(len(PAIR_LOOKS))][-1]
+    pool.close()
+    assert [bool(times) for times in taken.fp8_busy] == [False, True, True, True]
+    assert len(judged_busy(taken)) == 3
 
 
 def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import SCHEMA, Baseline, EditedByHand, parse_baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import NAME, Unsound, parse, quoted, read_regular
@@ -94,12 +95,19 @@ def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
     )
 
 
-def earlier_baseline(folder: Path, gpu: str, case: str, case_hash: str) -> tuple[Baseline | None, str]:
+def earlier_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) -> tuple[Baseline | None, str]:
     """The stored baseline that a new one is compared with; or ``None``, and why a stored one cannot be."""
     try:
-        return read_baseline(folder, gpu, case, case_hash), ""
+        return read_baseline(source, gpu, case, case_hash), ""
     except BaselineError as error:
         return None, f"the earlier file cannot be compared with: {error.headline}"
+
+
+def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, bool]:
+    """The baseline that a session's figures are held against, which those of an ``update`` are not; and whether what is
+    stored is gated on busy time. Raises :class:`BaselineError` as :func:`read_baseline` does, but not in an update."""
+    read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
+    return None if update else read, read is not None and gated_speedup(read.metrics) == "busy_speedup"
 
 
 def load_baseline(path: Path) -> Baseline:

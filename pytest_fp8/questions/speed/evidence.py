@@ -120,20 +120,18 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Once a pair has waited, they are wanted of the later ones, whether these wait or not. A new baseline takes them of
-    all pairs where FP8 is not compiled: its host may become busy after the first ones. Those of the profile are all
+    Once a pair has waited, they are wanted of the later ones, whether these wait or not. Those of the profile are all
     there are of arms that take turns: these would have to be built again."""
     nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
     if not (bf16.busy_ms and fp8.busy_ms):
         return nothing
     waits = bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     timer.waited |= waits
-    timer.wants_busy |= waits or (timer.stores and not arms.fp8.facts["compiled"])
-    if not timer.wants_busy:
-        return nothing
+    timer.wants_busy |= waits
     if not arms.takes_turns:
-        return timer.take_busy()
-    return nothing if any(taken for taken, _ in timer.busy) else (bf16.busy_ms, fp8.busy_ms)
+        return timer.take_busy() if timer.wants_busy else nothing
+    taken = any(times for times, _ in timer.busy)
+    return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else nothing
 
 
 def judged_busy(evidence: TimingEvidence) -> list[list[float]]:

@@ -33,8 +33,8 @@ class SpeedQuestion:
     """The speed of one pair of arms, which is measured once for all that is asked of it."""
 
     arms: PairArms
-    stored: Callable[[str], list[Any]]
-    """The values of a metric in the baseline; empty where there is none."""
+    on_busy: bool
+    """Whether the baseline, or the one that an update adds to, is gated on busy time."""
     history: Callable[[str], list[list[Any]]]
     """The baseline's sessions of a metric, oldest first; empty where there is none."""
     components: Components
@@ -46,8 +46,9 @@ class SpeedQuestion:
     def __post_init__(self) -> None:
         # What a baseline stores is measured whole.
         self.timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
-        self.timer.stores = self.processes is not None
-        self.timer.waited = self.timer.wants_busy = bool(self.stored("busy_speedup"))
+        self.timer.waited = self.on_busy
+        # The host may be quiet while the first pairs are timed, and busy later.
+        self.timer.wants_busy = self.on_busy or self.processes is not None
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
@@ -60,10 +61,6 @@ class SpeedQuestion:
         if evidence.strangers or evidence.throttles:
             return True
         (metric, *_, values), *_ = self._rows(evidence)
-        profiled = evidence.bf16_gpu.busy_ms and evidence.fp8_gpu.busy_ms
-        if metric == "speedup" and evidence.waits() and profiled and not self.arms.takes_turns:
-            # The host was quiet while the first pairs were timed: a further one has busy times, too.
-            return False
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
     def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:

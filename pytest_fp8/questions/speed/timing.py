@@ -68,8 +68,6 @@ class BlockTimer:
         """Whether busy times are asked of every process, and not only where an arm waits for its host."""
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
-        self.stores = False
-        """Whether a new baseline is measured."""
         self.compilations: dict[str, int] = {}
         """Arm -> how often its code was compiled in blocks that count."""
         self.states: list[Conditions] = []
