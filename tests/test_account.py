@@ -19,6 +19,7 @@ from pytest_fp8.questions.speed.account import GpuStep, account_of
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.report.cells import baseline_of
 from pytest_fp8.rules.variance import MEASURED
 
 BF16, FP8_ARM = recorded_step("1b-bf16"), recorded_step("1b-torchao-tensorwise")
@@ -246,6 +247,10 @@ def test_a_launch_bound_step_is_gated_on_busy_time():
     decision = launch_bound(98.0, **stored)
     verdict_of(decision, Verdict.PASS, "1.154x", "of busy time, since FP8 waits for the host", "0.590x of step time")
     assert decision.numbers["gated_on"] == "busy time"
+    assert [baseline_of({**decision.numbers, **old}) for old in ({}, {"gated_baseline": None})] == [
+        "1.154x busy",
+        "0.590x",
+    ]
     [note] = decision.numbers["notes"]
     assert (
         note

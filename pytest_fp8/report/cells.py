@@ -69,10 +69,19 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
         say("{:.1%}", of("numerics", "gradient_error")),
         say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
         speedup_of(entry),
-        say("{:.3f}x", number(speed_in(said), "numbers", "baseline")),
+        baseline_of(speed_in(said).get("numbers", {})) or NONE,
         say("{:.2f}x", of("memory", "ratio")),
         NONE if carried is None else "yes" if carried["verdict"] == "PASS" else carried["verdict"],
     ]
+
+
+def baseline_of(numbers: Mapping[str, Any]) -> str:
+    """The stored speedup that a decision's is held against, in words; empty where none is. Reports of earlier versions
+    have that of steps alone."""
+    if numbers.get("gated_on") == "busy time" and (busy := number(numbers, "gated_baseline")) is not None:
+        return f"{busy:.3f}x busy"
+    steps = number(numbers, "baseline")
+    return "" if steps is None else f"{steps:.3f}x"
 
 
 def interval_of(entry: Mapping[str, Any] | None) -> tuple[float | None, float | None, float | None]:

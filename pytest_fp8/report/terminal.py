@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
+from pytest_fp8.report.cells import baseline_of
 from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -86,7 +87,7 @@ def row(entry: Entry) -> list[str]:
         _cell(numerics, _gradients),
         _cell(loss, _gap),
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
-        _cell(speed, lambda n: f"{n['baseline']:.3f}x" if n.get("baseline") else "none", marked=False),
+        _cell(speed, lambda n: baseline_of(n) or "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]

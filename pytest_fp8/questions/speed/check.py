@@ -199,6 +199,7 @@ def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
         "change": None if result.change is None else math.expm1(result.change),
         "change_error": result.change_error,
         "own_error": result.own_error,
+        "gated_baseline": math.exp(level(history)) if history else None,
         "sessions": len(history),
         "tolerance": result.tolerance,
     }
