@@ -195,8 +195,9 @@ def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) ->
 
 
 def measured_otherwise(stored: Baseline) -> list[str]:
-    """The metrics whose level has a session of another :data:`~pytest_fp8.measurement.MEASUREMENT`."""
-    return [name for name in stored.metrics if any(s.measurement != MEASUREMENT for s in stored.measured_in(name))]
+    """The metrics whose newest session is of another :data:`~pytest_fp8.measurement.MEASUREMENT`. Beside a newer one,
+    older ones are sessions like others: an update would not take them out."""
+    return [name for name in stored.metrics if stored.measured_in(name)[-1].measurement != MEASUREMENT]
 
 
 def _age(stored: Baseline, today: datetime.date) -> int:
