@@ -212,6 +212,16 @@ def _loaded(answers: Sequence[Answer]) -> Any:
     return {**answers[0], "stale": sorted({name for answer in answers for name in answer["stale"]})}
 
 
+def _scales(answers: Sequence[Answer]) -> Any:
+    def of_all(key: str) -> dict[str, Any]:
+        each = (answer[key].items() for answer in answers)
+        return {f"rank {rank}: {name}": digest for rank, items in enumerate(each) for name, digest in items}
+
+    tensors = {key: of_all(key) for key in ("stored", "reset", "loaded", "fresh")}
+    words = {key: next((answer[key] for answer in answers if answer[key]), "") for key in ("refused", "failed")}
+    return {**tensors, **words, "no_place": max(answer["no_place"] for answer in answers)}
+
+
 def _resumed(answers: Sequence[Answer]) -> Any:
     return {
         **answers[0],
@@ -264,6 +274,7 @@ _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "memory": _memory,
     "save": _saved,
     "load": _loaded,
+    "carry_scales": _scales,
     "resume": _resumed,
 }
 """Operation -> how its answers are merged. Of any other operation rank 0's counts."""

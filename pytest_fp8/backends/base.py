@@ -127,6 +127,19 @@ class Backend(ABC):
         """Whether this key of the state dict holds the backend's scaling state and no weight."""
         return False
 
+    def scaling_tensors(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """What this FP8 layer keeps between steps to scale by, by name; empty where scaling is dynamic."""
+        return {}
+
+    def new_layer(self, module: torch.nn.Module) -> Any:
+        """A layer like this FP8 layer as it is before its first step, without memory for weights. ``None`` where there
+        is none to make."""
+        return None
+
+    def trusting_scaling_state(self) -> AbstractContextManager[Any]:
+        """Inside, the library loads scaling state that it takes for unsafe: a pickle. For what this arm wrote."""
+        return nullcontext()
+
     # -- training -----------------------------------------------------------------------------------------------------
 
     def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,10 @@ RECIPE_CLASSES = {
     "mxfp8": "MXFP8BlockScaling",
 }
 """Recipe -> its class in ``transformer_engine.common.recipe``."""
+
+
+TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
+"""Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
 
 
 class RecomputedOutsideError(RuntimeError):
@@ -139,6 +144,40 @@ class TransformerEngine(Backend):
 
     def is_scaling_state(self, key: str) -> bool:
         return key.endswith("._extra_state")
+
+    def scaling_tensors(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Of delayed scaling: the scales, and the largest magnitudes that they are made of."""
+        states = {key: getattr(module, "fp8_meta", {}).get(key) for key in ("scaling_fwd", "scaling_bwd")}
+        return {
+            f"{key} {name}": getattr(state, name)
+            for key, state in states.items()
+            if hasattr(state, "amax_history")
+            for name in ("scale", "amax_history")
+        }
+
+    def new_layer(self, module: torch.nn.Module) -> Any:
+        import transformer_engine.pytorch as te
+
+        if not isinstance(module, te.Linear):
+            return None
+        return type(module)(
+            module.in_features,
+            module.out_features,
+            bias=module.use_bias,
+            params_dtype=module.weight.dtype,
+            device="meta",
+        )
+
+    @contextmanager
+    def trusting_scaling_state(self) -> Iterator[None]:
+        before = os.environ.get(TRUST)
+        os.environ[TRUST] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[TRUST]
+            if before is not None:
+                os.environ[TRUST] = before
 
 
 def linear_type(recipe: str) -> Any:

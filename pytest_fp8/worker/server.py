@@ -22,6 +22,7 @@ from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.answers.moved_weights import first_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.answers.numerics import numerics
+from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.run.engine import Engine
@@ -48,6 +49,7 @@ class ArmServer:
             "park": self.engine.park,
             "save": self.save,
             "load": self.load,
+            "carry_scales": self.carry_scales,
             "logits": self.logits,
             "moved_outputs": self.moved_outputs,
             "moved_resumes": self.moved_resumes,
@@ -142,6 +144,10 @@ class ArmServer:
         if store == OWN_STORE:
             return own_checkpoints.load(self.engine, folder, optimizer)
         return checkpoints.load(self.engine, folder, store, optimizer)
+
+    def carry_scales(self, folder: str) -> dict[str, Any]:
+        """Scaling state, saved and loaded again in FP8."""
+        return carry_scales(self.engine, folder)
 
     def logits(self, seed: int) -> bytes:
         """A fingerprint of what entered the model, in four bytes, and its output on the first rows of one held-out

@@ -15,7 +15,7 @@ from pytest_fp8.case import OWN, OWN_STORE, Case
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
 from pytest_fp8.questions.checkpoints.check import logit_limit
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Scales, Transfer
 from pytest_fp8.questions.checkpoints.resuming import check_resumed
 from pytest_fp8.recipes import SHARDED_REFERENCES
 
@@ -49,11 +49,19 @@ class Source:
     """Losses of the steps before it saved."""
     went_on: Resumed
     """The steps that it went on to train; :data:`NOT_RESUMED` where the case does not resume."""
+    scales: Scales | None = None
+    """Its scaling state, written and loaded again; ``None`` where that is not asked."""
 
 
 def transfers_of(pair: PairArms) -> list[Transfer]:
     """Asked once. Raises ``ArmError``."""
     return pair.once("checkpoints", lambda: _carry_both_ways(pair))
+
+
+def _scales(arm: Arm, folder: Path, source: Source) -> Scales | None:
+    """What becomes of scaling state from FP8 to FP8, where the arm has some and training resumes."""
+    keeps = DCP in source.saved and source.went_on is not NOT_RESUMED and source.saved[DCP].scaling_state
+    return from_plain(Scales, arm.request("carry_scales", folder=str(folder / "scales"))) if keeps else None
 
 
 def _carry_both_ways(pair: PairArms) -> list[Transfer]:
@@ -68,6 +76,7 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     start = _logits_at_start(pair.fp8), reference_start
     with pair.temporary_folder() as folder:
         forth = _source(pair.case, pair.fp8, folder, stores)
+        forth = replace(forth, scales=_scales(pair.fp8, folder, forth))
         apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
         to_fp8 = [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
@@ -176,6 +185,7 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
         with_optimizer=optimizer,
         source=source.went_on,
         resumed=resumed,
+        scales=source.scales if store == DCP else None,
     )
 
 

@@ -8,6 +8,7 @@ from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.flags import left_behind
 from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
+from pytest_fp8.questions.checkpoints.scales import check_scales, words_on_scales
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -54,7 +55,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
                 "source": list(t.source.losses),
                 "scaling_state": len(t.saved.scaling_state),
                 "frozen": t.saved.frozen,
-                "remarks": remarks(t),
+                "remarks": _remarks(t),
             }
             for t in transfers
         ]
@@ -65,15 +66,24 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             if found is not None:
                 verdict, lines = found
                 left = left_behind(transfers) if rule in (_logits, check_resumed) else None
-                where = f"{transfer.direction} through {transfer.store}: {lines['headline']}"
+                direction = "fp8 -> fp8" if rule is _scaling_state else transfer.direction
+                where = f"{direction} through {transfer.store}: {lines['headline']}"
                 lines = {**left[1], "seen": f"{left[1]['seen']}; {where}"} if left else {**lines, "headline": where}
                 return Decision(QUESTION, verdict, numbers=numbers, **lines)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
-    said = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in remarks(t)))
+    said = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
     return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}{said}", numbers=numbers)
+
+
+def _scaling_state(t: Transfer) -> Finding | None:
+    return check_scales(t.scales)
+
+
+def _remarks(t: Transfer) -> list[str]:
+    return [*remarks(t), *words_on_scales(t.scales)]
 
 
 def _stored_in_fp8(t: Transfer) -> Finding | None:
@@ -178,6 +188,6 @@ def _logits(t: Transfer) -> Finding | None:
     )
 
 
-_RULES = (_stored_in_fp8, _untied, _keys, _weights, _stale, _optimizer, _logits, check_resumed)
+_RULES = (_stored_in_fp8, _untied, _keys, _weights, _stale, _optimizer, _logits, check_resumed, _scaling_state)
 _OWN_RULES = (check_own, _stale, _logits, check_resumed)
 """In this order: the first that finds something is the verdict."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pytest_fp8.case import Case
 from pytest_fp8.zoo.batch import with_tensors
 
+T = TypeVar("T")
 COLLECTIVE_SECONDS = 3600
 """How long a collective waits for the other ranks. Longer than pytest waits for an answer: it looks at all ranks, and
 tells the one that hangs from those that wait for it."""
@@ -57,6 +58,15 @@ def wait_for_all() -> None:
     """Return when every rank has come here. On the CPU, so that no GPU works for it."""
     if ranks() > 1:
         torch.distributed.all_reduce(torch.zeros(1))
+
+
+def every_rank_s(value: T) -> list[T]:
+    """Plain data of every rank, in their order."""
+    if ranks() == 1:
+        return [value]
+    found: list[Any] = [None] * ranks()
+    torch.distributed.all_gather_object(found, value)
+    return found
 
 
 def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
