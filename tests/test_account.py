@@ -298,9 +298,38 @@ def test_what_timed_steps_wait_is_no_work_though_the_profiled_ones_met_a_quiet_h
     assert (account.fp8.idle, account.fp8.busy) == pytest.approx((29.0, 96.0))
     assert account.busy_speedup == pytest.approx(1.25)
     assert replace(evidence, bf16_busy=(), fp8_busy=()).account().fp8.idle == pytest.approx(2.0)
+    lost = replace(evidence, fp8_busy=[[0.0] * 14 + [96.0] * 12] * 2)
+    assert lost.account().fp8.busy == pytest.approx(96.0), "steps in which the profiler saw no kernel"
     stored = {"history": sessions(0.97), "busy_history": sessions(1.25)}
     decision = check_speedup(evidence, floor=None, tolerance=0.02, **stored)
     verdict_of(decision, Verdict.PASS, "1.250x", "and 96.00 ms of FP8's 125.00 ms")
+
+
+@pytest.mark.parametrize("clocks", [0.94, 0.97, 1.0, 1.03])
+def test_busy_times_at_other_clocks_hide_no_reference_that_sleeps(clocks):
+    """It sleeps for 15 % of its step, and FP8 waits for 2 %: at clocks 6 % higher that would seem to be 8 %."""
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
+    works = {"bf16_busy": [[113.0 * clocks] * 26] * 2, "fp8_busy": [[95.6 * clocks] * 26] * 2}
+    bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
+    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, waited=True, **works)
+    verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
+
+
+@pytest.mark.parametrize("clocks", [(0.97, 1.0), (0.94, 1.0), (1.0, 0.94), (0.94, 0.94)])
+def test_busy_times_at_other_clocks_accuse_no_healthy_reference(clocks):
+    """Its step calls the CUDA runtime once more, at no cost; and no arm waits by the clocks alone."""
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
+    works = {"bf16_busy": [[119.0 * clocks[0]] * 26] * 2, "fp8_busy": [[95.6 * clocks[1]] * 26] * 2}
+    bf16 = replace(BF16, step_ms=[121.0] * 5, busy_ms=[119.0] * 5, waits={"cudaStreamSynchronize": 1})
+    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=121.0, fp8_ms=97.6, **works)
+    verdict_of(decision, Verdict.PASS)
+    assert decision.numbers["gated_on"] == "step time"
+
+
+def test_busy_times_that_a_stored_session_asks_for_are_said_to_be_so_with_their_limit():
+    decision = asked(fp8_ms=106.0, floor=None, waited=True, **BUSY)
+    seen = "of busy time, since an arm has waited for the host, in this session or in a stored one"
+    verdict_of(decision, Verdict.NOT_EXERCISED, seen, "limit 1.34x of busy time")
 
 
 def test_a_baseline_without_busy_times_is_asked_for_step_times():

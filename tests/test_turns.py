@@ -329,9 +329,8 @@ def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_
     assert len(stored["busy_speedup"]) == 2
 
 
-@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
-def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slow):
-    """A later pair that does not wait changes nothing of what an earlier one showed."""
+def gated(monkeypatch, slow):
+    """All looks of a gate, of pairs of which these are slow."""
     install(monkeypatch, H200, busy=40.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", slow)
@@ -341,23 +340,40 @@ def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slo
     timer = BlockTimer(arms)
     taken = [timing_of(arms, timer, look) for look in range(len(PAIR_LOOKS))][-1]
     pool.close()
+    return taken
+
+
+@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
+def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slow):
+    """A later pair that does not wait changes nothing of what an earlier one showed."""
+    taken = gated(monkeypatch, slow)
     assert [bool(times) for times in taken.fp8_busy] == [False, True, True, True]
+    assert taken.waited, "which all blocks together need not show"
     assert len(judged_busy(taken)) == 3
 
 
 def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):
     """Its busy times are one process's, and may be off by chance."""
-    install(monkeypatch, H200, busy=40.0)
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
-    monkeypatch.setattr(LateWaiting, "slow", (2 + FURTHER,))
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    taken = timing_for_baseline(arms, BlockTimer(arms), 2, lambda _: False)
-    pool.close()
+    taken = gated(monkeypatch, slow=(4,))
     assert [bool(times) for times in taken.fp8_busy] == [False, False, False, True]
     assert judged_busy(taken) == []
     assert judged_busy(replace(taken, fp8_busy=[[32.0]] * len(taken.fp8), bf16_busy=[[40.0]] * len(taken.fp8)))
+
+
+@pytest.mark.parametrize(("waits", "asked"), [(True, [5, 0]), (False, [0, 0])])
+def test_arms_that_take_turns_have_the_busy_times_of_their_profile_where_one_waits(monkeypatch, waits, asked):
+    """Others would cost a build of each. Of an arm that does not wait an update needs none."""
+    install(monkeypatch, H200, busy=40.0 if waits else 99.0, kernels_alone=True)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if waits else FakeProcess)
+    pool = ArmPool(H200, turns=lambda case, gpu: True)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    timer.wants_busy = True
+    taken = timing_for_baseline(arms, timer, 2, lambda _: True)
+    pool.close()
+    assert arms.takes_turns
+    assert [len(times) for times in taken.fp8_busy] == asked
 
 
 def test_a_step_that_the_profiler_lost_is_left_out():

@@ -113,6 +113,7 @@ def test_sessions_that_were_measured_since_count_in_their_gpu_s_own():
     assert after["busy_sessions"] == MEASURED.busy_sessions + 1
     assert MEASURED.busy < after["busy"] < 0.0108, "the two later ones differ by 1.5 %"
     assert (after["session"], after["sessions"]) == (MEASURED.session, MEASURED.sessions), "no step time is among them"
+    assert (after["block"], after["blocks"]) == (MEASURED.block, MEASURED.blocks), "nor a block"
 
 
 def test_what_sessions_of_busy_times_differ_by_is_noise_to_an_update_and_to_a_gate():

@@ -74,7 +74,7 @@ def check_speedup(
         NO_BASELINE: result.verdict is Verdict.NOT_EXERCISED,
         **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
-        "account": account.numbers() if account is not None else None,
+        "account": account.numbers(on_busy) if account is not None else None,
         "notes": _note(result, account, numbers) if on_busy else [],
     }
     found = (
@@ -95,7 +95,7 @@ def check_speedup(
     verdict, lines = found
     if account is not None:
         where = "headline" if verdict is Verdict.PASS else "seen"
-        lines = {**lines, where: f"{lines[where]}; {account.line()}"}
+        lines = {**lines, where: f"{lines[where]}; {account.line(on_busy)}"}
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
@@ -118,7 +118,11 @@ def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
     waiting = launch_bound_arms(account)
     if waiting:
         return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
-    return "as in the baseline" if numbers["baseline"] is not None else "since an arm waited for the host before"
+    return (
+        "as in the baseline"
+        if numbers["baseline"] is not None
+        else "since an arm has waited for the host, in this session or in a stored one"
+    )
 
 
 def _note(busy: Speedup, account: Account | None, numbers: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from statistics import median
 
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-from pytest_fp8.questions.speed.account import Account, GpuStep, account_of, gpu_step, launch_bound_arms
+from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
@@ -38,18 +39,26 @@ class TimingEvidence:
     """The arm's profiled step; empty where none was."""
     fp8_gpu: GpuStep = field(default_factory=GpuStep)
     bf16_busy: Sequence[Sequence[float]] = ()
-    """Milliseconds a step in which the GPU works, of several steps of each process where an arm waits for its host, or
-    the baseline has them; else empty."""
+    """Milliseconds a step in which the GPU works, of several steps of each process that was asked: see :func:`_busy`.
+    Empty for one that was not."""
     fp8_busy: Sequence[Sequence[float]] = ()
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
     waited: bool = False
-    """Whether busy times were wanted: the baseline has them, or an arm waited for its host in an earlier pair."""
+    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time."""
 
     def account(self) -> Account | None:
-        """Where both arms' steps go; ``None`` where one was not profiled."""
+        """Where both arms' steps go; ``None`` where one was not profiled.
+
+        The few profiled steps may have met a quiet host, and the timed ones a busy one: what these waited would then
+        count as the GPU's work. So busy times that were asked tell how long both arms wait, where they leave more of
+        FP8's step than other clocks would. Elsewhere they could hide a reference that waits.
+        """
         bf16, fp8, *busy = map(_all, (self.bf16, self.fp8, self.bf16_busy, self.fp8_busy))
-        return account_of(replace(self.bf16_gpu, asked=busy[0]), replace(self.fp8_gpu, asked=busy[1]), bf16, fp8)
+        asked = [[each for each in times if each > 0] for times in busy]
+        if not all(asked) or median(fp8) - median(asked[1]) <= (IDLE + CLOCKS) * median(fp8):
+            asked = [[], []]
+        return account_of(replace(self.bf16_gpu, asked=asked[0]), replace(self.fp8_gpu, asked=asked[1]), bf16, fp8)
 
     def waits(self) -> bool:
         """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""

@@ -114,8 +114,8 @@ class SpeedQuestion:
     def _rows(self, evidence: TimingEvidence) -> list[Row]:
         ratios, busy = ratios_by_process(evidence.bf16, evidence.fp8), judged_busy(evidence)
         tolerance = self.arms.case.tolerance
-        # Sessions of a case that once waited for its host are gated on busy time from then on. Where the host was quiet
-        # while the first pairs were timed, these have no busy times.
+        # Sessions of a case that once waited for its host are gated on busy time from then on. A gate has none of pairs
+        # that were timed before one waited.
         on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if busy else []
         return [
             *on_busy,
