@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
 from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.gpu import Gpu
-from pytest_fp8.recipes import LIBRARIES
 from pytest_fp8.zoo.shapes import SHAPES
 
 BUILD = (15.0, 1.2)
@@ -23,9 +22,9 @@ for a process of 8B on an H100, where they take turns; 65 s for half of 8B's lay
 FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100, 20 s for half of 8B's layers on two H200s."""
-BUSY = 12.0
-"""Seconds of the busy times that an update takes of each pair that waits for its host, as Transformer Engine's mostly
-do: rough. Seen: 11 to 13 s for 1B on an H100."""
+BUSY = 10.0
+"""Seconds of the busy times that an update takes of each pair that does not take turns: rough. Seen with Transformer
+Engine at 1B: 10 to 13 s on H100s, 6 s on an H200."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, process
         else:
             missing = tuple(arm for arm in arms if arm not in alive)
             order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
-        builds += _timed(order, case, len(questions), rounds)
+        builds += _timed(order, case, gpu, len(questions), rounds)
     return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory)
 
 
@@ -131,14 +130,13 @@ def _together(case: Case, order: Sequence[tuple[str, ...]]) -> list[tuple[str, .
     return [(arm,) for arms in order for arm in arms]
 
 
-def _timed(order: Sequence[tuple[str, ...]], case: Case, questions: int, rounds: int) -> list[Build]:
+def _timed(order: Sequence[tuple[str, ...]], case: Case, gpu: Gpu, questions: int, rounds: int) -> list[Build]:
     """The answers of a case, spread over its builds. ``rounds``: in how many pairs of processes it is timed."""
     size = SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
     build, answers, pair = (base + more * size for base, more in (BUILD, ANSWERS, FURTHER_PAIR))
     answers *= questions / len(QUESTIONS)
     if rounds > 1:
-        waits = LIBRARIES.get(case.backend, case.backend) == "transformer_engine"
-        answers += (rounds - 1) * pair + (rounds * BUSY if waits else 0.0)
+        answers += (rounds - 1) * pair + (0.0 if exceed_together(case, gpu) else rounds * BUSY)
     return [Build(arms, build, answers / max(1, len(order)), case.id) for arms in order]
 
 
