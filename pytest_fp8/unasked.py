@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.errors import explain
@@ -13,19 +14,23 @@ if TYPE_CHECKING:
 
 FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
 """Fixtures that need a case."""
-TELLS_NOTHING = ("case", "baseline", "start", "used")
-"""Public names of a pair whose use asks nothing of its arms."""
+TELLS_NOTHING = ("case", "baseline", "row", "used")
+"""Public attributes of a pair whose use asks nothing of its arms."""
+ASKS = ("_before", "_note")
+"""What every question goes through."""
 
 
 class NotesUse:
-    """Notes that something was asked of an object: that a public name of it was looked up."""
+    """Notes that something was asked of an object: a question, or an arm itself. To look a question up asks nothing, as
+    in ``fp8_pair.assert_loss`` without its parentheses."""
 
     used = False
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name not in TELLS_NOTHING:
+        found = super().__getattribute__(name)
+        if name in ASKS or not (name.startswith("_") or name in TELLS_NOTHING or isinstance(found, MethodType)):
             object.__setattr__(self, "used", True)
-        return super().__getattribute__(name)
+        return found
 
 
 def unread_mark(item: pytest.Item) -> str:
@@ -52,7 +57,7 @@ def unused_pair(item: pytest.Item) -> str:
         f"{item.name} takes fp8_pair and asks nothing of it",
         expected="a question, such as fp8_pair.assert_layers() or fp8_pair.assert_loss()",
         seen="both arms were built, and nothing was asked of them",
-        cause="a test passes where it asserts nothing",
+        cause="a test passes where it asserts nothing, also where the parentheses of a question are missing",
         next_step="fp8_pair.assert_layers(); or take fp8_pair out of the test's arguments",
     )
 

@@ -41,6 +41,14 @@ def test_arms_that_learn_alike_pass():
     assert decision.numbers["moved"] > 0.97
 
 
+def test_a_loss_that_reaches_no_weight_says_nothing_of_fp8():
+    """Its gradients are all 0, so that no weight is among those that should move."""
+    still = {"moves": {name: Moved(4096, 0.0, 0.0) for name in MOVES}}
+    decision = decided(fp8=arm(0.001, **still), bf16=arm(wobble=0.0, **still))
+    says = "0.0% after 20 steps; no weight had a gradient other than 0", "does not depend on the weights"
+    verdict_of(decision, Verdict.NOT_EXERCISED, *says)
+
+
 # -- presence over time -----------------------------------------------------------------------------------------------
 
 

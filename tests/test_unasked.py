@@ -8,7 +8,8 @@ from pytest_fp8.unasked import NotesUse
 
 class Pair(NotesUse):
     case, fp8 = "a case", "an arm"
-    def assert_loss(self): ...
+    def assert_loss(self): self._note()
+    def _note(self): ...
 
 @pytest.fixture
 def fp8_pair(): return Pair()
@@ -25,6 +26,7 @@ def run(pytester, code, *arguments):
 SILENT = [
     ("def test_mine(fp8_pair): assert fp8_pair", "test_mine takes fp8_pair and asks nothing of it"),
     ("def test_mine(fp8_pair): print(fp8_pair.case)", "test_mine takes fp8_pair and asks nothing of it"),
+    ("def test_mine(fp8_pair): fp8_pair.assert_loss", "test_mine takes fp8_pair and asks nothing of it"),
     ("@pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass", "test_mine has a mark fp8 and takes no fixture that"),
 ]
 ASKING = [

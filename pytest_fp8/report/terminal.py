@@ -140,9 +140,9 @@ def time_spent(ledger: Ledger) -> str:
     return ", ".join(f"{what} {spent:.0f} s" for what, spent in parts if spent >= 0.5)
 
 
-def _short(path: str, root: Path) -> str:
-    """A path below the root relative to it, any other as it is."""
-    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+def _short(path: str, here: Path) -> str:
+    """A path below the folder that pytest was started in, relative to that; any other as it is."""
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
@@ -168,7 +168,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         for line in revision_lines(revision):
             reporter.write_line(line)
     for path in session.written:
-        reporter.write_line(f"wrote {_short(path, session.root)}")
+        reporter.write_line(f"wrote {_short(path, reporter.config.invocation_params.dir)}")
     for line in missing + session.notes:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:

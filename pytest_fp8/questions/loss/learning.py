@@ -67,19 +67,30 @@ def least_moved(evidence: LossEvidence) -> float:
     return min((moved_ratio(n, evidence, s) for s in evidence.bf16 for n in evidence.bf16[s].movement), default=1.0)
 
 
+SMALL_STEPS = {
+    "cause": "the learning rate is too small for bfloat16 weights: a step that changes a weight by less than about "
+    "0.3 % is rounded away",
+    "next_step": "a larger learning rate for this test; in training, master weights in float32 or stochastic rounding. "
+    "What each layer computes does not need a loss: assert_layers()",
+}
+NO_GRADIENT = "no weight had a gradient other than 0 in any step"
+CUT_OFF = {
+    "cause": "the loss does not depend on the weights: a detach(), a constant, or a factor of 0",
+    "next_step": "loss.backward() must reach the model's parameters: look at where the loss leaves its output",
+}
+"""Why weights stand still in the reference, too, and what to do."""
+
+
 def nothing_learnt(evidence: LossEvidence) -> Finding | None:
     """The reference's weights hardly move, or its loss does not fall: equal losses then show nothing."""
     seeds = sorted(evidence.bf16)
-    share = moved_share(evidence.bf16)
+    share, (_, reached) = moved_share(evidence.bf16), _sums(list(evidence.bf16.values()))
     if share is not None and share < MOVED:
+        seen = f"{share:.1%} after {len(evidence.bf16[seeds[0]].losses)} steps"
         return Verdict.NOT_EXERCISED, {
             "headline": "too few weights move in BF16 for a loss to say anything about FP8",
             "expected": f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end",
-            "seen": f"{share:.1%} after {len(evidence.bf16[seeds[0]].losses)} steps",
-            "cause": "the learning rate is too small for bfloat16 weights: a step that changes a weight by less than "
-            "about 0.3 % is rounded away",
-            "next_step": "a larger learning rate for this test; in training, master weights in float32 or stochastic "
-            "rounding. What each layer computes does not need a loss: assert_layers()",
+            **({"seen": seen, **SMALL_STEPS} if reached else {"seen": f"{seen}; {NO_GRADIENT}", **CUT_OFF}),
         }
     fall = loss_fall([evidence.bf16[s].losses for s in seeds])
     if fall.learns:
@@ -96,9 +107,12 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
 
 
 def moved_share(curves: Mapping[int, Curve]) -> float | None:
-    """Share of an arm's weights that moved, of those with a gradient; ``None`` where no weight is known."""
+    """Share of an arm's weights that moved, of those with a gradient, 0 where none has one; ``None`` where no weight is
+    known."""
     moved, reached = _sums(list(curves.values()))
-    return moved / reached if reached else None
+    if not any(curve.movement for curve in curves.values()):
+        return None
+    return moved / reached if reached else 0.0
 
 
 def _sums(curves: Sequence[Curve]) -> tuple[float, float]:
