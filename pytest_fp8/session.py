@@ -61,7 +61,7 @@ class Session:
 
         if self.settings.baselines_from:
             self.source().check()
-        prepare(self.settings, self._held, writes=runs and not self.is_worker)
+        prepare(self.settings, self.root, self._held, writes=runs and not self.is_worker)
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test

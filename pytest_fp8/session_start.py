@@ -10,12 +10,17 @@ from pytest_fp8.errors import refuse
 from pytest_fp8.options import Settings
 
 
-def prepare(settings: Settings, held: ExitStack, writes: bool) -> None:
-    """See that the report can be written, take the baselines' lock where they are updated, and name the folder of
-    compiled code; ``held`` gives both back. ``writes``: whether this process runs tests and writes what they found.
+def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> None:
+    """See that the base of the project at ``root`` is there and the report can be written, take the baselines' lock
+    where they are updated, and name the folder of compiled code; ``held`` gives both back. ``writes``: whether this
+    process runs tests and writes what they found.
 
     Raises :class:`SettingsError` and :class:`BaselineError`.
     """
+    if writes and (settings.base_python or settings.base_git):
+        from pytest_fp8.arms.environment import require_base
+
+        require_base(settings.base_python, settings.base_git, root)
     if settings.report_dir is not None and writes:
         require_writable(settings.report_dir)
     if settings.cache_dir is not None:

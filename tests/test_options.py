@@ -1,5 +1,7 @@
 """Options, environment and ini file: each by its three names, and what is refused."""
 
+import sys
+
 import pytest
 
 from pytest_fp8.gpu import NAMES
@@ -53,13 +55,29 @@ def test_what_only_collects_writes_nothing(pytester):
     assert not (pytester.path / "baselines").exists()
 
 
-@pytest.mark.parametrize("option", ["--fp8-base-git=nope", "--fp8-base-python=nope"])
-def test_a_base_that_nothing_is_timed_beside_is_noted(pytester, option):
+def test_a_base_that_nothing_is_timed_beside_is_noted(pytester):
     pytester.makepyfile("def test_mine(): pass")
+    option = f"--fp8-base-python={sys.executable}"
     result = pytester.runpytest(option)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["nothing was timed beside the base nope: no FP8 test ran on a GPU"])
+    result.stdout.fnmatch_lines(["nothing was timed beside the base *: no FP8 test ran on a GPU"])
     pytester.runpytest(option, "--co").stdout.no_fnmatch_line("*beside the base*")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--fp8-base-git=nope", "*git revision 'nope' of this project cannot be checked out*"),
+        ("--fp8-base-python=nope", "*base: there is no Python at nope*"),
+        ("--fp8-base-python=.", "*base: there is no Python at .*"),
+    ],
+)
+def test_a_base_that_is_not_there_is_said_at_once_on_any_machine(pytester, option, says):
+    pytester.makepyfile("def test_mine(): print('it ran')")
+    result = pytester.runpytest(option, "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([says, "*next: *"])
+    result.stdout.no_fnmatch_line("*it ran*")
 
 
 UPDATE = ("--fp8-update-baselines", "--fp8-reason=mine", "--fp8-update-in-ci")

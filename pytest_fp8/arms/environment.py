@@ -127,6 +127,25 @@ def instrument(folder: Path) -> str:
     return str(made)
 
 
+def require_base(python: str, revision: str, project: Path) -> None:
+    """Raise :class:`SettingsError` where no base can come of these options: said before anything is measured, also on a
+    machine that would measure nothing."""
+    if revision:
+        commit_of(revision, project)
+    if python and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise SettingsError(
+            f"base: there is no Python at {python}",
+            expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
+            seen="a file that cannot be run" if os.path.exists(python) else "no such file",
+            next_step=f"ls -l {python}",
+        )
+
+
+def commit_of(revision: str, project: Path) -> str:
+    """The commit that a revision names. Raises :class:`SettingsError`."""
+    return _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+
+
 @contextlib.contextmanager
 def checkout(revision: str, project: Path) -> Iterator[Path]:
     """The project at a git revision: a worktree in a temporary folder, removed when the block is left.
@@ -134,7 +153,7 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
     Gives the folder in it that corresponds to ``project``, which may lie below the repository's root. Raises
     :class:`SettingsError`.
     """
-    commit = _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = commit_of(revision, project)
     below = _git(project, revision, "rev-parse", "--show-prefix")
     with temporary_folder("checkout-") as folder:
         tree = folder / "tree"
