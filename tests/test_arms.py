@@ -347,6 +347,24 @@ def test_a_fork_may_have_children_as_an_interpreter_may(fresh):
     assert call(fresh, child_s_exit_code) == 0
 
 
+def test_workers_of_a_data_loader_start_in_a_fork_as_in_a_script(arm):
+    """A child of the fork server would start them through one: too many tensors for its socket, and torch imported anew
+    for each worker."""
+
+    def loaded():
+        import multiprocessing
+
+        from torch import ones, stack
+        from torch.utils.data import DataLoader
+
+        loader = DataLoader([ones(4) for _ in range(300)], batch_size=100, num_workers=2, collate_fn=stack)
+        return [float(batch.sum()) for batch in loader], multiprocessing.get_start_method()
+
+    batches, method = call(arm, loaded)
+    assert batches == [400.0] * 3
+    assert method == multiprocessing.get_start_method()
+
+
 def test_the_fork_server_serves_other_processes_of_this_one_as_before(arm):
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.apply(gc.isenabled), "the collector is on"

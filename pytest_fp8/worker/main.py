@@ -46,6 +46,9 @@ def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) 
     tempfile.tempdir = None  # what the fork server's was
     # A daemon may have no children, and a user's DataLoader may want workers. They end with the arm's process group.
     multiprocessing.current_process().daemon = False
+    # A child of the fork server would start these through one, too: a DataLoader's workers each import torch anew, and
+    # a dataset of many tensors is more than its socket carries. A user's script has the default.
+    multiprocessing.set_start_method(None, force=True)
     show_stacks()
     serve(connection, import_ahead(backend))
     # multiprocessing's own end would first take apart what is shared with the fork server.
