@@ -24,7 +24,7 @@ RECIPE_CLASSES = {
 
 
 TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-"""Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
+"""Without it, by its source, Transformer Engine 2.20 refuses to load delayed scaling's state: it unpickles that."""
 
 
 class RecomputedOutsideError(RuntimeError):
@@ -66,14 +66,7 @@ class TransformerEngine(Backend):
         replaced: dict[torch.nn.Module, torch.nn.Module] = {}
         for name in result.converted:
             linear = before[name]
-            # Built on "meta", so that no second copy of the weights is ever allocated.
-            replacement = layer(
-                linear.in_features,
-                linear.out_features,
-                bias=linear.bias is not None,
-                params_dtype=linear.weight.dtype,
-                device="meta",
-            )
+            replacement = _without_weights(layer, linear, linear.bias is not None)
             replacement.weight = linear.weight
             if linear.bias is not None:
                 replacement.bias = linear.bias
@@ -158,15 +151,7 @@ class TransformerEngine(Backend):
     def new_layer(self, module: torch.nn.Module) -> Any:
         import transformer_engine.pytorch as te
 
-        if not isinstance(module, te.Linear):
-            return None
-        return type(module)(
-            module.in_features,
-            module.out_features,
-            bias=module.use_bias,
-            params_dtype=module.weight.dtype,
-            device="meta",
-        )
+        return _without_weights(type(module), module, module.use_bias) if isinstance(module, te.Linear) else None
 
     @contextmanager
     def trusting_scaling_state(self) -> Iterator[None]:
@@ -178,6 +163,12 @@ class TransformerEngine(Backend):
             del os.environ[TRUST]
             if before is not None:
                 os.environ[TRUST] = before
+
+
+def _without_weights(kind: Any, like: Any, bias: bool) -> Any:
+    """A layer of this kind with the sizes and the dtype of a Linear. Built on "meta", so that no second copy of the
+    weights is ever allocated."""
+    return kind(like.in_features, like.out_features, bias=bias, params_dtype=like.weight.dtype, device="meta")
 
 
 def linear_type(recipe: str) -> Any:

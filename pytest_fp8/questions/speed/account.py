@@ -21,8 +21,7 @@ IDLE = 0.10
 """A step that idles for a larger share waits for the host: it is launch-bound. In ten steps recorded on H200s, compiled
 arms idle 4 to 7 %, of which the clocks of the profiled step explain some, and arms that wait 25 %, 52 % and 94 %."""
 CLOCKS = 0.05
-"""By how much the clocks may make busy times differ that were taken beside a step's: as hosts of one kind do. BF16's
-own, asked after the blocks, lay 2 % below what profiled steps leave of them on an H200."""
+"""By how much the clocks may make busy times differ that were taken beside a step's: as hosts of one kind do."""
 LOST = 0.02
 """Share of the reference's FLOPs that the FP8 arm may lack: recomputation may end one product earlier."""
 CASTS = 0.5

@@ -134,11 +134,9 @@ def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tup
     nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
     if not (bf16.busy_ms and fp8.busy_ms):
         return nothing
-    waits = bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
-    timer.waited |= waits
-    timer.wants_busy |= waits
+    timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     if not arms.takes_turns:
-        return timer.take_busy() if timer.wants_busy else nothing
+        return timer.take_busy() if timer.waited or timer.wants_busy else nothing
     taken = any(times for times, _ in timer.busy)
     return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else nothing
 

@@ -48,7 +48,7 @@ class SpeedQuestion:
         self.timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
         self.timer.waited = self.on_busy
         # The host may be quiet while the first pairs are timed, and busy later.
-        self.timer.wants_busy = self.on_busy or self.processes is not None
+        self.timer.wants_busy = self.processes is not None
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
@@ -66,7 +66,7 @@ class SpeedQuestion:
     def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:
         """Whether these first blocks pass what the baseline asks and decide about the floor. Not of what is judged by
         busy times: its host scatters the blocks, and the account needs as many as there are."""
-        if self.timer.wants_busy:
+        if self.timer.waited:
             return False
         decide = partial(
             decide_speedup,

@@ -65,7 +65,7 @@ class BlockTimer:
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         pair of processes, empty where it was not asked."""
         self.wants_busy = False
-        """Whether busy times are asked of every process, and not only where an arm waits for its host."""
+        """Whether busy times are asked of every process, whether an arm waits for its host or not."""
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
         self.compilations: dict[str, int] = {}

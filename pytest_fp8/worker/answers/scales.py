@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,8 @@ from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.ranks import every_rank_s
 
 if TYPE_CHECKING:
+    from pytest_fp8.backends.base import Backend
     from pytest_fp8.worker.run.engine import Engine
-
-_EXTRA = "_extra_state"
 
 
 def carry_scales(engine: Engine, folder: str) -> dict[str, Any]:
@@ -25,10 +24,11 @@ def carry_scales(engine: Engine, folder: str) -> dict[str, Any]:
 
     Every rank writes and reads. Of state that is no shard the store keeps one rank's copy, as a user's does.
     """
-    stored = _digests(engine)
-    state = {key: value for key, value in engine.model.state_dict().items() if engine.backend.is_scaling_state(key)}
-    told: dict[str, Any] = {"stored": stored, "reset": {}, "loaded": {}, "fresh": {}, "refused": "", "failed": ""}
-    told["no_place"] = 0
+    backend, model = engine.backend, engine.model
+    stored = _digests(backend, model.named_modules())
+    state = {key: value for key, value in model.state_dict().items() if backend.is_scaling_state(key)}
+    nothing: dict[str, Any] = {name: {} for name in ("reset", "loaded", "fresh")}
+    told = {"stored": stored, **nothing, "no_place": 0, "refused": "", "failed": ""}
     if not stored or not state:
         return told
     path = Path(folder)
@@ -38,25 +38,27 @@ def carry_scales(engine: Engine, folder: str) -> dict[str, Any]:
         read = checkpoint_stores.read(path, "dcp", torch.device("cpu"))
         found = {name.removeprefix(MODEL): value for name, value in read.items()}
         _require_ours(state, found)
-        engine.backend.reset_scaling(engine.model)
-        told["reset"] = _digests(engine)
-        told["refused"] = _load(engine, lambda: engine.model.load_state_dict(found, strict=False))
-        told["loaded"] = _digests(engine)
-        told["fresh"], told["no_place"] = _into_new_layers(engine, found)
+        backend.reset_scaling(model)
+        told["reset"] = _digests(backend, model.named_modules())
+        told["refused"] = _load(backend, model, found)
+        told["loaded"] = _digests(backend, model.named_modules())
+        fresh = dict(_new_layers(backend, model, found))
+        told["no_place"] = sum(
+            new.get_extra_state().numel() != found[_key(name)].numel() for name, new in fresh.items()
+        )
+        with backend.trusting_scaling_state():
+            for name, new in fresh.items():
+                new.set_extra_state(found[_key(name)])
+        told["fresh"] = _digests(backend, fresh.items())
     except Exception as error:  # whatever the library or the store says of its own state is told, and is no arm's error
         told["failed"] = f"{type(error).__name__}: {error}"
     return told
 
 
-def _digests(engine: Engine) -> dict[str, int]:
+def _digests(backend: Backend, modules: Iterable[tuple[str, Any]]) -> dict[str, int]:
     """``<layer> <tensor>`` -> digest of its bits."""
-    found = {
-        f"{plain_name(name)} {what}": tensor
-        for name, module in engine.model.named_modules()
-        if engine.backend.is_fp8_layer(module)
-        for what, tensor in engine.backend.scaling_tensors(module).items()
-    }
-    return digests(found)
+    layers = ((plain_name(name), module) for name, module in modules if backend.is_fp8_layer(module))
+    return digests({f"{n} {what}": t for n, layer in layers for what, t in backend.scaling_tensors(layer).items()})
 
 
 def _require_ours(state: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
@@ -67,30 +69,28 @@ def _require_ours(state: Mapping[str, torch.Tensor], found: Mapping[str, torch.T
         raise ValueError(f"the store holds other bytes than were written: {others[:3]}")
 
 
-def _load(engine: Engine, load: Callable[[], object]) -> str:
+def _load(backend: Backend, model: torch.nn.Module, found: Mapping[str, torch.Tensor]) -> str:
     """Load as a user does. Where the library refuses its own state, its words are given, and it is loaded as the
     library allows for what is trusted."""
     try:
-        load()
+        model.load_state_dict(found, strict=False)
     except RuntimeError as error:
-        with engine.backend.trusting_scaling_state():
-            load()
+        with backend.trusting_scaling_state():
+            model.load_state_dict(found, strict=False)
         return str(error)
     return ""
 
 
-def _into_new_layers(engine: Engine, found: Mapping[str, torch.Tensor]) -> tuple[dict[str, int], int]:
-    """Digests of what new layers hold that were given this state before their first step, as in a process that resumes;
-    and how many of them had no place of that size for it."""
-    tensors: dict[str, torch.Tensor] = {}
-    without_place = 0
-    for name, module in engine.model.named_modules():
-        key = f"{name}.{_EXTRA}"
-        fresh = engine.backend.new_layer(module) if key in found else None
-        if fresh is None:
-            continue
-        without_place += fresh.get_extra_state().numel() != found[key].numel()
-        with engine.backend.trusting_scaling_state():
-            fresh.set_extra_state(found[key])
-        tensors |= {f"{plain_name(name)} {what}": t for what, t in engine.backend.scaling_tensors(fresh).items()}
-    return digests(tensors), without_place
+def _new_layers(
+    backend: Backend, model: torch.nn.Module, found: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, Any]]:
+    """New layers in place of those that have scaling state, by name: as in a process that resumes."""
+    for name, module in model.named_modules():
+        new = backend.new_layer(module) if _key(name) in found else None
+        if new is not None:
+            yield name, new
+
+
+def _key(name: str) -> str:
+    """Of a module's scaling state in a state dict."""
+    return f"{name}._extra_state"
