@@ -59,8 +59,8 @@ def transfers_of(pair: PairArms) -> list[Transfer]:
 
 
 def _scales(arm: Arm, folder: Path, source: Source) -> Scales | None:
-    """What becomes of scaling state from FP8 to FP8, where the arm has some and training resumes."""
-    keeps = DCP in source.saved and source.went_on is not NOT_RESUMED and source.saved[DCP].scaling_state
+    """What becomes of scaling state from FP8 to FP8, where the arm has some."""
+    keeps = DCP in source.saved and source.saved[DCP].scaling_state
     return from_plain(Scales, arm.request("carry_scales", folder=str(folder / "scales"))) if keeps else None
 
 

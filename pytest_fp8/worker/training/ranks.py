@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_fp8.case import Case
+from pytest_fp8.worker.training import zero
 from pytest_fp8.zoo.batch import with_tensors
 
 T = TypeVar("T")
@@ -92,7 +93,8 @@ def part_of(case: Case, batch: Any) -> Any:
 
 def reshard(model: torch.nn.Module) -> None:
     """After a forward pass without a backward one, FSDP2 holds the root's weights unsharded, and would go on with these
-    old ones after new weights were loaded."""
+    old ones after new weights were loaded; ZeRO-3 gathers weights ahead."""
+    zero.settle(model)
     loaded = sys.modules.get("torch.distributed.fsdp")
     if loaded is not None:
         for module in model.modules():

@@ -83,6 +83,16 @@ def zero3(
     return engine, ZeroOptimizer(engine, groups), engine.backward
 
 
+def settle(model: Any) -> None:
+    """After a forward pass without a backward one, parts that DeepSpeed gathers ahead for the backward pass are still on
+    their way, and it refuses to fill them."""
+    on_their_way = getattr(model, "ds_inflight_param_registry", {})
+    for parameter, handle in on_their_way.items():
+        handle.wait()
+        parameter.partition()
+    on_their_way.clear()
+
+
 def is_partitioned(tensor: Any) -> bool:
     """Whether it is a parameter that ZeRO-3 holds in parts."""
     return hasattr(tensor, "ds_id")
