@@ -118,12 +118,23 @@ def test_show_has_every_value_and_where_it_came_from(run):
         assert text in out
     assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
     assert json.loads(run("show", "1b-torchao-rowwise", "--json")[1]) == baseline().to_json()
+    assert run("show", "h200/1b-torchao-rowwise") == (0, out, ""), "as update, promote and the closing summary call it"
 
 
-def test_show_of_an_unknown_case_names_the_known_ones(run):
-    code, _, err = run("show", "8b-te-block")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["8b-te-block"], "expected: 1b-torchao-rowwise"),
+        (["1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
+        (["h100/1b-torchao-rowwise"], "no baseline of case '1b-torchao-rowwise' for h100"),
+        (["h200/1b-torchao-rowwise", "--gpu", "h100"], "for h100 and h200"),
+    ],
+)
+def test_show_of_an_unknown_case_names_the_known_ones(run, arguments, says):
+    code, out, err = run("show", *arguments)
     assert code == 2
-    assert "expected: 1b-torchao-rowwise" in err
+    assert says in err
+    assert not out
 
 
 # -- diff ---------------------------------------------------------------------------------------------------------

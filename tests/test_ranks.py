@@ -7,12 +7,12 @@ import signal
 import socket
 import threading
 import time
-from importlib.util import find_spec
 
 import pytest
 
-from helpers.arms import all_end, make_batch, make_model, square
-from pytest_fp8 import ArmError, Case, Workload
+from helpers.arms import all_end, square
+from helpers.ranks import micro, own
+from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms import ranks
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -28,18 +28,6 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 TOLD = 2e-3
 """Relative: a sum over the batch's parts rounds otherwise than one over the whole batch."""
-
-
-def micro(parallel="", backend="torchao", **more):
-    recipe = "none" if backend.endswith("bf16") else "tensorwise"
-    several = {"gpus": 2, "parallel": parallel} if parallel else {}
-    return Case("micro", backend, recipe, emulated=True, **several, **more)
-
-
-def own(parallel="ddp", **functions):
-    workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
-    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
-    return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -281,84 +269,3 @@ def test_each_arm_has_a_port_of_its_own():
         store.listen()
     for one in held:
         one.close()
-
-
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-@pytest.mark.parametrize(
-    ("backend", "converted"), [("torchao", 14), ("accelerate_torchao", 13), ("accelerate_bf16", 0)]
-)
-def test_zero3_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch, backend, converted):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    arm = RankedProcess(2)
-    try:
-        arm.build(ArmSpec(micro("zero3", backend), "cpu", threads=1))
-        # Its master weights are float32.
-        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one["torchao"], rel=0.01)
-        layers = arm.request("layers")
-        assert len(layers["live_fp8"]) == converted
-        assert arm.request("ledger")["optimizer"]["kind"].endswith("ZeroOptimizer"), "backward and step are two calls"
-        assert arm.request("ledger")["after"]["lm_head.weight"]["shape"] == [256, 64], "that of the whole tensor"
-        assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
-    finally:
-        arm.close()
-
-
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_zero3_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monkeypatch, tmp_path):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
-    arm = RankedProcess(2)
-    try:
-        arm.build(ArmSpec(case, "cpu", threads=1))
-        arm.request("curve", seed=0, steps=2)
-        parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
-        assert unship(arm.request("call", function=parted)) == 12, "the others are below DeepSpeed's threshold"
-        seen = arm.request("numerics", moved=True)
-        name = "model.layers.0.mlp.down_proj.weight"
-        assert seen["moved"]["sketches"][name] != seen["gradients"]["sketches"][name], (
-            "moved weights are those in parts"
-        )
-        # A forward pass without a backward one: DeepSpeed gathers ahead what the next module needs, which must not stay.
-        arm.request("restart", seed=0)
-        first = arm.request("logits", seed=0)
-        arm.request("curve", seed=0, steps=2)
-        assert arm.request("logits", seed=0) != first, "weights of after the steps"
-        for store in ("safetensors", "dcp"):
-            folder = str(tmp_path / store)
-            saved = arm.request("save", folder=folder, store=store, optimizer=True)
-            assert {key.rpartition("/")[2] for key in saved["optimizer_digests"]} == {
-                "master",
-                "step",
-                "exp_avg",
-                "exp_avg_sq",
-            }
-            after = arm.request("resume", seed=0, first_step=2, steps=2)
-            assert any(saved["digests"].values())
-            loaded = arm.request("load", folder=folder, store=store, optimizer=True)
-            assert loaded["digests"] == saved["digests"]
-            assert loaded["optimizer_digests"] == saved["optimizer_digests"]
-            assert arm.request("resume", seed=0, first_step=2, steps=2)["losses"] == after["losses"]
-            arm.request("load", folder=folder, store=store, optimizer=True)
-    finally:
-        arm.close()
-
-
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_zero3s_optimizer_has_the_groups_that_were_made_of_whole_weights(monkeypatch):
-    """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
-
-    def optimizer(parameters):
-        from torch.optim import AdamW
-
-        every = list(parameters)
-        decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
-        return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
-
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    arm = RankedProcess(2)
-    try:
-        arm.build(own("zero3", optimizer=optimizer))
-        members = arm.request("ledger")["optimizer"]["members"]
-        assert members == {"0.weight": 0, "0.bias": 1, "2.weight": 0, "2.bias": 1}
-    finally:
-        arm.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.variance import add_variance
-from pytest_fp8.errors import BaselineError, SettingsError
+from pytest_fp8.errors import BaselineError, SettingsError, refuse_unknown
 from pytest_fp8.report.results import add_results
 
 if TYPE_CHECKING:
@@ -87,18 +87,20 @@ def show(options: argparse.Namespace) -> int:
     from pytest_fp8.report.baselines import show_lines
 
     files = read_folder(options.dir)
+    # Other commands and the closing summary call it "h200/1b-te-delayed".
+    of, _, case = options.case.rpartition("/")
+    gpus = {of, options.gpu} - {""}
     named = [
         stored
         for path, stored in files.items()
-        if path.stem == options.case and options.gpu in ("", path.parent.name, getattr(stored, "gpu", ""))
+        if path.stem == case and gpus <= {path.parent.name, getattr(stored, "gpu", "")}
     ]
     if not named:
-        near = sorted({path.stem for path in files})
-        raise BaselineError(
-            f"no baseline of case {options.case!r}" + (f" for {options.gpu}" if options.gpu else ""),
-            expected=", ".join(near) or "any baseline",
-            seen=options.case,
-            next_step="pytest-fp8 baselines list",
+        refuse_unknown(
+            f"no baseline of case {case!r}" + (f" for {' and '.join(sorted(gpus))}" if gpus else ""),
+            case,
+            sorted({path.stem for path in files}),
+            otherwise="pytest-fp8 baselines list",
         )
     for stored in named:
         if isinstance(stored, BaselineError):

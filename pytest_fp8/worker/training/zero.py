@@ -84,8 +84,8 @@ def zero3(
 
 
 def settle(model: Any) -> None:
-    """After a forward pass without a backward one, parts that DeepSpeed gathers ahead for the backward pass are still on
-    their way, and it refuses to fill them."""
+    """After a forward pass without a backward one, weights that DeepSpeed gathers ahead for the backward pass are still
+    on their way, and it refuses to fill them."""
     on_their_way = getattr(model, "ds_inflight_param_registry", {})
     for parameter, handle in on_their_way.items():
         handle.wait()

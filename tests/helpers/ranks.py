@@ -1,0 +1,19 @@
+"""Cases of two ranks, on a CPU with gloo."""
+
+from __future__ import annotations
+
+from helpers.arms import make_batch, make_model, square
+from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.spec import ArmSpec
+
+
+def micro(parallel="", backend="torchao", **more):
+    recipe = "none" if backend.endswith("bf16") else "tensorwise"
+    several = {"gpus": 2, "parallel": parallel} if parallel else {}
+    return Case("micro", backend, recipe, emulated=True, **several, **more)
+
+
+def own(parallel="ddp", **functions):
+    workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
+    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
+    return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)

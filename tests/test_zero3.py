@@ -1,0 +1,158 @@
+"""Arms under DeepSpeed's ZeRO-3, on a CPU with gloo. They need DeepSpeed, which the other tests do without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from helpers.ranks import micro, own
+from pytest_fp8 import Case
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.ranks import RankedProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.shipping import ship, unship
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def on_one():
+    """The losses of one process on the whole batch."""
+    process = ArmProcess(fork=True)
+    process.build(ArmSpec(micro(), "cpu", threads=1))
+    yield process.request("curve", seed=1, steps=STEPS)["losses"]
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "converted"), [("torchao", 14), ("accelerate_torchao", 13), ("accelerate_bf16", 0)]
+)
+def test_it_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch, backend, converted):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    arm = RankedProcess(2)
+    try:
+        arm.build(ArmSpec(micro("zero3", backend), "cpu", threads=1))
+        # Its master weights are float32.
+        assert arm.request("curve", seed=1, steps=STEPS)["losses"] == pytest.approx(on_one, rel=0.01)
+        layers = arm.request("layers")
+        assert len(layers["live_fp8"]) == converted
+        assert arm.request("ledger")["optimizer"]["kind"].endswith("ZeroOptimizer"), "backward and step are two calls"
+        assert arm.request("ledger")["after"]["lm_head.weight"]["shape"] == [256, 64], "that of the whole tensor"
+        assert arm.request("ledger")["loss"] == pytest.approx(arm.request("curve", seed=0, steps=1)["losses"][0])
+    finally:
+        arm.close()
+
+
+def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monkeypatch, tmp_path):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
+    arm = RankedProcess(2)
+    try:
+        arm.build(ArmSpec(case, "cpu", threads=1))
+        arm.request("curve", seed=0, steps=2)
+        parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
+        assert unship(arm.request("call", function=parted)) == 12, "the others are below DeepSpeed's threshold"
+        seen = arm.request("numerics", moved=True)
+        name = "model.layers.0.mlp.down_proj.weight"
+        assert seen["moved"]["sketches"][name] != seen["gradients"]["sketches"][name], (
+            "moved weights are those in parts"
+        )
+        arm.request("curve", seed=0, steps=2)
+        for store in ("safetensors", "dcp"):
+            folder = str(tmp_path / store)
+            saved = arm.request("save", folder=folder, store=store, optimizer=True)
+            assert {key.rpartition("/")[2] for key in saved["optimizer_digests"]} == {
+                "master",
+                "step",
+                "exp_avg",
+                "exp_avg_sq",
+            }
+            after = arm.request("resume", seed=0, first_step=2, steps=2)
+            assert any(saved["digests"].values())
+            loaded = arm.request("load", folder=folder, store=store, optimizer=True)
+            assert loaded["digests"] == saved["digests"]
+            assert loaded["optimizer_digests"] == saved["optimizer_digests"]
+            assert arm.request("resume", seed=0, first_step=2, steps=2)["losses"] == after["losses"]
+            arm.request("load", folder=folder, store=store, optimizer=True)
+    finally:
+        arm.close()
+
+
+def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights(monkeypatch):
+    """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
+
+    def optimizer(parameters):
+        from torch.optim import AdamW
+
+        every = list(parameters)
+        decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
+        return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    arm = RankedProcess(2)
+    try:
+        arm.build(own("zero3", optimizer=optimizer))
+        members = arm.request("ledger")["optimizer"]["members"]
+        assert members == {"0.weight": 0, "0.bias": 1, "2.weight": 0, "2.bias": 1}
+    finally:
+        arm.close()
+
+
+GATHERED_AHEAD = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from pytest_fp8.worker.training import zero
+from pytest_fp8.worker.training.ranks import reshard
+
+# Each weight is given up after its use and gathered before the next, as those of a large model are.
+zero.CONFIG["zero_optimization"] |= {
+    "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 5000
+}
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(torch.bfloat16)
+call, optimizer, backward = zero.zero3(model, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+rows = torch.ones(8, 64, dtype=torch.bfloat16)
+outputs = []
+for value in (0.01, 0.02):
+    for _ in range(3):
+        backward(call(rows).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model(rows)
+    reshard(model)
+    for parameter in model.parameters():
+        zero.fill(parameter, torch.full(parameter.ds_shape, value))
+    with torch.no_grad():
+        outputs.append(model(rows)[0, 0].item())
+    reshard(model)
+print("outputs:", *outputs)
+"""
+
+
+def test_weights_are_filled_after_a_forward_pass_without_a_backward_one():
+    """DeepSpeed then has weights on their way for the backward pass. Seen on two H200s: "Cannot partition a param in
+    flight"."""
+    alone = {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", GATHERED_AHEAD],
+        env={**os.environ, **alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = []
+    for value in (0.01, 0.02):
+        output = 1.0
+        for _ in range(6):
+            output = 64 * value * output + value
+        expected.append(output)
+    assert [float(word) for word in done.stdout.split("outputs:")[1].split()] == pytest.approx(expected, rel=0.03)
