@@ -90,7 +90,7 @@ def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
     text = page(tmp_path / "busy", report_of(entry))
     assert "baseline 1.120x" not in text
     assert "the baseline is one of busy time" in text
-    assert "; 1.185x busy</td>" in text, "the speedup that was judged, beside that of steps"
+    assert ";<br>1.185x busy</td>" in text, "the speedup that was judged, beside that of steps"
     assert ">1.120x</td>" in text, "an earlier version's report has no other"
     entry["decisions"]["speedup"]["numbers"]["gated_baseline"] = 1.19
     (tmp_path / "stored").mkdir()

@@ -66,13 +66,22 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
     return [
         say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
         say("{:.1%}", of("layers", "fp8_share")),
-        say("{:.1%}", of("numerics", "gradient_error")),
+        gradients_of(said.get("numerics", {}).get("numbers")),
         say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
         speedup_of(entry),
         baseline_of(speed_in(said).get("numbers", {})) or NONE,
         say("{:.2f}x", of("memory", "ratio")),
         NONE if carried is None else "yes" if carried["verdict"] == "PASS" else carried["verdict"],
     ]
+
+
+def gradients_of(numbers: Any) -> str:
+    """The largest relative difference of a gradient; of gradients that any small change moves, how far their factor is
+    from 1; without either, how many products were compared."""
+    error, gain, products = (number(numbers, name) for name in ("gradient_error", "gain_error", "products"))
+    if error is not None:
+        return say("{:.1%}", error)
+    return say("{:.0f} products", products) if gain is None else say("factor 1+-{:.2f}", gain)
 
 
 def baseline_of(numbers: Mapping[str, Any]) -> str:

@@ -36,10 +36,10 @@ def findings(entry: Entry) -> list[str]:
 
 
 def notes_of(decisions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What decisions name besides, such as layers whose sizes keep them out of FP8. In a report that
-    somebody changed something else may stand there."""
+    """What decisions name besides, such as layers whose sizes keep them out of FP8, each once: two questions share the
+    times of a speedup. In a report that somebody changed something else may stand there."""
     every = [decision["numbers"].get("notes") for decision in decisions.values()]
-    return [str(note) for notes in every if isinstance(notes, list | tuple) for note in notes]
+    return list(dict.fromkeys(str(note) for notes in every if isinstance(notes, list | tuple) for note in notes))
 
 
 def numbers_of(notes: Mapping[str, list[str]], case: str) -> str:

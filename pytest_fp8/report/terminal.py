@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
-from pytest_fp8.report.cells import baseline_of
+from pytest_fp8.report.cells import baseline_of, gradients_of
 from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -84,22 +84,13 @@ def row(entry: Entry) -> list[str]:
     return [
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
-        _cell(numerics, _gradients),
+        _cell(numerics, gradients_of),
         _cell(loss, _gap),
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: baseline_of(n) or "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
-
-
-def _gradients(numbers: Mapping[str, Any]) -> str:
-    """The largest relative difference of a gradient; where there is none, the products that were compared."""
-    error = numbers.get("gradient_error")
-    if error is not None:
-        return f"{error:.1%}"
-    gain = numbers.get("gain_error")
-    return f"factor 1+-{gain:.2f}" if gain is not None else f"{numbers.get('products', 0)} products"
 
 
 def _gap(numbers: Mapping[str, Any]) -> str:

@@ -37,6 +37,10 @@ STYLE = {
 }
 
 
+LONGEST_LEGEND = 50
+"""Letters of a legend in one row."""
+
+
 @dataclass(frozen=True)
 class Picture:
     title: str
@@ -97,8 +101,10 @@ def _shorter(path: re.Match[str]) -> str:
 def legend_above(*several: Any) -> None:
     """A legend above each of the axes that has something to name, where it hides no point."""
     for axes in several:
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, columnspacing=1.2)
+        if labels := axes.get_legend_handles_labels()[1]:
+            # A longer row would be cut off at the picture's edge.
+            columns = 4 if sum(map(len, labels)) <= LONGEST_LEGEND else 2
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
 
 
 def whole_ticks(*several: Any) -> None:
