@@ -1,12 +1,15 @@
 """``pytest-fp8 baselines results``: the stored baselines as tables by GPU and model."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from helpers.baselines import baseline
+from helpers.baselines import baseline, session
+from pytest_fp8.baselines.metrics import check_agreement
 from pytest_fp8.baselines.store import write_baseline
+from pytest_fp8.baselines.strict import Unsound
 from pytest_fp8.cli import main
 
 H200 = {"name": "NVIDIA H200", "driver": "580.1", "power_limit": 700.0}
@@ -87,3 +90,56 @@ def test_a_terminal_gets_plain_tables_and_a_program_json(stored, capsys):
     stored("1b-te-block")
     assert any(line.startswith(" 1b-te-block") for line in lines(capsys))
     assert [row["case"] for row in json.loads("\n".join(lines(capsys, "--json")))] == ["1b-te-block"]
+
+
+ACCOUNT = {
+    "bf16_busy_ms": [98.0],
+    "fp8_busy_ms": [85.0],
+    "earned_ms": [20.0],
+    "casts_ms": [9.0],
+    "speedup_limit": [1.25],
+}
+
+
+def test_the_account_of_a_baseline_is_a_row(stored, capsys):
+    stored("1b-te-block", speedup=[[0.1, 0.1], [0.1, 0.1]], **ACCOUNT)
+    stored("1b-te-current", speedup=[[0.1, 0.1], [0.1, 0.1]])
+    page = lines(capsys, "--markdown")
+    start = page.index("### h200: where a step goes")
+    rows = [line for line in page[start : page.index("### h200: measurements")] if line.startswith("| `")]
+    # 90.48 - 100 + 20 - 9 is what neither products nor casts explain.
+    told = "100.0 | 90.5 | 98.0 / 85.0 | 2.0% / 6.1% | - | 20.0 | +9.0 | +1.5 | 1.105x | 1.25x | 42%"
+    assert rows == [f"| `1b-te-block` | {told} |"]
+    assert "## By the number of GPUs" not in page
+
+
+def test_one_work_on_each_gpu_is_told_by_the_number_of_gpus(stored, capsys):
+    speed = {"speedup": [[0.1, 0.1], [0.1, 0.1]]}
+    wire = {"bf16_wire_ms": [4.0], "fp8_wire_ms": [6.0]}
+    stored("8b-torchao-rowwise-fsdp2.8-8x8192", **speed, **ACCOUNT, **wire)
+    stored("8b-torchao-rowwise-fsdp2.2-2x8192", **speed, **ACCOUNT, **wire)
+    stored("8b-torchao-rowwise-1x8192", **speed, **ACCOUNT)
+    stored("8b-torchao-rowwise-fsdp2.2-4x4096", **speed, **ACCOUNT)
+    stored("8b-torchao-tensorwise-fsdp2.2-2x8192", **speed, **ACCOUNT)
+    page = lines(capsys, "--markdown")
+    start = page.index("## By the number of GPUs")
+    told = page[start : page.index("## h200")]
+    assert [line for line in told if line.startswith("`")] == ["`8b-torchao-rowwise` with 1x8192 tokens on each H200:"]
+    rows = [line.split(" | ") for line in told if line.startswith("| `")]
+    names = [row[0].strip("| `") for row in rows]
+    assert names == [f"8b-torchao-rowwise{how}x8192" for how in ("-1", "-fsdp2.2-2", "-fsdp2.8-8")]
+    assert [row[5] for row in rows] == ["-", "4.0 / 6.0", "4.0 / 6.0"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"casts_ms": None}, "has a part of an account, and lacks casts_ms"),
+        ({"bf16_wire_ms": [1.0]}, "has a part of an account, and lacks fp8_wire_ms"),
+        ({"fp8_busy_ms": [95.0]}, "has 95.00 ms of work in fp8_busy_ms and steps of 90.48 ms"),
+    ],
+)
+def test_an_account_is_whole_and_beside_its_speedup(change, says):
+    metrics = session(metrics={"speedup": [[0.1, 0.1], [0.1, 0.1]], **ACCOUNT, **change}).metrics
+    with pytest.raises(Unsound, match=re.escape(says)):
+        check_agreement({name: values for name, values in metrics.items() if values is not None}, "it")

@@ -284,13 +284,19 @@ def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
     Waiting.asked_busy = []
     decision, stored = updated(3)
     assert len(stored["speedup"]) == 3
+    account = decision.numbers["account"]
+    assert [stored["earned_ms"], stored["casts_ms"]] == [[account["earned_ms"]], [account["casts_ms"]]]
     if not works:
         assert "busy_speedup" not in stored
+        assert stored["speedup_limit"] == [account["limit"]]
+        assert "bf16_wire_ms" not in stored, "one GPU"
         return
     assert {len(process) for process in stored["busy_speedup"]} <= {30, 32}, "3 s of steps of about 100 ms"
     assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
     assert len(set(Waiting.asked_busy)) == 6, "both arms of each pair"
     assert decision.numbers["gated_on"] == "busy time"
+    assert [stored["bf16_busy_ms"][0], stored["fp8_busy_ms"][0]] == pytest.approx([40, 32], abs=0.1)
+    assert stored["speedup_limit"] == [decision.numbers["account"]["busy_limit"]], "of what is gated on"
 
 
 class LateWaiting(Waiting):
@@ -384,7 +390,7 @@ def test_a_step_that_the_profiler_lost_is_left_out():
 def test_no_further_pair_is_timed_for_busy_times_that_no_profile_can_give(monkeypatch):
     install(monkeypatch, H200, busy=40.0)  # it waits; its profile has no steps of kernels alone
     _, stored = updated(2)
-    assert [len(values) for name, values in stored.items() if "speedup" in name] == [2]
+    assert [len(stored.get(name, ())) for name in ("speedup", "busy_speedup")] == [2, 0]
 
 
 @pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])

@@ -54,6 +54,24 @@ def _count(unit: str) -> Metric:
 
 
 _MILLISECONDS = Metric("ms per step", "lower", "speedup", listed(number(1e-6, 1e7), 1, 64), 0.08, informational=True)
+
+
+def _account(unit: str, direction: str) -> Metric:
+    # Where a step went is no process's own, and says nothing that a gate asks.
+    return Metric(unit, direction, "speedup", listed(number(-1e7, 1e7), 1, 1), 0.08, informational=True)
+
+
+ACCOUNT: Mapping[str, Metric] = {
+    "bf16_busy_ms": _account("ms per step", "lower"),
+    "fp8_busy_ms": _account("ms per step", "lower"),
+    "bf16_wire_ms": _account("ms per step", "lower"),
+    "fp8_wire_ms": _account("ms per step", "lower"),
+    "earned_ms": _account("ms per step", "higher"),
+    "casts_ms": _account("ms per step", "lower"),
+    "speedup_limit": _account("limit, BF16 over FP8 step time", "higher"),
+}
+"""The account of a speedup (:mod:`pytest_fp8.questions.speed.account`): the time in which the GPU works; what nothing
+hides of the wire between several; what FP8 products earned and other kernels cost; the limit, of what is gated on."""
 _GAPS = listed(number(-1e9, 1e9), 1, 64)
 _OVER_BF16 = listed(number(1e-6, 1e3), 1, 64)
 
@@ -71,6 +89,7 @@ METRICS: Mapping[str, Metric] = {
     "activation_ratio": Metric(
         "FP8 over BF16 bytes that the forward pass adds", "lower", "memory", _OVER_BF16, 0.02, informational=True
     ),
+    **ACCOUNT,
 }
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "layers": ("fp8_share", "fp8_layers"),
@@ -104,7 +123,12 @@ def loss_tolerance(twin_gaps: Sequence[float]) -> float:
 
 
 def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
-    """A speedup stands beside the step times of the same processes, and agrees with them. Raises :class:`Unsound`."""
+    """A speedup stands beside the step times of the same processes, and agrees with them; an account is whole, beside
+    a speedup. Raises :class:`Unsound`."""
+    whole = {name for name in ACCOUNT if "wire" not in name or "bf16_wire_ms" in metrics or "fp8_wire_ms" in metrics}
+    lacks = sorted({"speedup", *whole} - set(metrics))
+    if lacks and any(name in metrics for name in ACCOUNT):
+        raise Unsound(f"{where} has a part of an account, and lacks {', '.join(lacks)}")
     if "speedup" not in metrics:
         return
     missing = [name for name in ("bf16_ms", "fp8_ms") if name not in metrics]
@@ -116,6 +140,10 @@ def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
     busy = len(metrics.get("busy_speedup", ()))
     if busy > sizes["speedup"]:
         raise Unsound(f"{where} has busy times of {busy} processes and steps of {sizes['speedup']}")
+    for arm in ("bf16", "fp8"):
+        busy_ms, step_ms = max(metrics.get(f"{arm}_busy_ms", [0.0])), max(metrics[f"{arm}_ms"])
+        if busy_ms > step_ms * (1 + EXACT):
+            raise Unsound(f"{where} has {busy_ms:.2f} ms of work in {arm}_busy_ms and steps of {step_ms:.2f} ms")
     rows = zip(metrics["speedup"], metrics["bf16_ms"], metrics["fp8_ms"], strict=True)
     for index, (blocks, bf16, fp8) in enumerate(rows):
         ratio = math.log(bf16 / fp8)

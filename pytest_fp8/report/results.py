@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.report.accounts import MEANING, account_table, by_number_of_gpus
 from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
@@ -70,6 +71,8 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
     lines = HEAD.format(folder=folder.as_posix()).splitlines()
     if len(gpus_of(stored)) > 1:
         lines += side_by_side(stored)
+    if more := by_number_of_gpus(stored):
+        lines += ["", "## By the number of GPUs", "", *MEANING, *more]
     for gpu in gpus_of(stored):
         devices = dict.fromkeys(_device(baseline) for baseline in stored if baseline.gpu == gpu)
         lines += ["", f"## {gpu}", "", *devices]
@@ -81,6 +84,8 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
                 lines += ["", f"### {gpu}: {model}", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
             case, *facts = cells(baseline, origins)
             lines.append(_row([f"`{case}`", *facts]))
+        if accounts := account_table(by_model(stored, gpu)):
+            lines += ["", f"### {gpu}: where a step goes", "", *MEANING, "", *accounts]
         lines += ["", f"### {gpu}: measurements", ""]
         lines += [f"{number}. {text}" for text, number in origins.items()]
     return lines

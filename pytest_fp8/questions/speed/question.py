@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.arms import PairArms
+from pytest_fp8.questions.speed.account import Account
 from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
@@ -122,4 +123,20 @@ class SpeedQuestion:
             ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
             ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
             ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),
+            *_account_rows(evidence.account(), bool(busy)),
         ]
+
+
+def _account_rows(account: Account | None, on_busy: bool) -> list[Row]:
+    """Where a step went, for the tables of results. ``on_busy``: whether a baseline of this is gated on busy time."""
+    if account is None:
+        return []
+    lower = {"bf16_busy_ms": account.bf16.busy, "fp8_busy_ms": account.fp8.busy, "casts_ms": account.casts}
+    if account.bf16.wire.rows:
+        lower |= {"bf16_wire_ms": account.bf16.wire.exposed, "fp8_wire_ms": account.fp8.wire.exposed}
+    limit = account.busy_limit if on_busy else account.limit
+    return [
+        *((name, "ms per step", "lower", 0.08, [value]) for name, value in lower.items()),
+        ("earned_ms", "ms per step", "higher", 0.08, [account.earned]),
+        ("speedup_limit", "limit, BF16 over FP8 step time", "higher", 0.08, [limit]),
+    ]
