@@ -126,6 +126,23 @@ def test_a_file_cannot_silence_its_step_times_by_bringing_busy_times():
     assert revise(old, later(speedup=[[0.0] * 6] * 4, busy_speedup=[[0.2] * 5] * 4)).worse
 
 
+def test_an_account_is_kept_and_not_compared_and_its_edit_is_found():
+    told = {
+        "bf16_busy_ms": [98.0],
+        "fp8_busy_ms": [85.0],
+        "earned_ms": [20.0],
+        "casts_ms": [9.0],
+        "speedup_limit": [1.2],
+    }
+    speed = {"speedup": [[0.1] * 6] * 4}
+    old, new = baseline("c", "h", metrics={**speed, **told}), later(**speed, **{**told, "casts_ms": [90.0]})
+    revision = revise(old, new)
+    assert (revision.changed, revision.starts()) == (False, [])
+    assert added(old, new).newest.metrics["casts_ms"] == [90.0]
+    assert tampering(old, baseline("c", "h", metrics={**speed, **told, "casts_ms": [90.0]}))
+    assert [change.metric for change in revise(None, new).changes] == ["speedup", "bf16_ms", "fp8_ms"]
+
+
 def test_a_full_file_loses_its_oldest_session_and_never_the_only_answer_to_a_question():
     full = stored(*[0.5] * MAX_SESSIONS)
     assert len(full.sessions) == MAX_SESSIONS

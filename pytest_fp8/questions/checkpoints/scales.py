@@ -40,7 +40,7 @@ def words_on_scales(scales: Scales | None) -> list[str]:
     if others:
         said = [f"ranks keep scaling state that differs, and all have one rank's after a load: {some(others)}"]
     if scales.refused:
-        said.append(f"load_state_dict() refuses scaling state until that is allowed: {scales.refused}")
+        said.append(f"load_state_dict() refuses scaling state until that is allowed: {scales.refused.rstrip('.')}")
     if scales.no_place:
         said.append(
             f"{scales.no_place} layers have no place for scaling state before their first step: dcp.load() into the "
