@@ -135,7 +135,12 @@ class Case:
             refuse_unknown(f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
         self._require_ranks()
         if not 0 < self.tolerance < 1:
-            refuse("tolerance of a case", expected="a fraction between 0 and 1", seen=repr(self.tolerance))
+            refuse(
+                "tolerance of a case",
+                expected="a fraction between 0 and 1",
+                seen=repr(self.tolerance),
+                next_step="tolerance=0.02 for a loss of 2 %",
+            )
         formats = self.checkpoint_formats
         if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
@@ -148,6 +153,7 @@ class Case:
                 "gpus and parallel of a case",
                 expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
                 seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
+                next_step="parallel='fsdp2' beside gpus=2" if self.gpus > 1 else "gpus=2 beside parallel=, or neither",
             )
         if self.options.get("float8_all_gather") and self.parallel != "fsdp2":
             refuse("float8_all_gather", expected="parallel='fsdp2', whose gathers of weights it casts", seen=self.id)

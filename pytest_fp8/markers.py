@@ -107,6 +107,11 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
                 f"@pytest.mark.fp8 on {test} takes keyword arguments only",
                 expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')",
                 seen=repr(mark.args),
+                next_step="@pytest.mark.fp8("
+                + ", ".join(
+                    f"{name}={value!r:.80}" for name, value in zip(("backend", "recipe"), mark.args, strict=False)
+                )
+                + ")",
             )
         for name, value in mark.kwargs.items():
             if name not in ARGUMENTS:
@@ -169,7 +174,7 @@ def _library(case: Case) -> str:
 
     usable, reason = backend(case.backend).available()
     if usable and case.parallel == "zero3" and importlib.util.find_spec("deepspeed") is None:
-        return "parallel='zero3' needs DeepSpeed: pip install deepspeed"
+        return "parallel='zero3' needs DeepSpeed: pip install 'deepspeed>=0.16'"
     if usable and case.lora and importlib.util.find_spec("peft") is None:
         return "adapters need peft: pip install 'pytest-fp8[lora]'"
     return "" if usable else reason

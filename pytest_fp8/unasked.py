@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8.errors import explain
 
@@ -31,6 +31,14 @@ class NotesUse:
         if name in ASKS or not (name.startswith("_") or name in TELLS_NOTHING or isinstance(found, MethodType)):
             object.__setattr__(self, "used", True)
         return found
+
+    def __getattr__(self, name: str) -> NoReturn:
+        from difflib import get_close_matches
+
+        public = [one for one in dir(type(self)) if not one.startswith("_")]
+        near = get_close_matches(name, public, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(public)}"
+        raise AttributeError(f"{type(self).__name__} has no {name!r}: {meant}", name=name, obj=self)
 
 
 def unread_mark(item: pytest.Item) -> str:

@@ -122,19 +122,39 @@ def test_show_has_every_value_and_where_it_came_from(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "says", "next_step"),
     [
-        (["8b-te-block"], "expected: 1b-torchao-rowwise"),
-        (["1b-torchao-rowise"], "did you mean '1b-torchao-rowwise'?"),
-        (["h100/1b-torchao-rowwise"], "no baseline of case '1b-torchao-rowwise' for h100"),
-        (["h200/1b-torchao-rowwise", "--gpu", "h100"], "for h100 and h200"),
+        (["8b-te-block"], "expected: 1b-torchao-rowwise", "pytest-fp8 baselines list"),
+        (["1b-torchao-rowise"], "no baseline of case '1b-torchao-rowise'", "did you mean '1b-torchao-rowwise'?"),
+        (["h200/1b-torchao-rowise"], "for h200", "did you mean 'h200/1b-torchao-rowwise'?"),
+        (["h100/1b-torchao-rowwise"], "for h100", "did you mean h200/1b-torchao-rowwise?"),
+        (["../1b-torchao-rowwise"], "for ..", "did you mean h200/1b-torchao-rowwise?"),
+        (["/1b-torchao-rowwise"], "no baseline of case", "did you mean h200/1b-torchao-rowwise?"),
+        (["1b-torchao-rowwise", "--gpu", "h100"], "for h100", "did you mean h200/1b-torchao-rowwise?"),
+        (["h200/1b-torchao-rowwise", "--gpu", "h100"], "is not of --gpu h100", "h100/1b-torchao-rowwise"),
+        (["1b-torchao-rowwise/"], "expected: h200/1b-torchao-rowwise", "did you mean 'h200/1b-torchao-rowwise'?"),
+        (["h200/"], "expected: h200/1b-torchao-rowwise", "pytest-fp8 baselines list"),
     ],
 )
-def test_show_of_an_unknown_case_names_the_known_ones(run, arguments, says):
+def test_show_of_an_unknown_case_names_the_known_ones(run, arguments, says, next_step):
     code, out, err = run("show", *arguments)
     assert code == 2
     assert says in err
+    assert f"next:     {next_step}" in err
     assert not out
+
+
+def test_show_of_two_gpus_shows_what_can_be_read_and_json_asks_for_one(run, tmp_path):
+    folder = tmp_path / "baselines"
+    (folder / "h100").mkdir()
+    (folder / "h100" / "1b-torchao-rowwise.json").write_text("no baseline")
+    code, out, err = run("show", "1b-torchao-rowwise")
+    assert (code, "1b-torchao-rowwise on h200" in out) == (2, True)
+    assert "h100/1b-torchao-rowwise.json is not a readable baseline" in err
+    code, out, err = run("show", "1b-torchao-rowwise", "--json")
+    assert (code, out) == (2, "")
+    assert "next:     --gpu h100" in err
+    assert run("show", "h200/1b-torchao-rowwise", "--json")[0] == 0
 
 
 # -- diff ---------------------------------------------------------------------------------------------------------
@@ -445,6 +465,10 @@ def test_a_promotion_of_a_case_without_candidate_is_refused(run, project):
     code, _, err = run("promote", "out/candidates", "--reason", "x", "--case", "8b-te-block")
     assert code == 2
     assert "no candidate of case '8b-te-block'" in err
+    assert run("promote", "out/candidates", "--reason", "x", "--case", "h100/1b-torchao-rowwise")[0] == 2
+    assert (
+        "no candidate" not in run("promote", "out/candidates", "--reason", "x", "--case", "h200/1b-torchao-rowwise")[2]
+    )
 
 
 # -- the real thing -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from helpers.report_data import HOSTILE, decision, entry_of, report_of
+from pytest_fp8.report.cells import COLUMNS, cells_of
 from pytest_fp8.report.files import write_beside
 from pytest_fp8.report.formats import bencher, benchmark_action, properties
 from pytest_fp8.report.summary import markdown
@@ -27,6 +28,20 @@ def test_the_summary_says_what_a_pass_names():
     said = decision(notes=["2 of 3 Linears stay in BF16"])
     text = markdown(report_of(entry_of("fine", decisions={"layers": said, "numerics": said})))
     assert text.count("\nfine: 2 of 3 Linears stay in BF16\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "cell"),
+    [
+        ({"gradient_error": 0.19, "gain_error": 0.2, "products": 9}, "19.0%"),
+        ({"gradient_error": None, "gain_error": 0.28, "products": 9}, "factor 1+-0.28"),
+        ({"products": 9}, "9 products"),
+        ({}, "-"),
+    ],
+)
+def test_gradients_are_told_as_far_as_they_were_compared(numbers, cell):
+    entry = entry_of(decisions={"numerics": decision(**numbers)})
+    assert cells_of(entry)[COLUMNS.index("gradients off BF16")] == cell
 
 
 def test_hostile_text_breaks_no_row_and_is_no_html():

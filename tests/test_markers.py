@@ -38,6 +38,7 @@ def test_a_mark_that_is_wrong_names_the_test(pytester, mark, says):
     ("mark", "says"),
     [
         ("bakend='torchao'", "did you mean 'backend'?"),
+        ("'torchao', 'rowwise'", "@pytest.mark.fp8(backend='torchao', recipe='rowwise')"),
         ("backend='torcho'", "did you mean 'torchao'?"),
         ("backend='cuda'", "backend='torchao' or backend='transformer_engine' ('te')*"),
         ("recipe='tensor_wise'", "did you mean 'tensorwise'?"),

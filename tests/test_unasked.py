@@ -60,3 +60,12 @@ def test_whoever_asks_or_has_nothing_to_ask_is_left_alone(pytester, code):
 def test_a_test_that_failed_anyway_hears_of_its_own_failure_alone(pytester):
     result = run(pytester, "def test_mine(fp8_pair): assert 1 == 2")
     result.assert_outcomes(failed=1, warnings=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"), [("assert_los", "did you mean 'assert_loss'?"), ("zzz", "it has assert_loss, case, fp8, used")]
+)
+def test_a_question_that_is_misspelled_is_named(pytester, asked, says):
+    result = run(pytester, f"def test_mine(fp8_pair): fp8_pair.{asked}()")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E *AttributeError: Pair has no '{asked}': {says}*"])

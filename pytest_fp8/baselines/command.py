@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.variance import add_variance
-from pytest_fp8.errors import BaselineError, SettingsError, refuse_unknown
+from pytest_fp8.errors import BaselineError, SettingsError, refuse
 from pytest_fp8.report.results import add_results
 
 if TYPE_CHECKING:
@@ -83,32 +83,33 @@ def list_baselines(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.folder import named, read_folder
     from pytest_fp8.report.baselines import show_lines
 
-    files = read_folder(options.dir)
-    # Other commands and the closing summary call it "h200/1b-te-delayed".
-    of, _, case = options.case.rpartition("/")
-    gpus = {of, options.gpu} - {""}
-    named = [
-        stored
-        for path, stored in files.items()
-        if path.stem == case and gpus <= {path.parent.name, getattr(stored, "gpu", "")}
-    ]
-    if not named:
-        refuse_unknown(
-            f"no baseline of case {case!r}" + (f" for {' and '.join(sorted(gpus))}" if gpus else ""),
-            case,
-            sorted({path.stem for path in files}),
-            otherwise="pytest-fp8 baselines list",
+    # A single file lies in no folder of its GPU.
+    files = {
+        (path.parent.name or getattr(stored, "gpu", ""), path.stem): stored
+        for path, stored in read_folder(options.dir).items()
+    }
+    wanted = named(options.case, files, options.gpu)
+    chosen = [stored for name, stored in files.items() if name in wanted]
+    sound = [stored for stored in chosen if not isinstance(stored, BaselineError)]
+    if options.json and len(chosen) > 1:
+        gpus = sorted(gpu for gpu, _ in wanted)
+        refuse(
+            f"{options.case} is stored for {len(gpus)} GPUs",
+            expected="one baseline, for --json",
+            seen=", ".join(gpus),
+            next_step=f"--gpu {gpus[0]}",
         )
-    for stored in named:
-        if isinstance(stored, BaselineError):
-            raise stored
+    for stored in sound:
         if options.json:
             _print_json(stored.to_json())
         else:
             print("\n".join(show_lines(stored)))
+    for error in chosen:
+        if isinstance(error, BaselineError):
+            raise error
     return OK
 
 

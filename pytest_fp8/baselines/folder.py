@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Revision, Source, shown
 from pytest_fp8.baselines.store import baseline_path, broken, load_baseline, parse_text
 from pytest_fp8.baselines.strict import NAME, Unsound
-from pytest_fp8.errors import BaselineError
+from pytest_fp8.errors import BaselineError, refuse, refuse_unknown
 
 Files = Mapping[Path, Baseline | BaselineError]
 """Path below the folder -> the baseline, or why it cannot be read."""
@@ -54,6 +54,29 @@ def readable(files: Files) -> dict[tuple[str, str], Baseline]:
                 next_step="move it back",
             )
         found[stored.gpu, stored.case] = stored
+    return found
+
+
+def named(text: str, known: Collection[tuple[str, str]], gpu: str = "", what: str = "baseline") -> set[tuple[str, str]]:
+    """Of all (GPU, case) those that a person means by a case, or by ``<gpu>/<case>`` as summaries print it. ``gpu``:
+    that of an option. Raises :class:`SettingsError` with the name that was probably meant."""
+    of, slash, case = text.rpartition("/")
+    if slash and gpu not in ("", of):
+        refuse(f"{text} is not of --gpu {gpu}", expected="one GPU", seen=f"{of} and {gpu}", next_step=f"{gpu}/{case}")
+    asked = of if slash else gpu
+    found = {one for one in known if one[1] == case and (one[0] == asked or not (asked or slash))}
+    elsewhere = sorted(other for other, name in known if name == case)
+    here = sorted({f"{of}/{name}" if slash else name for other, name in known if asked in ("", other)})
+    headline = f"no {what} of case {case!r}" + (f" for {asked}" if asked else "")
+    if elsewhere and not found:
+        refuse(
+            headline,
+            expected=", ".join(f"{other}/{case}" for other in elsewhere),
+            seen=repr(text),
+            next_step=f"did you mean {elsewhere[0]}/{case}?",
+        )
+    if not found:
+        refuse_unknown(headline, text, here or sorted(map("/".join, known)), otherwise="pytest-fp8 baselines list")
     return found
 
 

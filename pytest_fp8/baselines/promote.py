@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_fp8.baselines.atomic import updating
-from pytest_fp8.baselines.folder import read_folder, readable
+from pytest_fp8.baselines.folder import named, read_folder, readable
 from pytest_fp8.baselines.history import appended, why_not_appended
 from pytest_fp8.baselines.record import LONGEST
 from pytest_fp8.baselines.review import Revision, revise
@@ -37,18 +37,11 @@ def promote_candidates(
     if not reason.strip():
         raise SettingsError("a promotion needs a reason", expected='--reason "why"', seen="an empty one")
     found = readable(read_folder(candidates))
-    missing = sorted(set(cases) - {case for _, case in found})
-    if missing:
-        raise SettingsError(
-            f"no candidate of case {missing[0]!r} in {candidates}",
-            expected=", ".join(sorted(case for _, case in found)) or "a folder of candidates",
-            seen=missing[0],
-            next_step=f"pytest-fp8 baselines list --dir {candidates}",
-        )
+    wanted = {one for case in cases for one in named(case, list(found), gpu, what="candidate")}
     done = Promotion()
     with updating(folder):
         for (kind, case), candidate in sorted(found.items()):
-            if (cases and case not in cases) or gpu not in ("", kind):
+            if (cases and (kind, case) not in wanted) or gpu not in ("", kind):
                 continue
             session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
             new = replace(candidate, sessions=(session,))

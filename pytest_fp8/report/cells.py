@@ -66,7 +66,7 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
     return [
         say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
         say("{:.1%}", of("layers", "fp8_share")),
-        gradients_of(said.get("numerics", {}).get("numbers")),
+        gradients_of(said.get("numerics", {}).get("numbers")) or NONE,
         say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
         speedup_of(entry),
         baseline_of(speed_in(said).get("numbers", {})) or NONE,
@@ -77,11 +77,13 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
 
 def gradients_of(numbers: Any) -> str:
     """The largest relative difference of a gradient; of gradients that any small change moves, how far their factor is
-    from 1; without either, how many products were compared."""
+    from 1; without either, how many products were compared. Empty without any."""
     error, gain, products = (number(numbers, name) for name in ("gradient_error", "gain_error", "products"))
     if error is not None:
         return say("{:.1%}", error)
-    return say("{:.0f} products", products) if gain is None else say("factor 1+-{:.2f}", gain)
+    if gain is not None:
+        return say("factor 1+-{:.2f}", gain)
+    return "" if products is None else say("{:.0f} products", products)
 
 
 def baseline_of(numbers: Mapping[str, Any]) -> str:

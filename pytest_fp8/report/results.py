@@ -162,7 +162,8 @@ def _device(baseline: Baseline) -> str:
 
 
 def _origin(baseline: Baseline) -> str:
-    return f"{baseline.newest.origin}: {libraries_of(baseline.newest)}"
+    dirty = " with changed files" if baseline.newest.dirty else ""
+    return f"{baseline.newest.origin}{dirty}: {libraries_of(baseline.newest)}"
 
 
 def _row(texts: Iterable[str]) -> str:

@@ -13,9 +13,9 @@ from pytest_fp8.verdicts import Verdict
 PAIRS = (2, 4, 6)
 """Fresh pairs of processes at each look. Never one: a single process may be slow by chance."""
 BLOCKS = 10
-"""ABBA blocks per pair. Two FP8 arms differ by little but what blocks do (on H200s 1.0 % between blocks, 0.1 % between
-processes), so that a block buys more than a pair, which must be built: with six of them 91 % of losses of 1 % failed
-among 30 cases (``python -m benchmarks.gate``), with ten 95 %, in no more time."""
+"""ABBA blocks per pair. On H200s blocks differ by more (0.7 %) than processes do (0.1 %), so that a block buys more
+than a pair, which must be built. By ``python -m benchmarks.gate``, of losses of 1 % among 30 cases 91 % fail with six
+blocks and 95 % with ten. A case takes 101 s of a GPU then (91 s with six), one that is slower by 1 % 145 s (150 s)."""
 
 
 @dataclass(frozen=True)
