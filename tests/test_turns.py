@@ -28,6 +28,7 @@ from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer, unsteady, unsteady_pair
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS, PAIR_LOOKS
 from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.verdicts import Verdict
 
 RECORDINGS = Path(__file__).parent.parent / "benchmarks" / "gate" / "recordings"
 
@@ -322,6 +323,7 @@ def test_an_update_has_busy_times_of_every_pair_whichever_waits(monkeypatch, slo
     monkeypatch.setattr(LateWaiting, "slow", slow)
     decision, stored = updated(4)
     assert [len(stored["speedup"]), len(stored.get("busy_speedup", ()))] == [4, 4 if slow else 0]
+    assert len(stored.get("quiet_busy_speedup", ())) == (0 if slow else 4), "for a gate on a host that an arm waits for"
     assert decision.numbers["gated_on"] == ("busy time" if slow else "step time")
     assert "1.25" in decision.seen or not slow
 
@@ -333,6 +335,39 @@ def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_
     monkeypatch.setattr(LateWaiting, "slow", ())
     _, stored = updated(2, on_busy=True)
     assert len(stored["busy_speedup"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kept", "slower", "verdict"),
+    [
+        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.0, Verdict.PASS),
+        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.2, Verdict.FAIL),
+        (["speedup", "bf16_ms"], 1.0, Verdict.INVALID),
+    ],
+)
+def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, slower, verdict):
+    """Seen at 8B with Transformer Engine on an H200: stored at 1.254x of steps on a quiet host, four pairs of processes
+    at 1.03x to 1.28x on a busy one decided nothing."""
+    install(monkeypatch, H200, busy=40.0, host=0.5)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", ())
+    _, stored = updated(4)
+    install(monkeypatch, H200, busy=40.0, host=0.5)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", (1, 2, 3, 4))
+    monkeypatch.setattr(LateWaiting, "works", property(lambda self: 32.0 * slower if self.is_fp8 else 40.0))
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(
+        arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
+    )
+    decision, _ = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    pool.close()
+    assert decision.verdict is verdict, decision.message
+    if verdict is not Verdict.INVALID:
+        assert decision.numbers["gated_on"] == "busy time"
+        assert decision.numbers["gated_baseline"] == pytest.approx(1.25, abs=0.01)
 
 
 def gated(monkeypatch, slow):

@@ -12,10 +12,13 @@ from statistics import fmean
 from typing import Any
 
 from pytest_fp8.baselines.history import tampering
-from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, informational, loss_tolerance
+from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational, loss_tolerance
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.rules.change import change_of, figure
 from pytest_fp8.rules.variance import measured_of
+
+BESIDE = {*ACCOUNT, QUIET_BUSY}
+"""Metrics that explain a speedup, or are asked in its place on another host."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,17 @@ def revise(
     """What the newest session of ``new`` says against the levels in ``old``, metric by metric.
 
     ``old`` is ``None`` where nothing can be compared; ``whole`` says why. ``tolerances``: those of the case, by metric,
-    where they are known; of others the code's own. Accounts are not compared: they explain a speedup, which is.
+    where they are known; of others the code's own. What stands beside a speedup is not compared.
     """
     if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
         raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
     if old is not None and old.case_hash != new.case_hash:
         old, whole = None, "the case was redefined: its old numbers are not compared"
     if old is None:
-        changes = tuple(_first(name, new.values(name)) for name in new.metrics if name not in ACCOUNT)
+        changes = tuple(_first(name, new.values(name)) for name in new.metrics if name not in BESIDE)
         return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest)
     known = {"loss_gap": loss_tolerance(old.values("loss_twin_gap")), **(tolerances or {})}
-    held = sorted({*old.metrics, *new.metrics} - set(ACCOUNT))
+    held = sorted({*old.metrics, *new.metrics} - BESIDE)
     found = [compare_metric(name, old.history(name), new.values(name), known.get(name)) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.
     changes = tuple(
