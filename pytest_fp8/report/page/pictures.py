@@ -195,7 +195,7 @@ def memory(entry: Mapping[str, Any], key: str) -> Picture | None:
 def history(entry: Mapping[str, Any], key: str) -> Picture | None:
     said = entry["decisions"].get("speedup", {})
     gated = "busy_speedup" if said.get("numbers", {}).get("gated_on") == "busy time" else "speedup"
-    past = [(each["date"], each["commit"], number(each, gated)) for each in entry["evidence"].get("history", ())]
+    past = [(each["date"], each["commit"], _of_session(each, gated)) for each in entry["evidence"].get("history", ())]
     past = [each for each in past if each[2] is not None]
     now = number(said, "numbers", "gated_speedup")
     if not past or now is None:
@@ -213,6 +213,12 @@ def history(entry: Mapping[str, Any], key: str) -> Picture | None:
     return Picture(
         title, "Each point is one session, on a host of its own.", drawn.svg, columns(("date", "commit", gated), rows)
     )
+
+
+def _of_session(session: Mapping[str, Any], gated: str) -> float | None:
+    """A stored session's speedup; of busy time also where no arm waited."""
+    found = number(session, gated)
+    return number(session, "quiet_busy_speedup") if found is None and gated == "busy_speedup" else found
 
 
 def over_reports(
