@@ -117,6 +117,7 @@ def test_show_has_every_value_and_where_it_came_from(run):
     for text in ("process 2: 1.107", "blocks 1.1052", "tolerance 0.02", "+0.0050, -0.0010, +0.0100", "driver 580.1"):
         assert text in out
     assert "1. 2026-11-20, commit 0123456789ab: speedup 1.106x (2 processes), memory_ratio 0.850x" in out
+    assert "    ms per step; for information" in out, "it is never better or worse"
     assert json.loads(run("show", "1b-torchao-rowwise", "--json")[1]) == baseline().to_json()
     assert run("show", "h200/1b-torchao-rowwise") == (0, out, ""), "as update, promote and the closing summary call it"
 

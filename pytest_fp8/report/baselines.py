@@ -89,7 +89,8 @@ def show_lines(baseline: Baseline) -> list[str]:
         lines.append(f"  {name}: {value}")
         tolerance = f"tolerance {metric.tolerance:g}" if metric.tolerance else "any change counts"
         own = ", or the case's own" if name in CASE_TOLERANCE else ""
-        lines.append(f"    {metric.unit}; {metric.direction}; {tolerance}{own}")
+        held = "for information" if metric.informational else f"{metric.direction}; {tolerance}{own}"
+        lines.append(f"    {metric.unit}; {held}")
         lines += [f"    {text}" for text in _values(metric.unit, values)]
     lines.append(f"  sessions, the oldest first ({len(baseline.sessions)})")
     marks = _marks(baseline)
