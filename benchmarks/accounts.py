@@ -16,22 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import report_at
+from pytest_fp8.report.accounts import GAINS, STEPS, gain_cells, step_cells
+from pytest_fp8.report.tables import markdown_row, table
 from pytest_fp8.verdicts import Verdict
 
-COLUMNS = (
-    "case",
-    "BF16 step",
-    "FP8 step",
-    "busy",
-    "idle",
-    "earned",
-    "casts etc.",
-    "all else",
-    "speedup",
-    "limit",
-    "distance",
-    "verdict",
-)
+COLUMNS = ("case", *STEPS, *GAINS, "distance", "verdict")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,10 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if options.markdown:
         for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
-            print(f"| {' | '.join(row)} |")
+            print(markdown_row(row))
         return 0
-    from pytest_fp8.report.tables import table
-
     table(COLUMNS, rows)
     return 0
 
@@ -60,19 +47,13 @@ def cells(case: str, entry: Mapping[str, Any]) -> list[str]:
     account = decision["numbers"].get("account") if decision is not None else None
     if account is None:
         return []
-    bf16, fp8, on_busy = account["bf16"], account["fp8"], decision["numbers"]["gated_on"] == "busy time"
-    reached = account["reached"]
+    on_busy, reached = decision["numbers"]["gated_on"] == "busy time", account["reached"]
+    steps, busy = ([account[arm][what] for arm in ("bf16", "fp8")] for what in ("step", "busy"))
+    speedup, limit = decision["numbers"]["gated_speedup"], account["busy_limit" if on_busy else "limit"]
     return [
         case,
-        f"{bf16['step']:.1f}",
-        f"{fp8['step']:.1f}",
-        f"{bf16['busy']:.1f} / {fp8['busy']:.1f}",
-        f"{bf16['idle'] / bf16['step']:.1%} / {fp8['idle'] / fp8['step']:.1%}",
-        f"{account['earned_ms']:.1f}",
-        f"{account['casts_ms']:+.1f}",
-        f"{account['all_else_ms']:+.1f}",
-        f"{decision['numbers']['gated_speedup']:.3f}x" + (" (busy)" if on_busy else ""),
-        f"{account['busy_limit' if on_busy else 'limit']:.2f}x",
+        *step_cells(steps, busy),
+        *gain_cells(steps, account["earned_ms"], account["casts_ms"], speedup, on_busy, limit),
         "-" if reached is None else f"{reached:.0%}",
         Verdict[decision["verdict"]].name,
     ]

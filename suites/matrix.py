@@ -136,7 +136,7 @@ PUBLISHED = [
 ]
 """Llama 3 8B as torchao and torchtitan publish it: one sequence of 8192 tokens on each GPU, FSDP2, compiled. Theirs
 recompute some activations, and have eight H100s. Fewer GPUs do the same work each, so that a table says what the wire
-costs. By estimate an arm takes 61 GiB of each of eight GPUs, 67 of four, 78 of two and 100 of one."""
+costs. Not run yet. By estimate an arm takes 61 GiB of each of eight GPUs, 67 of four, 78 of two and 100 of one."""
 
 ALL = EMULATED + HOPPER + PARALLEL + PUBLISHED + integrations.ALL
 

@@ -24,7 +24,7 @@ RECIPE_CLASSES = {
 
 
 TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-"""Without it, by its source, Transformer Engine 2.20 refuses to load delayed scaling's state: it unpickles that."""
+"""Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
 
 
 class RecomputedOutsideError(RuntimeError):

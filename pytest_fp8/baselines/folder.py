@@ -65,17 +65,16 @@ def named(text: str, known: Collection[tuple[str, str]], gpu: str = "", what: st
         refuse(f"{text} is not of --gpu {gpu}", expected="one GPU", seen=f"{of} and {gpu}", next_step=f"{gpu}/{case}")
     asked = of if slash else gpu
     found = {one for one in known if one[1] == case and (one[0] == asked or not (asked or slash))}
-    elsewhere = sorted(other for other, name in known if name == case)
-    here = sorted({f"{of}/{name}" if slash else name for other, name in known if asked in ("", other)})
-    headline = f"no {what} of case {case!r}" + (f" for {asked}" if asked else "")
-    if elsewhere and not found:
-        refuse(
-            headline,
-            expected=", ".join(f"{other}/{case}" for other in elsewhere),
-            seen=repr(text),
-            next_step=f"did you mean {elsewhere[0]}/{case}?",
-        )
     if not found:
+        here = sorted({f"{of}/{name}" if slash else name for other, name in known if asked in ("", other)})
+        headline = f"no {what} of case {case!r}" + (f" for {asked}" if asked else "")
+        if elsewhere := sorted(f"{other}/{name}" for other, name in known if name == case):
+            refuse(
+                headline,
+                expected=", ".join(elsewhere),
+                seen=repr(text),
+                next_step=f"did you mean {elsewhere[0]}?",
+            )
         refuse_unknown(headline, text, here or sorted(map("/".join, known)), otherwise="pytest-fp8 baselines list")
     return found
 

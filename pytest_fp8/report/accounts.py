@@ -8,21 +8,11 @@ from collections.abc import Iterable, Sequence
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.review import level
+from pytest_fp8.report.tables import markdown_row
 
-COLUMNS = (
-    "case",
-    "BF16 step",
-    "FP8 step",
-    "busy",
-    "idle",
-    "wire, not hidden",
-    "earned",
-    "casts etc.",
-    "all else",
-    "speedup",
-    "limit",
-    "reached",
-)
+STEPS = ("BF16 step", "FP8 step", "busy", "idle")
+GAINS = ("earned", "casts etc.", "all else", "speedup", "limit")
+COLUMNS = ("case", *STEPS, "wire, not hidden", *GAINS, "reached")
 MEANING = (
     "Milliseconds of one step, of BF16 and of FP8 where a cell has two. *busy*: the GPU works. *wire, not hidden*: it",
     "waits for other GPUs with nothing else to do. *earned*: what products saved by running in FP8; *casts etc.*: what",
@@ -36,7 +26,7 @@ SAME_WORK = re.compile(r"(?P<work>.+?)(?:-(?:ddp|fsdp2|zero3|own)\.(?P<gpus>\d+)
 def account_table(stored: Iterable[Baseline]) -> list[str]:
     """A row for each baseline that has an account; empty without one."""
     rows = [cells for baseline in stored if (cells := account_cells(baseline))]
-    return [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_row, rows)] if rows else []
+    return [*map(markdown_row, (COLUMNS, ["---"] * len(COLUMNS), *rows))] if rows else []
 
 
 def by_number_of_gpus(stored: Sequence[Baseline]) -> list[str]:
@@ -62,26 +52,38 @@ def account_cells(baseline: Baseline) -> list[str]:
     if session is None:
         return []
     found = {name: level(name, values) for name, values in session.metrics.items()}
-    bf16, fp8, earned, casts = (found[name] for name in ("bf16_ms", "fp8_ms", "earned_ms", "casts_ms"))
+    steps, busy = ([found[f"{arm}{what}"] for arm in ("bf16", "fp8")] for what in ("_ms", "_busy_ms"))
     metric = gated_speedup(session.metrics)
     speedup, limit = found[metric], found["speedup_limit"]
-    busy = [(found[f"{arm}_busy_ms"], found[f"{arm}_ms"]) for arm in ("bf16", "fp8")]
     wire = [found[name] for name in ("bf16_wire_ms", "fp8_wire_ms") if name in found]
     return [
         f"`{baseline.case}`",
-        f"{bf16:.1f}",
-        f"{fp8:.1f}",
-        " / ".join(f"{works:.1f}" for works, _ in busy),
-        " / ".join(f"{max(0.0, 1 - works / step):.1%}" for works, step in busy),
+        *step_cells(steps, busy),
         " / ".join(f"{one:.1f}" for one in wire) or "-",
-        f"{earned:.1f}",
-        f"{casts:+.1f}",
-        f"{fp8 - bf16 + earned - casts:+.1f}",
-        f"{speedup:.3f}x" + (" (busy)" if metric == "busy_speedup" else ""),
-        f"{limit:.2f}x",
+        *gain_cells(steps, found["earned_ms"], found["casts_ms"], speedup, metric == "busy_speedup", limit),
         f"{(speedup - 1) / (limit - 1):.0%}" if limit > 1.01 else "-",
     ]
 
 
-def _row(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+def step_cells(steps: Sequence[float], busy: Sequence[float]) -> list[str]:
+    """The cells of :data:`STEPS`. Milliseconds of BF16 and of FP8 each."""
+    idle = (max(0.0, 1 - works / step) for step, works in zip(steps, busy, strict=True))
+    return [
+        *(f"{step:.1f}" for step in steps),
+        " / ".join(f"{works:.1f}" for works in busy),
+        " / ".join(f"{share:.1%}" for share in idle),
+    ]
+
+
+def gain_cells(
+    steps: Sequence[float], earned: float, casts: float, speedup: float, on_busy: bool, limit: float
+) -> list[str]:
+    """The cells of :data:`GAINS`. ``on_busy``: whether speedup and limit are those of busy time."""
+    bf16, fp8 = steps
+    return [
+        f"{earned:.1f}",
+        f"{casts:+.1f}",
+        f"{fp8 - bf16 + earned - casts:+.1f}",
+        f"{speedup:.3f}x" + (" (busy)" if on_busy else ""),
+        f"{limit:.2f}x",
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import is_known, known_questions
+from pytest_fp8.report.tables import markdown_row
 
 NAME = "summary.md"
 EXPLAINED = 20
@@ -23,10 +24,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     counts = tally(entry for _, entry in entries)
     found = [f"{count} {_words(verdict)}{' as known' if known else ''}" for verdict, known, count in counts]
     lines = [f"## FP8: {', '.join(found)}", ""]
-    lines += [_row(["case", "verdict", *COLUMNS]), _row(["---"] * (2 + len(COLUMNS)))]
+    lines += [markdown_row(["case", "verdict", *COLUMNS]), markdown_row(["---"] * (2 + len(COLUMNS)))]
     for name, entry in entries:
         verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
-        lines.append(_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
+        lines.append(markdown_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
     answers = [
         (question in known_questions(entry), name, question, decision)
         for name, entry in entries
@@ -62,7 +63,3 @@ def _cell(text: str) -> str:
     """Text that neither ends a cell nor is taken for Markdown, HTML or a mention of somebody."""
     line = escape(" ".join(text.split()), quote=False)
     return "".join(f"&#{ord(letter)};" if letter in "|`*_[]\\@#~!" else letter for letter in line)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -18,6 +18,10 @@ NARROWEST, WIDEST = 126, 150
 """Columns of text; a log or a pipe has no width of its own, and gets what the table needs between these."""
 
 
+def markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def new_table(title: str = "", close: bool = False) -> Table:
     """A table without columns and rows. ``close``: two spaces between columns, not three."""
     from rich.box import SIMPLE_HEAD
