@@ -56,7 +56,9 @@ def fp8_pair(request: pytest.FixtureRequest, fp8_case: Case, fp8_workload: Workl
         pair.used = False
         return pair
     except Fp8Error as error:
-        session.ledger.error(fp8_case.id, error)
+        if error.told is None:
+            # It could not be shipped to an arm. Where two cannot, what each error says tells their rows apart.
+            session.ledger.error(session.ledger.row(fp8_case.id, error.headline), error)
         # pytest.fail() would raise with this error as its context, and pytest would show both.
         raise pytest.fail.Exception(error.message, pytrace=False) from None
 

@@ -83,7 +83,8 @@ class Fp8Pair(NotesUse):
         self._time_first = time_first and self.case.asks("speedup")
         twin = not self._stored("loss_twin_gap")
         self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
-        self._row = self.row = ledger.begin(self.case, case_hash, gpu)
+        self.row = ledger.row(self.case.id, arms.digest)
+        ledger.begin(self.row, case_hash, gpu)
 
     def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and others on their way (:meth:`TwoArms.start`)."""
@@ -107,7 +108,7 @@ class Fp8Pair(NotesUse):
         """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`."""
         self._before("speedup", profiles=False)
         evidence = self._speed_question.timing(look)
-        self._ledger.timed(self._row, self._speed_question.timer.recording())
+        self._ledger.timed(self.row, self._speed_question.timer.recording())
         return evidence
 
     def ledgers(self) -> TwoLedgers:
@@ -251,7 +252,7 @@ class Fp8Pair(NotesUse):
             return self._note(cannot(self.case, "speedup"), bounds.question)
         self._before("speedup", profiles=False)
         decision, rows = self._speed_question.decide(bounds)
-        self._ledger.timed(self._row, self._speed_question.timer.recording())
+        self._ledger.timed(self.row, self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
         decision = unless_unlike(self._stored_now(decision), self.ledgers())
@@ -273,23 +274,23 @@ class Fp8Pair(NotesUse):
             decision = decide()
         except Fp8Error as error:
             if getattr(error, "kind", "") != TOO_LARGE:
-                self._ledger.error(self._row, error)
+                self._ledger.error(self.row, error)
                 # The failure is reported at the user's line; the frames in between are this plugin's own.
                 raise error.with_traceback(None) from None
             decision = self._note(not_held(question, error))
-        self._ledger.asserted(self._row, question)
+        self._ledger.asserted(self.row, question)
         if decision.verdict is Verdict.FAIL or (self._settings.strict and not decision.verdict.passes):
-            raise CheckFailed(decision.message, decision.verdict, told=(self._row, question))
+            raise CheckFailed(decision.message, decision.verdict, told=(self.row, question))
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:
-        self._ledger.note(self._row, as_question or decision.question, decision)
+        self._ledger.note(self.row, as_question or decision.question, decision)
         return decision
 
     def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
         if values and self.case.backend != "bf16":
             measured = {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values}
-            self._ledger.measure(self._row, metric, measured)
+            self._ledger.measure(self.row, metric, measured)
 
     def _history(self, metric: str) -> list[list[Any]]:
         return self.baseline.history(metric) if self.baseline is not None else []

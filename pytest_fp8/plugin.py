@@ -17,6 +17,7 @@ from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pa
 from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
+from pytest_fp8.session_end import finish, origin_of
 from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
 from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
@@ -120,8 +121,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    case = case_of(item)
-    if case is None:
+    if (case := case_of(item)) is None:
         if message := unread_mark(item):
             complain(item, message, item.config.stash[SESSION].settings)
         return
@@ -186,7 +186,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if session.is_worker:
             report.fp8_ledger = ledger.to_json()
         else:
-            session.interim.write(ledger, session.settings.report_dir, session.origin)
+            session.interim.write(ledger, session.settings.report_dir, lambda: origin_of(session))
     if report.when == "call":
         from pytest_fp8.report.formats import properties, shown_verdict
 
@@ -261,7 +261,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return
-    mine.finish(ran=not config.getoption("collectonly"), interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED)
+    finish(mine, not config.getoption("collectonly"), interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED)
     if mine.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -1,11 +1,10 @@
-"""The state of one pytest session: settings, ledger and live arms; and what happens when it ends."""
+"""The state of one pytest session: settings, ledger and live arms. What it does at its end is in session_end.py."""
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -102,48 +101,59 @@ class Session:
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
         """
-        from pytest_fp8.arms.pair import PairArms, make_arm
-        from pytest_fp8.baselines.store import baseline_path, held_against
-        from pytest_fp8.baselines.variance import read_components
+        from pytest_fp8.arms.pair import make_arm
+        from pytest_fp8.errors import Fp8Error
         from pytest_fp8.markers import running
-        from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.session_plan import coming
         from pytest_fp8.shipping import identity
-        from pytest_fp8.workload import case_digest
 
         shipped = workload.ship(test) if workload is not None else None
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
-        pair = self._pairs.get(key := (case.id, case.digest(model)))
-        if pair is None:
-            arms = PairArms(case, self.pool(), shipped, model)
-            if workload is not None:
-                arms.start()
-            digest = case_digest(case, workload, arms.bf16)
-            gpu = self._gpu_key() if case.needs_gpu else "emulated"
-            baseline, on_busy = held_against(self.source(), gpu, case.id, digest, self.settings.update)
-            pair = Fp8Pair(
-                arms,
-                self.settings,
-                self.ledger,
-                baseline,
-                self.source().label(baseline_path(Path(), gpu, case.id)),
-                digest,
-                gpu,
-                self.gated_cases,
-                time_first=self._may_ask_speed(case),
-                components=read_components(self.source(), gpu),
-                on_busy=on_busy,
-                compare_with_base=self._base_of(case, shipped, model),
-                asked=self._named(case),
-            )
+        key = (case.id, case.digest(model))
+        try:
+            pair = self._pairs.get(key) or self._new_pair(case, workload, shipped, model)
             self._pairs[key] = pair
-            if self.settings.report_dir is not None:
-                from pytest_fp8.report.evidence import evidence_of
+            soon = coming(running(self.upcoming, self.settings), case, self.is_worker)
+            pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
+        except Fp8Error as error:
+            self.ledger.error(self.ledger.row(*key), error)
+            raise
+        return pair
 
-                self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
-        soon = coming(running(self.upcoming, self.settings), case, self.is_worker)
-        pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
+    def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
+        """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
+        from pytest_fp8.arms.pair import PairArms
+        from pytest_fp8.baselines.store import baseline_path, held_against
+        from pytest_fp8.baselines.variance import read_components
+        from pytest_fp8.pair import Fp8Pair
+        from pytest_fp8.workload import case_digest
+
+        arms = PairArms(case, self.pool(), shipped, model)
+        if workload is not None:
+            arms.start()
+        digest = case_digest(case, workload, arms.bf16)
+        gpu = self.gpu_key if case.needs_gpu else "emulated"
+        baseline, on_busy = held_against(self.source(), gpu, case.id, digest, self.settings.update)
+        pair = Fp8Pair(
+            arms,
+            self.settings,
+            self.ledger,
+            baseline,
+            self.source().label(baseline_path(Path(), gpu, case.id)),
+            digest,
+            gpu,
+            self.gated_cases,
+            time_first=self._may_ask_speed(case),
+            components=read_components(self.source(), gpu),
+            on_busy=on_busy,
+            compare_with_base=self._base_of(case, shipped, model),
+            asked=self._named(case),
+        )
+        if self.settings.report_dir is not None:
+            from pytest_fp8.report.evidence import evidence_of
+
+            self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
         return pair
 
     @property
@@ -205,91 +215,15 @@ class Session:
         self._held.close()
         self.endings.give_back()
 
-    def finish(self, ran: bool, interrupted: bool = False) -> None:
-        """Write baselines, candidates and the report; note what makes a session fail by itself."""
-        settings, ledger = self.settings, self.ledger
-        if settings.declared and ran and ledger.ran_on_gpu == 0 and not interrupted:
-            reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
-            self.problems.append(
-                f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
-                "A gate that ran nothing is not green."
-            )
-        elif ran and not ledger.ran_on_gpu and (base := settings.base_git or settings.base_python):
-            self.notes.append(f"nothing was timed beside the base {base}: no FP8 test ran on a GPU")
-        if settings.declared and ledger.ran_on_gpu:
-            self._note_unanswered()
-        # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
-        wanted = ledger.entries and (settings.update or settings.report_dir)
-        origin = self.interim.origin or (self.origin() if wanted else {})
-        if settings.update:
-            self._update(origin)
-        elif settings.declared and ran and ledger.ran_on_gpu:
-            self._note_baselines()
-        if settings.report_dir is not None and ledger.entries:
-            self._report(settings.report_dir, origin)
-
-    def _note_unanswered(self) -> None:
-        from pytest_fp8.options import ci_variable
-        from pytest_fp8.rules.undecided import unanswered
-
-        settings = self.settings
-        found = unanswered(
-            self.ledger.answers(),
-            gpu=self._gpu_key() + (f" at git revision {settings.baselines_from}" if settings.baselines_from else ""),
-            fails=settings.undecided == "fail" and not settings.strict,
-            budget=settings.undecided_budget,
-            # Whoever names a revision means its baselines.
-            in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
-            first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
-            "promote what such a run wrote elsewhere (--fp8-baseline-dir FOLDER; pytest-fp8 baselines promote FOLDER "
-            '--reason "first"), or compare with a base and need none (--fp8-base-git=main)',
-        )
-        self.problems += found.problems
-        self.notes += found.notes
-
-    def origin(self) -> dict[str, Any]:
-        from pytest_fp8.baselines.provenance import provenance
-        from pytest_fp8.gpu import detect
-
-        gpu = detect()[0]
-        return provenance(self.root, gpu.describe() if gpu is not None else {"name": "emulated"}, self.settings.reason)
-
-    def _update(self, origin: dict[str, Any]) -> None:
-        from pytest_fp8.baselines.update import update_baselines
-
-        done = update_baselines(self.ledger, self.settings.baseline_dir, origin)
-        self.revisions += done.revisions
-        self.written += map(str, done.written)
-        self.problems += done.problems
-        self.notes += done.notes
-
     def source(self) -> Source:
         """Where this session reads its baselines."""
         from pytest_fp8.baselines.source import source_of
 
         return source_of(self.settings.baseline_dir, self.settings.baselines_from)
 
-    def _note_baselines(self) -> None:
-        from pytest_fp8.baselines.presence import presence
-        from pytest_fp8.baselines.source import Folder
-
-        found = presence(self.ledger, self.source(), Folder(self.settings.baseline_dir), self._gpu_key())
-        self.problems += found.problems
-        self.notes += found.notes
-
-    def _report(self, folder: Path, origin: dict[str, Any]) -> None:
-        from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.report.files import write_beside, write_candidates, write_report
-
-        try:
-            report = write_report(self.ledger, folder, origin)
-            written, notes = write_beside(report, os.environ)
-            self.written += [str(path) for path in (report, *written)]
-            self.notes += [*notes, *write_candidates(self.ledger, folder, self.settings.baseline_dir, origin)]
-        except Fp8Error as error:
-            self.problems.append(error.message)
-
-    def _gpu_key(self) -> str:
+    @property
+    def gpu_key(self) -> str:
+        """The folder of this machine's baselines; ``none`` without a GPU."""
         from pytest_fp8.gpu import detect
 
         gpu = detect()[0]

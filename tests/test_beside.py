@@ -49,6 +49,11 @@ def test_what_stays_as_it_should_is_not_named(originals, skipped):
     assert notes(originals, skipped) == []
 
 
+def test_a_pattern_that_matches_nothing_is_named():
+    [note] = beside(layers_evidence(unmatched=["*.ruoter"]), None)
+    assert note == "leave='*.ruoter' matches no Linear"
+
+
 def test_a_pass_keeps_its_notes_in_headline_and_numbers():
     decision = check_layers(CASE, layers_evidence(stacked_weights={"experts": [4, 64, 64]}))
     verdict_of(decision, Verdict.PASS, "; not in FP8, since no Linear holds them: experts")

@@ -39,7 +39,7 @@ def ledger():
 
 def test_what_several_questions_share_is_said_once_with_their_names():
     ledger = Ledger()
-    row = ledger.begin(CASE, "", "")
+    row = ledger.row(CASE.id, "")
     for question in ("layers", "loss"):
         ledger.note(row, question, Decision(question, Verdict.INVALID, "the arms draw other random numbers"))
     ledger.note(row, "numerics", Decision("numerics", Verdict.INCONCLUSIVE, "too sensitive"))
@@ -104,3 +104,12 @@ def test_table_and_notes_fit_a_terminal_and_lose_nothing(ledger, width):
 def test_what_fits_is_not_folded():
     ledger = Ledger({"tiny": Entry("tiny")})
     assert summary(ledger, color=False, width=150) == summary(ledger, color=False)
+
+
+def test_each_workload_of_a_case_has_a_row_of_its_own():
+    ledger = Ledger()
+    rows = [ledger.row("own-x", workload) for workload in ("one", "other", "one")]
+    assert rows == ["own-x", "own-x #2", "own-x"]
+    assert [entry.namesakes for entry in ledger.entries.values()] == [2, 2]
+    assert ledger.row("own-y", "one") == "own-y"
+    assert ledger.entries["own-y"].namesakes == 0

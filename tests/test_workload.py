@@ -219,6 +219,18 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
 
 
 @pytest.mark.slow
+def test_the_error_of_a_model_that_cannot_be_built_is_on_a_row_of_its_own(pytester):
+    broken = MODELS.replace("def build():", "def build():\n            assert not settings['bypass'], 'no such model'")
+    assert broken != MODELS
+    pytester.makepyfile(broken)
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*tensorwise-emulated  *2/2 *", "*tensorwise-emulated #2 [[]1] *", "[[]1] *no such model*"]
+    )
+
+
+@pytest.mark.slow
 def test_a_function_may_mention_a_module_of_a_class_of_its_own():
     import torch.backends.cudnn
 

@@ -114,7 +114,7 @@ class PairArms(TwoArms):
         reference_control: str | None = None,
     ) -> None:
         """``fp8_control``, ``reference_control``: the control that breaks the one arm or the other."""
-        self.case = case
+        self.case, self.digest = case, case.digest(fingerprint)
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
         super().__init__(self.bf16, self.fp8)

@@ -10,7 +10,6 @@ from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.report.durations import added
 
 if TYPE_CHECKING:
-    from pytest_fp8.case import Case
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.rules.undecided import Answer
     from pytest_fp8.verdicts import Decision
@@ -64,8 +63,8 @@ class Ledger:
     """Case -> collected tests that have not finished; ``None`` before collection."""
     recent: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Question -> decision since :meth:`taken` was last asked."""
-    _rows: dict[str, list[str]] = field(default_factory=dict)
-    """Case -> names of its entries, one per workload."""
+    _rows: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Case -> workload -> name of its entry."""
     _gather: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
     """Entry -> what gives its evidence."""
     _outdated: set[str] = field(default_factory=set)
@@ -76,15 +75,19 @@ class Ledger:
         decisions, self.recent = self.recent, {}
         return decisions
 
-    def begin(self, case: Case, case_hash: str, gpu: str) -> str:
-        """Open the entry of a pair and give its name: the case's id, with a number for each further workload."""
-        rows = self._rows.setdefault(case.id, [])
-        rows.append(f"{case.id} #{len(rows) + 1}" if rows else case.id)
-        entry = self.entries.setdefault(rows[-1], Entry(rows[-1]))
-        entry.case_hash, entry.gpu = case_hash, gpu
-        for row in rows if len(rows) > 1 else ():
-            self.entries[row].namesakes = len(rows)
-        return rows[-1]
+    def row(self, case: str, workload: str) -> str:
+        """The name of the entry of a case with this workload: the case's id, with a number for each further one."""
+        rows = self._rows.setdefault(case, {})
+        if workload not in rows:
+            rows[workload] = f"{case} #{len(rows) + 1}" if rows else case
+            self.entries.setdefault(rows[workload], Entry(rows[workload]))
+            for row in rows.values() if len(rows) > 1 else ():
+                self.entries[row].namesakes = len(rows)
+        return rows[workload]
+
+    def begin(self, row: str, case_hash: str, gpu: str) -> None:
+        """A pair of arms is there: the hash of its definition, and the GPU's folder of baselines."""
+        self.entries[row].case_hash, self.entries[row].gpu = case_hash, gpu
 
     def note(self, case: str, question: str, decision: Decision) -> None:
         self._outdated.add(case)

@@ -196,6 +196,7 @@ class FakeProcess:
             "foreign": [],
             "dropped_behaviour": {},
             "stacked_weights": {},
+            "unmatched": [],
             "switches": {"asked": "", "accelerate": ""},
         }
 

@@ -18,8 +18,11 @@ BF16 product at best, so that a smaller share left in BF16 costs less than 2 % o
 
 def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
     """One text for each thing to name: Linears whose sizes FP8 does not take; layers that are converted and never
-    called; weights that belong to no Linear, such as a mixture's experts in one parameter."""
+    called; weights that belong to no Linear, such as a mixture's experts in one parameter; and ``leave`` patterns that
+    match nothing, as a misspelled one does. Workloads of several models may share their patterns."""
     found = [_odd_sizes(evidence)]
+    if evidence.unmatched:
+        found.append(f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear")
     if ledgers is not None:
         found.append(_never_called(never_called(ledgers)))
         # Where one arm alone does, it is a difference.

@@ -93,6 +93,8 @@ class LayersEvidence:
     """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters."""
     dropped_behaviour: Mapping[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
+    unmatched: Sequence[str] = ()
+    """Patterns of the workload's ``leave`` that match no Linear."""
     stacked_weights: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Parameters that hold the weights of several products and belong to no Linear: name -> shape."""
     switches: Mapping[str, str] = field(default_factory=dict)

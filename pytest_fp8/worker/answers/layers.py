@@ -54,6 +54,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
         "converted": engine.conversion.converted,
         "skipped": engine.conversion.skipped,
+        "unmatched": engine.unmatched,
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),

@@ -84,7 +84,8 @@ class Engine:
         with self._timed("weights"):
             self.model = self.fresh_model(seed=0)
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
-        mark_skipped(self.model, own.leave if own is not None else ())
+        self.unmatched = mark_skipped(self.model, own.leave if own is not None else ())
+        """Patterns of the workload's ``leave`` that match no Linear."""
         self.compiled = self.case.compile and self.fault_points.compiles
         self._prepared: Prepared | None = None
         """What the backend's own conversion gave; ``None`` where the workload converts."""

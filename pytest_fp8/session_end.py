@@ -1,0 +1,97 @@
+"""What a session does once its last test is done: baselines, candidates, the report; what makes it fail by itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fp8.session import Session
+
+
+def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
+    """Write baselines, candidates and the report; note what makes a session fail by itself. ``ran``: its tests were not
+    only collected."""
+    settings, ledger = session.settings, session.ledger
+    if settings.declared and ran and ledger.ran_on_gpu == 0 and not interrupted:
+        reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
+        session.problems.append(
+            f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
+            "A gate that ran nothing is not green."
+        )
+    elif ran and not ledger.ran_on_gpu and (base := settings.base_git or settings.base_python):
+        session.notes.append(f"nothing was timed beside the base {base}: no FP8 test ran on a GPU")
+    if settings.declared and ledger.ran_on_gpu:
+        _note_unanswered(session)
+    # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
+    wanted = ledger.entries and (settings.update or settings.report_dir)
+    origin = session.interim.origin or (origin_of(session) if wanted else {})
+    if settings.update:
+        _update(session, origin)
+    elif settings.declared and ran and ledger.ran_on_gpu:
+        _note_baselines(session)
+    if settings.report_dir is not None and ledger.entries:
+        _report(session, settings.report_dir, origin)
+
+
+def origin_of(session: Session) -> dict[str, Any]:
+    """Where and with what this session measures."""
+    from pytest_fp8.baselines.provenance import provenance
+    from pytest_fp8.gpu import detect
+
+    gpu = detect()[0]
+    measured_on = gpu.describe() if gpu is not None else {"name": "emulated"}
+    return provenance(session.root, measured_on, session.settings.reason)
+
+
+def _note_unanswered(session: Session) -> None:
+    from pytest_fp8.options import ci_variable
+    from pytest_fp8.rules.undecided import unanswered
+
+    settings = session.settings
+    found = unanswered(
+        session.ledger.answers(),
+        gpu=session.gpu_key + (f" at git revision {settings.baselines_from}" if settings.baselines_from else ""),
+        fails=settings.undecided == "fail" and not settings.strict,
+        budget=settings.undecided_budget,
+        # Whoever names a revision means its baselines.
+        in_ci=bool(ci_variable(os.environ) or settings.baselines_from),
+        first_steps=f'store them (pytest --fp8-gpu={settings.gpu} --fp8-update-baselines --fp8-reason "first"), '
+        "promote what such a run wrote elsewhere (--fp8-baseline-dir FOLDER; pytest-fp8 baselines promote FOLDER "
+        '--reason "first"), or compare with a base and need none (--fp8-base-git=main)',
+    )
+    session.problems += found.problems
+    session.notes += found.notes
+
+
+def _update(session: Session, origin: dict[str, Any]) -> None:
+    from pytest_fp8.baselines.update import update_baselines
+
+    done = update_baselines(session.ledger, session.settings.baseline_dir, origin)
+    session.revisions += done.revisions
+    session.written += map(str, done.written)
+    session.problems += done.problems
+    session.notes += done.notes
+
+
+def _note_baselines(session: Session) -> None:
+    from pytest_fp8.baselines.presence import presence
+    from pytest_fp8.baselines.source import Folder
+
+    found = presence(session.ledger, session.source(), Folder(session.settings.baseline_dir), session.gpu_key)
+    session.problems += found.problems
+    session.notes += found.notes
+
+
+def _report(session: Session, folder: Path, origin: dict[str, Any]) -> None:
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.report.files import write_beside, write_candidates, write_report
+
+    try:
+        report = write_report(session.ledger, folder, origin)
+        written, notes = write_beside(report, os.environ)
+        session.written += [str(path) for path in (report, *written)]
+        session.notes += [*notes, *write_candidates(session.ledger, folder, session.settings.baseline_dir, origin)]
+    except Fp8Error as error:
+        session.problems.append(error.message)
