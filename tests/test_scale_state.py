@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from controls.checkpoints import ScalesNotLoaded
 from helpers.evidence import transfer, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.backends.transformer_engine import TRUST, TransformerEngine
@@ -96,6 +97,14 @@ def test_layers_that_do_not_take_their_state_are_found(tmp_path):
     found, _ = told(tmp_path, Deaf)
     assert found.loaded == found.reset
     verdict_of(decided(found), Verdict.FAIL, "4 differ, 4 of them as in a model without a step")
+
+
+def test_the_control_that_drops_scaling_state_is_caught_in_its_words(tmp_path):
+    engine = SimpleNamespace(model=torch.nn.Sequential(Layer(), Layer()), backend=Backend())
+    ScalesNotLoaded().converted(engine, None)
+    decision = decided(from_plain(Scales, carry_scales(engine, str(tmp_path / "scales"))))
+    verdict_of(decision, Verdict[ScalesNotLoaded.verdicts[0]], "4 differ, 4 of them as in a model without a step")
+    assert ScalesNotLoaded.cause in decision.message
 
 
 def test_layers_that_cannot_be_made_anew_are_left_out(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, micro
-from controls.execution import with_forward
+from controls.control import Control, micro, tiny
+from controls.execution import fp8_layers, with_forward
 from controls.own_checkpoints import CASE, SAVED, STATE
 from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
@@ -102,6 +102,21 @@ class CopyNotRenewed(Control):
 
     def stepped(self, engine: BreakableEngine) -> None:
         self._copies.clear()
+
+
+class ScalesNotLoaded(Control):
+    """Transformer Engine's layers are given the scaling state that was stored, and do not take it. Weights and
+    optimizer are loaded: the first steps run with scales of a model that has not trained."""
+
+    number, id = 110, "scales-not-loaded"
+    title = "FP8 layers do not take their stored scaling state"
+    source = "_extra_state that a wrapper or a loader drops"
+    question, cause = "checkpoints", "load_state_dict() does not take it"
+    case = tiny("transformer_engine", "delayed")
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        for layer in fp8_layers(engine):
+            layer.set_extra_state = lambda state: None
 
 
 class OwnFunctions(Control):
