@@ -137,17 +137,21 @@ def with_weights(case: Case, settings: Settings) -> Case:
     return replace(case, weights=folder) if folder and case.weights is None else case
 
 
-def why_not(case: Case, settings: Settings) -> tuple[str, bool]:
+def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tuple[str, bool]:
     """Why a case does not run in this session, or an empty string; and whether its tests then fail instead of skip.
+    ``beside``: the cases that the session's tests ask.
 
     They skip where the declared GPU is not this machine's: the session then fails at its end. They fail where the
-    declared GPU is here and a library or recipe is missing. Under ``auto`` they skip whatever is missing.
+    declared GPU is here and a library or recipe is missing. Under ``auto`` they skip whatever is missing. Emulated
+    tests skip where a GPU was declared, and where others of the session ask the GPU itself.
     """
     gpu, absent = gpus.detect()
     in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip == case.chip)
     if case.emulated:
-        if settings.declared or in_use:
-            return f"emulated: a GPU is in use ({settings.gpu}), and answers the same questions itself", False
+        if settings.declared:
+            return f"emulated: --fp8-gpu={settings.gpu} was declared, and an emulated test asks nothing of it", False
+        if gpu is not None and in_use and running(beside, settings):
+            return f"emulated: other tests of this session ask the {gpu.name} itself", False
         return _library(case), False
     if settings.declared and not in_use:
         seen = f"this is {gpu.name}" if gpu is not None else absent

@@ -128,7 +128,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_fp8.markers import why_not
 
     session = item.config.stash[SESSION]
-    reason, failure = why_not(case, session.settings)
+    reason, failure = why_not(case, session.settings, session.upcoming)
     if not reason:
         if session.progress is not None:
             session.progress.test(case.id, question_of(item))

@@ -288,6 +288,24 @@ def test_a_recipe_the_chip_cannot_do_fails_on_a_declared_gpu(pytester, monkeypat
     result.stdout.fnmatch_lines(["*recipe 'mxfp8' of transformer_engine needs compute capability 10.0*9.0*"])
 
 
+EMULATED = "@pytest.mark.fp8(model='tiny', emulated=True)\ndef test_emulated(fp8_pair): fp8_pair.assert_layers()\n"
+ASKS_GPU = "@pytest.mark.fp8(model='tiny')\ndef test_on_it(fp8_pair): fp8_pair.assert_layers()\n"
+
+
+def test_emulated_tests_run_on_a_machine_with_a_gpu_that_no_test_asks(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(f"import pytest\n{EMULATED}{ASKS_GPU}")
+    alone = pytester.runpytest("-k", "not test_on_it")
+    alone.assert_outcomes(passed=1, deselected=1)
+    both = pytester.runpytest("-rs")
+    both.assert_outcomes(passed=1, skipped=1)
+    both.stdout.fnmatch_lines(["SKIP* emulated: other tests of this session ask the NVIDIA H200 itself"])
+    declared = pytester.runpytest("-rs", "--fp8-gpu=h200", "-k", "not test_on_it")
+    declared.assert_outcomes(skipped=1, deselected=1)
+    assert declared.ret == 1
+    declared.stdout.fnmatch_lines(["SKIP*--fp8-gpu=h200 was declared, and an emulated test asks nothing of it"])
+
+
 def test_without_a_gpu_a_session_that_asked_nothing_says_why_and_how_to_go_on(pytester, monkeypatch):
     install(monkeypatch, None)
     pytester.makepyfile("import pytest\n@pytest.mark.fp8\ndef test_mine(fp8_pair): ...")
