@@ -64,9 +64,12 @@ def test_no_slower_than_before(fp8_pair):
 '''
 
 
+HELP = "write a first test file for your own model"
+
+
 def add_init(commands: Any) -> None:
     """Add the command to the parser of :mod:`pytest_fp8.cli`."""
-    add = commands.add_parser("init", help="write a first test for your own model", description=__doc__)
+    add = commands.add_parser("init", help=HELP, description=f"{HELP[0].upper()}{HELP[1:]}. No file is overwritten.")
     add.add_argument("file", type=Path, nargs="?", default=Path("test_fp8.py"), help="default: test_fp8.py")
     add.set_defaults(run=run)
 
@@ -95,6 +98,6 @@ def run(options: argparse.Namespace) -> int:
             cause="init never overwrites a file",
             next_step=f"pytest-fp8 init {file.with_name('test_fp8_first.py')}",
         )
-    print(f"wrote {file}. It runs as it is, emulated on the CPU:\n\n  pytest {file}\n")
+    print(f"wrote {file}. Without a GPU it runs as it is, emulated on the CPU:\n\n  pytest {file}\n")
     print("Then put your own model, batch and loss into build(), batch() and loss().")
     return 0

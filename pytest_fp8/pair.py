@@ -31,7 +31,6 @@ from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, numerics_of
-from pytest_fp8.questions.speed.bounds import SpeedBounds, bounds_of
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.unanswered import cannot, not_held
@@ -153,14 +152,11 @@ class Fp8Pair(NotesUse):
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
         bound = self.case.floor if floor is None else floor
-        return self._speed(SpeedBounds("faster", bound, against_baseline=False))
+        return self._speed("faster", bound)
 
-    def speedup(self, *old: Any, **old_named: Any) -> Decision:
-        """Is the speedup still that of the stored baseline. The floor is the question of :meth:`faster`.
-
-        The arguments of earlier versions, ``floor`` and ``against_baseline``, still work and warn.
-        """
-        return self._speed(bounds_of(self.case.floor, old, old_named))
+    def speedup(self) -> Decision:
+        """Is the speedup still that of the stored baseline. The floor is the question of :meth:`faster`."""
+        return self._speed("speedup", None)
 
     def memory(self) -> Decision:
         """What does it cost in memory: peaks of one training step."""
@@ -203,11 +199,10 @@ class Fp8Pair(NotesUse):
         __tracebackhide__ = True
         return self._require("faster", lambda: self.faster(floor))
 
-    def assert_speedup(self, *old: Any, **old_named: Any) -> Decision:
+    def assert_speedup(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`speedup`."""
         __tracebackhide__ = True
-        bounds = bounds_of(self.case.floor, old, old_named)
-        return self._require(bounds.question, lambda: self._speed(bounds))
+        return self._require("speedup", self.speedup)
 
     def assert_memory(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`memory`."""
@@ -247,20 +242,21 @@ class Fp8Pair(NotesUse):
         if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
 
-    def _speed(self, bounds: SpeedBounds) -> Decision:
+    def _speed(self, question: str, floor: float | None) -> Decision:
+        """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""
         if not self.case.asks("speedup"):
-            return self._note(cannot(self.case, "speedup"), bounds.question)
+            return self._note(cannot(self.case, "speedup"), question)
         self._before("speedup", profiles=False)
-        decision, rows = self._speed_question.decide(bounds)
+        decision, rows = self._speed_question.decide(floor)
         self._ledger.timed(self.row, self._speed_question.timer.recording())
         for row in rows:
             self._measured(*row)
         decision = unless_unlike(self._stored_now(decision), self.ledgers())
-        if self._compare_with_base is not None and bounds.against_baseline:
+        if self._compare_with_base is not None and floor is None:
             from pytest_fp8.compare.gate import with_base
 
             decision = with_base(decision, self._arms.once("base", self._compare_with_base))
-        return self._note(decision, bounds.question)
+        return self._note(decision, question)
 
     def _stored_now(self, decision: Decision) -> Decision:
         """In an update a decision for which there was no baseline passes: this run stores one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -68,65 +67,6 @@ def test_speedup_asks_the_baseline_and_nothing_else(ask):
     decision = ask(1.2)[0].assert_speedup()
     assert decision.verdict is Verdict.NOT_EXERCISED
     assert "file.json" in decision.message
-
-
-@pytest.mark.parametrize(
-    ("old", "instead", "question", "bounds"),
-    [
-        ({"against_baseline": False}, "fp8_pair.assert_faster()", "faster", "above floor 1.05x"),
-        (
-            {"floor": 1.1, "against_baseline": False},
-            "fp8_pair.assert_faster(floor=1.1)",
-            "faster",
-            "above floor 1.10x",
-        ),
-        (
-            {"floor": None},
-            "fp8_pair.assert_speedup()",
-            "speedup",
-            "above baseline 1.200x less 2.74% (its 1 session(s) cannot hold 2%)",
-        ),
-        (
-            {"floor": 1.1},
-            "fp8_pair.assert_faster(floor=1.1) and assert_speedup()",
-            "speedup",
-            "above baseline 1.200x less 2.74% (its 1 session(s) cannot hold 2%) and floor 1.10x",
-        ),
-        (
-            {"against_baseline": True},
-            "fp8_pair.assert_faster() and assert_speedup()",
-            "speedup",
-            "above baseline 1.200x less 2.74% (its 1 session(s) cannot hold 2%) and floor 1.05x",
-        ),
-    ],
-)
-@pytest.mark.parametrize("name", ["assert_speedup", "speedup"])
-def test_the_old_call_works_and_says_what_to_write_instead(ask, name, old, instead, question, bounds):
-    pair, ledger = ask(1.2, stored=1.2)
-    with pytest.warns(DeprecationWarning, match="is two questions now") as caught:
-        decision = getattr(pair, name)(**old)
-    [warning] = caught
-    assert str(warning.message).endswith(f"write {instead}")
-    assert warning.filename == __file__, "the warning stands at the user's line"
-    assert bounds in decision.headline
-    assert noted(ledger) == {question: "PASS"}
-
-
-def test_the_old_call_by_position_and_without_any_bound(ask):
-    pair, ledger = ask(1.2, stored=1.2)
-    with pytest.warns(DeprecationWarning, match=r"timing_evidence\(\)"):
-        assert pair.speedup(None, False).verdict is Verdict.NOT_EXERCISED
-    assert noted(ledger) == {"speedup": "NOT_EXERCISED"}
-
-
-def test_new_calls_do_not_warn_and_unknown_arguments_are_refused(ask):
-    pair, _ = ask(1.2, stored=1.2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pair.assert_faster()
-        pair.assert_speedup()
-    with pytest.raises(TypeError, match="flor"):
-        pair.assert_speedup(flor=1.0)
 
 
 def test_a_measurement_that_failed_is_taken_anew_as_a_whole(ask, monkeypatch):

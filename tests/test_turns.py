@@ -15,7 +15,6 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.speed import evidence
-from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.evidence import (
     FURTHER,
     TimingEvidence,
@@ -273,7 +272,7 @@ def updated(processes, on_busy=False):
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     question = SpeedQuestion(arms, on_busy, lambda _: [], MEASURED, "file.json", 30, processes=processes)
-    decision, rows = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    decision, rows = question.decide(None)
     pool.close()
     return decision, {name: values for name, *_, values in rows}
 
@@ -362,7 +361,7 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, sl
     question = SpeedQuestion(
         arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
     )
-    decision, _ = question.decide(SpeedBounds("speedup", None, against_baseline=True))
+    decision, _ = question.decide(None)
     pool.close()
     assert decision.verdict is verdict, decision.message
     if verdict is not Verdict.INVALID:

@@ -11,7 +11,6 @@ from typing import Any
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.speed.account import Account
-from pytest_fp8.questions.speed.bounds import SpeedBounds
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
     TimingEvidence,
@@ -87,14 +86,15 @@ class SpeedQuestion:
         """The evidence of one look of :data:`pytest_fp8.rules.speed.PAIR_LOOKS`. Raises ``ArmError``."""
         return timing_of(self.arms, self.timer, look)
 
-    def decide(self, bounds: SpeedBounds) -> tuple[Decision, list[Row]]:
-        """The decision, and what a baseline stores of it. Raises ``ArmError``."""
+    def decide(self, floor: float | None) -> tuple[Decision, list[Row]]:
+        """The decision, and what a baseline stores of it. ``floor``: the speedup over BF16 to exceed; ``None``: the
+        stored baseline is asked. Raises ``ArmError``."""
         profiled = any(self.arms.answered(what) for what in ("layers", "loss", "ledger", "numerics"))
         if profiled and not self.arms.answered("timing"):
             # A test that was marked for another question has had the arms profiled.
             self.arms.renew()
-        against = bounds.against_baseline and self.processes is None
-        evidence, decision = look_again(self._looks(), lambda evidence: self._judge(evidence, bounds.floor, against))
+        against = floor is None and self.processes is None
+        evidence, decision = look_again(self._looks(), lambda evidence: self._judge(evidence, floor, against))
         return decision, self._rows(evidence)
 
     def _looks(self) -> Iterator[TimingEvidence] | Iterable[TimingEvidence]:
