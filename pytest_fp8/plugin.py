@@ -18,7 +18,7 @@ from pytest_fp8.items import case_of, in_order, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 from pytest_fp8.session_end import finish, origin_of
-from pytest_fp8.unasked import FIXTURES, complain, unread_mark, unused_pair
+from pytest_fp8.unasked import FIXTURES, complain, refuse_mark_of_param, unread_mark, unused_pair
 from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    refuse_mark_of_param(item)
     if (case := case_of(item)) is None:
         if message := unread_mark(item):
             complain(item, message, item.config.stash[SESSION].settings)
@@ -134,8 +135,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             session.progress.test(case.id, question_of(item))
         return
     if failure:
-        if case.needs_gpu:
-            session.ledger.skipped(item.nodeid, reason)
+        session.ledger.skipped(item.nodeid, reason)
         pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
     # As pytest's own skip marks do: the summary names the test's line, not this one.
     raise pytest.skip.Exception(reason, _use_item_location=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import io
 import re
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
+from pytest_fp8.zoo.storage import storage_of
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:
@@ -35,7 +38,7 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
         refuse(
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
             expected="functions that close over plain data and modules only",
-            seen=f"{type(error).__name__}: {error}",
+            seen=f"{_culprit(value)}{type(error).__name__}: {error}",
             cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
             "tensor, a pytest fixture object",
             next_step="create it inside the function, pass its plain settings instead, or move both into a module "
@@ -46,13 +49,43 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def _culprit(value: Any) -> str:
+    """Which function of a workload cannot be sent, and what it refers to that cannot: ``batch, which refers to lock:
+    ``. Empty where it is not known."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    named = {field.name: getattr(value, field.name) for field in fields}
+    for name, given in (named or {"": value}).items():
+        if _can_be_pickled(given):
+            continue
+        held: dict[str, Any] = {}
+        # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
+        with contextlib.suppress(ValueError, TypeError):
+            variables = inspect.getclosurevars(_innermost(given))
+            held = {**variables.globals, **variables.nonlocals}
+        refers = ", ".join(key for key, one in held.items() if not _can_be_pickled(one))
+        told = ", which refers to ".join(part for part in (name, refers) if part)
+        return f"{told}: " if told else ""
+    return ""
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        _pickled(value)
+    except Exception:
+        return False
+    return True
+
+
 def _pickled(value: Any) -> bytes:
-    """cloudpickle's bytes; modules of a class of their own, too, go by their name.
+    """cloudpickle's bytes, the same for equal values; modules of a class of their own, too, go by their name.
 
     cloudpickle sends such a module by its content, which cannot be pickled. ``torch.backends.cudnn`` is one, and goes
-    along with each function that mentions it.
+    along with each function that mentions it. torch's own way to pickle a storage has its address among the bytes, and
+    a class of ``torch.autograd.Function`` has the number of such classes.
     """
     import cloudpickle
+
+    torch = sys.modules.get("torch")
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, held: Any) -> Any:
@@ -60,6 +93,14 @@ def _pickled(value: Any) -> bytes:
                 for name, module in list(sys.modules.items()):
                     if module is held:
                         return importlib.import_module, (name,)
+            if torch is not None and type(held) is torch.storage.TypedStorage:
+                # Its public attributes warn that the class will go.
+                untyped = held._untyped_storage
+                if untyped.device.type == "cpu":
+                    content = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy().tobytes()
+                    return storage_of, (content, held.dtype)
+            if isinstance(held, type) and "_forward_cls" in vars(held):
+                return getattr, (vars(held)["_forward_cls"], "_backward_cls")
             return super().reducer_override(held)
 
     file = io.BytesIO()
@@ -110,9 +151,14 @@ def unimportable_modules(value: Any) -> list[ModuleType]:
 
 def _home(function: Any) -> str:
     """The module that a function, a method, a callable object or a partial's function was written in."""
+    return getattr(_innermost(function), "__module__", None) or ""
+
+
+def _innermost(function: Any) -> Any:
+    """A partial's function; any other as it is."""
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__module__", None) or ""
+    return function
 
 
 def _is_of_tests(name: str, module: ModuleType) -> bool:

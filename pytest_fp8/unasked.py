@@ -41,6 +41,27 @@ class NotesUse:
         raise AttributeError(f"{type(self).__name__} has no {name!r}: {meant}", name=name, obj=self)
 
 
+def refuse_mark_of_param(item: pytest.Item) -> None:
+    """Fail a test with a mark fp8 on one of its parameters: it would be lost."""
+    marks = [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == "fp8"]
+    if not marks:
+        return
+    import pytest
+
+    given = ", ".join(f"{name}={value!r:.80}" for name, value in marks[0].kwargs.items())
+    raise pytest.fail.Exception(
+        explain(
+            f"{item.name} has a mark fp8 on a parameter, which is not read",
+            expected="marks fp8 on the test's function, class or module",
+            seen=f"pytest.param(..., marks=pytest.mark.fp8({given}))",
+            cause="pytest makes a test's cases before it knows the marks of its parameters",
+            next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise']), or a test "
+            "for each, with a name= of its own where the models differ",
+        ),
+        pytrace=False,
+    )
+
+
 def unread_mark(item: pytest.Item) -> str:
     """What to say of a test with a mark of its own that no fixture reads, or an empty string. A mark of a class or a
     module is for those of its tests that need it."""

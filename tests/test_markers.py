@@ -408,3 +408,20 @@ def test_a_test_without_a_mark_does_not_begin_with_an_empty_name(pytester):
     result = pytester.runpytest()
     result.stdout.fnmatch_lines(["*ERROR at setup of test_mine*", "this test asks for an FP8 case and names none"])
     result.stdout.fnmatch_lines(["*seen:*", "*cause:*", "*next:*"])
+
+
+def test_a_mark_on_a_parameter_is_refused_by_name(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        ROWWISE = pytest.param(2, marks=pytest.mark.fp8(name="large", recipe="rowwise"))
+
+        @pytest.mark.fp8(emulated=True)
+        @pytest.mark.parametrize("width", [1, ROWWISE])
+        def test_mine(fp8_case, width): pass
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*has a mark fp8 on a parameter*", "*seen: *name='large', recipe='rowwise'*"])

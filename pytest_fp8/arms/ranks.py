@@ -118,8 +118,8 @@ class RankedProcess:
         self._reserved.close()
         self._answer_due = False
         if errors:
-            if silent or not self.alive:
-                self.close()
+            # Ranks that were stopped at different places of a step, with weights gathered, can answer nothing else.
+            self.close()
             raise self._explained(_began(errors))
         try:
             return merged(self._asked, [answers[rank] for rank in range(len(self.ranks))])

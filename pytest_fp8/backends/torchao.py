@@ -41,9 +41,13 @@ class NotContiguousError(RuntimeError):
 
     fp8_cause = (
         "torchao scales each row of the input by itself, and cannot copy such a tensor into another order: the input "
-        "comes from x.transpose(...), x.permute(...) or a recurrent layer"
+        "comes from x.transpose(...), x.permute(...) or a recurrent layer; under torch.inference_mode() it refuses "
+        "others, too"
     )
-    fp8_next = "x.contiguous() before the layer that the trace shows; or recipe='tensorwise', which takes such inputs"
+    fp8_next = (
+        "x.contiguous() before the layer that the trace shows; torch.no_grad() in place of torch.inference_mode(); or "
+        "recipe='tensorwise', which takes such inputs"
+    )
 
 
 class TorchAO(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 from pytest_fp8.worker.error_trace import is_users, mixes_types
@@ -19,12 +20,47 @@ ON_CUDA = (
 NO_CUDA = ("not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """What torch says where it is asked for a GPU and sees none. An arm that is to run on a GPU refuses to start there."""
 
+TOLD_BY = (
+    (
+        r"expected scalar type Long but found",
+        "a loss takes classes as integers, and got floating-point numbers: those of a batch become bfloat16",
+        "give class targets as integers in batch(step), y.long()",
+    ),
+    (
+        r"Expecting\s+both Float8TrainingTensor",
+        "torchao's FP8 layers have no second derivative, and the loss goes backward through a gradient: a gradient "
+        "penalty, forces from an energy, autograd.grad(..., create_graph=True)",
+        "leave the layers on that way in BF16, Workload(leave=(names,)), or test the training without that term",
+    ),
+    (
+        r"Tried to step \d+ times",
+        "the schedule ends before the loss curve does, which has 40 steps for a model of one's own",
+        "no more steps than the schedule has: @pytest.mark.fp8(loss_steps=...); or a schedule of more steps",
+    ),
+    (
+        r"Expected to have finished reduction in the prior iteration",
+        "DDP waits for the gradients of all parameters, and a step does not use some of them",
+        "wrap the model yourself, with parallel='own' in the mark: Workload(parallelize=lambda model, mesh: "
+        "DistributedDataParallel(model, find_unused_parameters=True))",
+    ),
+    (
+        r"has no attribute '_optimizer_step_pre_hooks'",
+        "the optimizer's class never called torch.optim.Optimizer.__init__(), so that its steps cannot be followed",
+        "call super().__init__(parameters, defaults) in its __init__; or keep the optimizer that it wraps as "
+        "self.optimizer",
+    ),
+)
+"""What the error says -> its cause and the next step."""
+
 SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
 """What is wrong in any dtype and on any device."""
 
 
 def known_cause(error: BaseException) -> tuple[str, str]:
     """Cause and next step; empty where there is nothing to say."""
+    for text, cause, next_step in TOLD_BY:
+        if re.search(text, str(error)):
+            return cause, next_step
     if mixes_types(error):
         return MIXED
     if isinstance(error, AssertionError | RuntimeError) and any(text in str(error) for text in NO_CUDA):

@@ -26,6 +26,7 @@ from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
 
 
@@ -136,6 +137,7 @@ class ArmServer:
         return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        share_buffers(self.engine.model)
         if store == OWN_STORE:
             return own_checkpoints.save(self.engine, folder, optimizer)
         return checkpoints.save(self.engine, folder, store, optimizer)

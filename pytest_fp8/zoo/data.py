@@ -70,6 +70,9 @@ def fingerprint(batch: Any, start: int = 0) -> int:
     import torch
 
     for _, tensor in tensors_of(batch):
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        dense = tensor.detach().cpu()
+        if dense.layout is not torch.strided and not dense.is_nested:
+            dense = dense.to_dense()
+        flat = dense.contiguous().reshape(-1)
         start = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), start)
     return start

@@ -210,7 +210,9 @@ def _distance(one: Output, other: Output) -> float:
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """||a - b|| / ||b||; infinite where the sizes differ."""
-    if a.shape != b.shape:
+    """||a - b|| / ||b||. Infinite where the sizes differ, or ``a`` alone is not finite; NaN where ``b`` is not."""
+    if not np.isfinite(b).all():
+        return math.nan
+    if a.shape != b.shape or not np.isfinite(a).all():
         return math.inf
     return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))

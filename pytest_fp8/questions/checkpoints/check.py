@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
@@ -172,6 +173,14 @@ def _optimizer(t: Transfer) -> Finding | None:
 def _logits(t: Transfer) -> Finding | None:
     if t.logit_distance <= t.logit_limit:  # false of NaN
         return None
+    if math.isnan(t.logit_distance):
+        return Verdict.INVALID, {
+            "headline": "the trained model's outputs are not finite, so nothing tells whether it arrived",
+            "expected": "finite outputs of the arm that saved, after a few steps of training",
+            "seen": f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal",
+            "cause": "its training diverged before it saved",
+            "next_step": "ask assert_loss(), which names the arm and the step",
+        }
     if not t.same_input:
         return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
     return fail(

@@ -59,8 +59,8 @@ def _odd_sizes(evidence: LayersEvidence) -> str:
 def _never_called(unused: Sequence[str]) -> str:
     if not unused:
         return ""
-    layer = "1 converted layer is" if len(unused) == 1 else f"{len(unused)} converted layers are"
+    layer = "1 converted layer was" if len(unused) == 1 else f"{len(unused)} converted layers were"
     # nn.MultiheadAttention gives the weight of its out_proj to a function.
     inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
     why = " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
-    return f"{layer} never called in either arm: {some(unused)}{why}"
+    return f"{layer} not called in the step that was watched, in either arm: {some(unused)}{why}"

@@ -19,7 +19,8 @@ def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     """The weights after some steps in which both arms' optimizers got the same gradients."""
     one, two = ledgers.reference.updates, ledgers.fp8.updates
     alike = one.steps == two.steps > 0 and one.size == two.size and one.digests.keys() == two.digests.keys()
-    if explained.other_modules or not alike or not _same_kinds(ledgers):
+    finite = math.isfinite(ledgers.reference.loss) and math.isfinite(ledgers.fp8.loss)
+    if explained.other_modules or not alike or not finite or not _same_kinds(ledgers):
         return
     other = {
         name: _squares(one.sketches[name], two.sketches[name])

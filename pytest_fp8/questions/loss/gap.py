@@ -24,7 +24,7 @@ def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]],
             "cause": "scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins "
             "after the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
             "next_step": "ask assert_numerics(), which looks at the products after some training, too; if they are "
-            "right, try a finer recipe (rowwise, block)",
+            "right, leave sensitive layers in BF16, or try a recipe with finer scales",
         }
     if gap.below:
         return _below(gap, scale, seen)

@@ -80,8 +80,9 @@ def layers(engine: Engine) -> dict[str, Any]:
 
 
 def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dict[str, Any]]]:
-    """:func:`observe_forward` of one eager forward pass, or of one eager hand-written step that changes no weight."""
-    if engine.own_step is None:
+    """:func:`observe_forward` of one eager forward pass of a model of ours, or of one eager step of a user's, that
+    changes no weight."""
+    if engine.setup.own is None:
 
         def forward() -> Any:
             with engine.precision():

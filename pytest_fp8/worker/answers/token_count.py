@@ -96,7 +96,7 @@ def _watched(engine: Engine, before_training: bool) -> Iterator[list[Drawn]]:
 def _watch(engine: Engine, first: list[Drawn], before_training: bool) -> list[Any]:
     modules = dict(engine.model.named_modules())
     names = {id(modules[name]): name for name in engine.conversion.converted}
-    looks_at_all = before_training and engine.own_step is None
+    looks_at_all = before_training and engine.setup.own is None
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # An evaluation has no weight gradient; the forward pass before training runs without gradients.
@@ -128,7 +128,8 @@ def _run_forward(engine: Engine, batch: Any) -> None:
                 with engine.standing_still():
                     engine.own_step(engine.wrapped, batch, engine.optimizer, engine.precision)
             else:
-                with torch.no_grad(), engine.precision():
+                # A user's loss may need gradients on its way; ours would keep activations for nothing.
+                with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
                     engine.loss_of(engine.model, batch)
     except Exception as error:
         engine.backend.raise_explained(error)

@@ -34,7 +34,7 @@ from pytest_fp8.worker.training.parallel import inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts
 from pytest_fp8.worker.training.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, schedule_of
+from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss, step_schedule
 from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.workload import Workload
@@ -223,24 +223,25 @@ class Engine:
     ) -> torch.Tensor:
         """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
         before the optimizer steps."""
-        if self.own_step is not None:
-            own_loss, _ = self._run_own(self.own_step, batch, phase, on_gradients)
-            self.backend.stepped(self.model)
-            self.fault_points.stepped(self)
-            return own_loss
-        loss = training.training_step(
-            self.wrapped,
-            batch,
-            loss_of=self.loss_of,
-            optimizer=self.optimizer,
-            precision=self.precision,
-            phase=phase,
-            on_gradients=on_gradients,
-            backward=self.backward,
-        )
-        schedule = schedule_of(self.optimizer)
-        if schedule is not None:
-            schedule.step()
+        step = self.own_step
+        if step is None and self.setup.own is not None and phase is not nullcontext:
+            # A user's loss may itself go back through the model, as adversarial training does.
+            step = step_of_loss(self.loss_of, self.backward)
+        if step is not None:
+            loss, _ = self._run_own(step, batch, phase, on_gradients)
+        else:
+            loss = training.training_step(
+                self.wrapped,
+                batch,
+                loss_of=self.loss_of,
+                optimizer=self.optimizer,
+                precision=self.precision,
+                phase=phase,
+                on_gradients=on_gradients,
+                backward=self.backward,
+            )
+        if self.own_step is None:
+            step_schedule(self.optimizer, loss)
         self.backend.stepped(self.model)
         self.fault_points.stepped(self)
         return loss

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +114,9 @@ class Drawn:
         return f"batch(step={self.step}) of seed {self.seed} ({', '.join(self.shapes[:4]) or 'no tensor'})"
 
 
-def checked_loss(own: Workload) -> training.LossFunction:
-    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss."""
+def checked_loss(own: Workload, was_trainable: Callable[[], bool] = lambda: True) -> training.LossFunction:
+    """The workload's loss, which raises :class:`WorkloadError` where it returns no loss. ``was_trainable``: whether
+    ``build()`` gave a model that can be trained."""
 
     def checked(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         loss = own.loss(model, batch) if own.loss is not None else _models_own_loss(model, batch)
@@ -125,7 +126,7 @@ def checked_loss(own: Workload) -> training.LossFunction:
             seen = "a tensor without a gradient, detached from the model or made without it"
         else:
             return loss
-        require_trainable(model)
+        require_trainable(model, was_trainable())
         if own.loss is None:
             raise WorkloadError(
                 f"the model must give its loss, as a tensor with one element or as its result's .loss; "
@@ -144,10 +145,19 @@ def checked_loss(own: Workload) -> training.LossFunction:
     return checked
 
 
-def require_trainable(model: torch.nn.Module) -> None:
-    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later."""
-    if any(parameter.requires_grad for parameter in model.parameters()):
+def require_trainable(model: torch.nn.Module, was: bool) -> None:
+    """Asked where nothing can be trained without: a user's own optimizer and step may unfreeze a model later. ``was``:
+    whether ``build()`` gave a model that can be trained."""
+    if trainable(model):
         return
+    if was:
+        raise WorkloadError(
+            "the conversion left no trainable parameter, and build() gave some",
+            "an FP8 layer takes over a Linear's weight and bias alone: parameters that a class derived from nn.Linear "
+            "has beside them, such as adapters, are gone",
+            "leave such layers as they are, Workload(leave=(names,)), or keep these parameters in a module of their "
+            "own",
+        )
     count = sum(1 for _ in model.parameters())
     raise WorkloadError(
         f"the workload's build() gave a model without a trainable parameter: {type(model).__name__}, "
@@ -159,6 +169,10 @@ def require_trainable(model: torch.nn.Module) -> None:
         if count
         else "return the model with its layers at the end of build()",
     )
+
+
+def trainable(model: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:

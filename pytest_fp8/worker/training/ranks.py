@@ -70,6 +70,19 @@ def every_rank_s(value: T) -> list[T]:
     return found
 
 
+def share_buffers(model: torch.nn.Module) -> None:
+    """Give every rank rank 0's buffers, as DDP does before a forward pass: running statistics are each rank's own, and
+    a checkpoint holds one copy."""
+    if ranks() == 1:
+        return
+    for buffer in model.buffers():
+        if type(buffer) is torch.Tensor:
+            mine = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+            torch.distributed.broadcast(shared := mine.contiguous().clone(), src=0)
+            if not torch.equal(shared, mine):
+                mine.copy_(shared)
+
+
 def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
     """Whether on every rank more memory is free than twice what a step has needed so far. True for an arm on one GPU,
     which may try."""

@@ -23,6 +23,7 @@ from pytest_fp8.worker.training.given import (
     require_fresh,
     require_trainable,
     require_weights,
+    trainable,
 )
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.step import WorkloadError
@@ -46,6 +47,8 @@ class TrainingSetup:
         self.drawn = Drawn()
         self._built: Callable[[], torch.nn.Module | None] = lambda: None
         """The model that the workload gave last, while it is there."""
+        self._trainable = True
+        """Whether it can be trained."""
         self._kept: tuple[int, torch.nn.Module] | None = None
         """A seed and the model that was built for it, in the host's memory."""
 
@@ -69,6 +72,7 @@ class TrainingSetup:
             require_fresh(model, before)
             self._built = weakref.ref(model)
             require_weights(model)
+            self._trainable = trainable(model)
             model = _in_bfloat16(model, self.device).train()
         if self.case.lora:
             torch.manual_seed(seed + 1)
@@ -115,14 +119,14 @@ class TrainingSetup:
         """The forward pass up to the loss."""
         if self.own is None:
             return training.language_model_loss(self.case.compile)
-        return checked_loss(self.own)
+        return checked_loss(self.own, lambda: self._trainable)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
         if self.own is not None and self.own.optimizer is not None:
             return checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
         if self.own is not None:
-            require_trainable(model)
+            require_trainable(model, self._trainable)
         return training.adamw(model.parameters(), self._learning_rate())
 
     def _learning_rate(self) -> float:

@@ -12,7 +12,7 @@ import torch
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, innermost
 from pytest_fp8.worker.training.restored import replaced, values_kept
-from pytest_fp8.zoo.training import Phase
+from pytest_fp8.zoo.training import LossFunction, Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
 
@@ -51,6 +51,21 @@ def run_step(
     return loss.detach().reshape(()), seen
 
 
+def step_of_loss(loss_of: LossFunction, backward: Callable[[torch.Tensor], None] | None) -> Step:
+    """The step that trains with a loss function as :func:`pytest_fp8.zoo.training.training_step` does, to be followed
+    as a hand-written one is."""
+
+    def step(model: torch.nn.Module, batch: Any, optimizer: Any, precision: Callable[[], Any]) -> torch.Tensor:
+        with precision():
+            loss = loss_of(model, batch)
+        loss.backward() if backward is None else backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
 def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
     """Raise :class:`StepError` where a step with a finite loss never went backward or never stepped.
 
@@ -69,7 +84,9 @@ def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
             f"the step {name_of(step)} never called optimizer.step()",
             "the optimizer that it is given did not step: the call is missing, another optimizer stepped, or gradients "
             "are accumulated over several calls of the step",
-            "call optimizer.step() on the optimizer that the function is given, after all micro-batches of the batch",
+            "call optimizer.step() on the optimizer that the function is given, after all micro-batches of the batch; "
+            "for two optimizers give one whose step() steps both: a class derived from torch.optim.Optimizer with the "
+            "groups of both",
         )
 
 
@@ -129,6 +146,15 @@ def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
     """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
     return getattr(innermost(optimizer), "scheduler", None)
+
+
+def step_schedule(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Step the schedule, where there is one, as a training loop does: once, and with the loss where it goes by that."""
+    schedule = schedule_of(optimizer)
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        schedule.step(loss)
+    elif schedule is not None:
+        schedule.step()
 
 
 @contextmanager

@@ -1,0 +1,259 @@
+"""Watches a step: samples of each FP8 layer's products, forward and backward, beside the exact ones of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pytest_fp8.casts import SQUARE, Casts, promised_casts
+from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
+from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.watch.product_accuracy import STATISTICS, Expected, Operand, decibels, is_product, square_amax
+
+if TYPE_CHECKING:
+    from pytest_fp8.worker.run.engine import Engine
+
+LINES = 128
+"""Rows and columns of a product that are compared. For the weight gradient each call keeps as many columns of its
+input: 1 MB a layer at 8B."""
+CALLS = 32
+"""Calls of one layer that are compared in a step."""
+
+
+@dataclass
+class _Call:
+    """One call of a layer, while it runs and until its gradients have come."""
+
+    name: str
+    role: Role
+    given: torch.Tensor
+    weight: torch.Tensor
+    parameter: torch.nn.Parameter | None = None
+    """The weight that a view stands in for while the call runs."""
+    columns: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
+    lines: Operand | None = None
+    """Of the weight, for dgrad, where it may be gone before the backward pass."""
+    expected: dict[Role, Expected] = field(default_factory=dict)
+
+
+class ProductWatch:
+    """An observer of :func:`instrumented_step`: hooks on the FP8 layers, or in the reference on all Linears.
+
+    A layer's input and weight are handed to it as views, whose gradients are this call's own: not the sum over the
+    layers that share an input, nor over the calls of a layer, nor with a penalty on the weight.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        case, backend = engine.case, engine.backend
+        self._engine = engine
+        self._casts: Casts = promised_casts(case.backend, case.recipe, case.full_options)
+        modules = dict(engine.model.named_modules())
+        names = engine.originals if case == case.reference() else modules
+        self._layers = {
+            name: modules[name]
+            for name in names
+            if (case == case.reference() or backend.is_fp8_layer(modules[name])) and is_product(modules[name])
+        }
+        self._names = {id(module): name for name, module in self._layers.items()}
+        self._phase = ""
+        self._open: list[_Call] = []
+        self._calls: dict[str, int] = {}
+        self._found: list[tuple[str, Role, torch.Tensor]] = []
+        self._indices: dict[int, torch.Tensor] = {}
+        self._gathered: dict[str, dict[Role, Operand]] = {}
+        """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
+
+    # -- the observer -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self._gathered = {
+            name: self._lines_of(full(weight))
+            for name, module in self._layers.items()
+            if (weight := module._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
+        }
+        handles: list[Any] = []
+        for name, module in self._layers.items():
+            handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            # Before other hooks, which may change the output. Always, because an early end of a recomputation is an
+            # exception, and the weight must be put back.
+            handles.append(module.register_forward_hook(self._after, prepend=True, always_call=True))
+        backend = self._engine.backend
+        fused: AbstractContextManager[Any] = (
+            backend.watch_fused_functions(self._engine.model, self._note_fused)
+            if backend.compiles_itself
+            else nullcontext()
+        )
+        with hooked(handles), fused:
+            yield
+
+    @contextmanager
+    def in_phase(self, name: str) -> Iterator[None]:
+        outer, self._phase = self._phase, name
+        yield
+        self._phase = outer
+
+    def checks(self) -> list[dict[str, Any]]:
+        """What was found, in the order of the products."""
+        if not self._found:
+            return []
+        rows = torch.stack([statistics for _, _, statistics in self._found]).tolist()
+        found = []
+        for (name, role, _), row in zip(self._found, rows, strict=True):
+            told = dict(zip(STATISTICS, row, strict=True))
+            noise, own_noise = told.pop("noise"), told.pop("own_noise")
+            told["values"] = int(told["values"])
+            found.append(
+                {"layer": name, "role": role, "sqnr": decibels(noise), "own_sqnr": decibels(own_noise), **told}
+            )
+        return found
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def _before(self, name: str) -> Callable[..., Any]:
+        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            if given is None or type(given) not in (torch.Tensor, torch.nn.Parameter) or not given.numel():
+                self._open.append(_Call(name, "", torch.empty(0), torch.empty(0)))
+                return None
+            view = given.view_as(given)
+            weight = module._parameters["weight"]
+            assert weight is not None
+            role = RECOMPUTE if self._phase == "backward" else FPROP
+            call = _Call(name, "" if self._phase == EVALUATION else role, view, weight)
+            if torch.is_grad_enabled() and weight.requires_grad and _can_be_viewed(weight):
+                call.parameter = weight
+                call.weight = weight.view_as(weight)
+                module._parameters["weight"] = call.weight  # type: ignore[assignment]
+            self._open.append(call)
+
+            def replaced(value: Any) -> Any:
+                return view if value is given else value
+
+            return tuple(map(replaced, args)), {key: replaced(value) for key, value in kwargs.items()}
+
+        return before
+
+    def _after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call = self._open.pop()
+        if call.parameter is not None:
+            module._parameters["weight"] = call.parameter
+        self._calls[call.name] = self._calls.get(call.name, 0) + 1
+        weight = call.weight
+        if not call.role or type(output) is not torch.Tensor or self._calls[call.name] > CALLS:
+            return
+        if (call.given.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
+            return
+        with torch.no_grad(), _disable_current_modes():
+            self._compare_fprop(call, output, module._parameters.get("bias"))
+        if not output.requires_grad or not torch.is_grad_enabled():
+            return
+        if self._engine.case.gpus > 1:
+            # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output came.
+            with torch.no_grad(), _disable_current_modes():
+                call.lines = self._weight(call, self._some(weight.shape[1]), DGRAD)
+        output.register_hook(lambda gradient: self._gradient_came(call, gradient))
+        if call.given.requires_grad:
+            call.given.register_hook(lambda gradient: self._compare(call, DGRAD, gradient))
+        if call.parameter is not None:
+            with torch.no_grad(), _disable_current_modes():
+                rows = call.given.detach().reshape(-1, weight.shape[1])
+                call.columns = rows[:, self._some(weight.shape[1])].clone()
+                call.amax = rows.abs().amax()
+            call.weight.register_hook(lambda gradient: self._compare(call, WGRAD, gradient))
+        # The saved tensors of the layer hold its input; this record must not.
+        call.given = call.given.new_empty(0)
+
+    def _compare_fprop(self, call: _Call, output: torch.Tensor, bias: torch.Tensor | None) -> None:
+        given = call.given.detach().reshape(-1, call.given.shape[-1])
+        rows, outs = self._some(len(given)), self._some(output.shape[-1])
+        expected = Expected(
+            Operand(given[rows], given.abs().amax()),
+            self._weight(call, outs, FPROP),
+            self._casts.get(FPROP),
+            output.dtype,
+            bias.detach()[outs] if bias is not None and bias.numel() else None,
+        )
+        seen = output.detach().reshape(-1, output.shape[-1])[rows][:, outs]
+        self._found.append((call.name, call.role, expected.compare(seen)))
+
+    def _gradient_came(self, call: _Call, gradient: torch.Tensor) -> None:
+        """The output's gradient is there: what the layer's two gradients should be can be computed."""
+        with torch.no_grad(), _disable_current_modes():
+            gradient = gradient.detach().reshape(-1, gradient.shape[-1])
+            amax = gradient.abs().amax()
+            rows = self._some(len(gradient))
+            weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)
+            left = Operand(gradient[rows], amax)
+            call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
+            if call.columns is None or call.amax is None:
+                return
+            outs = self._some(gradient.shape[1])
+            left = Operand(gradient[:, outs].t(), amax)
+            right = Operand(call.columns.t(), call.amax)
+            call.expected[WGRAD] = Expected(left, right, self._casts.get(WGRAD), gradient.dtype)
+            call.columns = None
+
+    def _compare(self, call: _Call, role: Role, seen: torch.Tensor) -> None:
+        expected = call.expected.pop(role, None)
+        if expected is None:
+            return
+        with torch.no_grad(), _disable_current_modes():
+            seen = seen.detach().reshape(-1, seen.shape[-1])
+            rows, columns = self._some(len(seen)), self._some(seen.shape[1])
+            self._found.append((call.name, role, expected.compare(seen[rows][:, columns])))
+
+    def _note_fused(self, module: torch.nn.Module, _: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """A product of a library's function that does not call the layer (Unsloth): its forward product alone."""
+        name = self._names.get(id(module))
+        weight = module._parameters.get("weight")
+        if name is None or sample is None or weight is None or self._phase == EVALUATION:
+            return
+        with torch.no_grad(), _disable_current_modes():
+            given, output = sample
+            self._compare_fprop(_Call(name, FPROP, given, weight), output, None)
+
+    # -- operands ---------------------------------------------------------------------------------------------------
+
+    def _weight(self, call: _Call, lines: torch.Tensor, role: Role) -> Operand:
+        """Some lines of the weight along the inner dimension: rows in fprop, columns in dgrad."""
+        if call.name in self._gathered:
+            return self._gathered[call.name][role]
+        # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
+        dense = call.weight.detach().dequantize() if _is_quantized(call.weight) else call.weight.detach()
+        dense = dense if role == FPROP else dense.t()
+        casts = self._casts.get(role)
+        squares = None
+        if casts is not None and casts[1].scales == SQUARE:
+            squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
+        return Operand(dense[lines], dense.abs().amax(), squares)
+
+    def _lines_of(self, weight: torch.Tensor) -> dict[Role, Operand]:
+        rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
+        amax = weight.abs().amax()
+        return {FPROP: Operand(weight[rows], amax), DGRAD: Operand(weight.t()[columns], amax)}
+
+    def _some(self, size: int) -> torch.Tensor:
+        """At most :data:`LINES` of ``size`` indices, at random: a regular choice could miss a regular fault."""
+        if size not in self._indices:
+            generator = torch.Generator().manual_seed(size)
+            drawn = torch.randint(size, (LINES,), generator=generator).unique() if size > LINES else torch.arange(size)
+            self._indices[size] = drawn.to(self._engine.device)
+        return self._indices[size]
+
+
+def _is_quantized(weight: torch.Tensor) -> bool:
+    return hasattr(weight, "qdata") or "Float8Tensor" in type(weight).__name__ or "Quantized" in type(weight).__name__
+
+
+def _can_be_viewed(weight: torch.Tensor) -> bool:
+    """Plain parameters, and torchao's for FSDP2, of which a view is one of them."""
+    return type(weight) is torch.nn.Parameter or "WeightWithDynamicFloat8" in type(weight).__name__
