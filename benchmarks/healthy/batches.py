@@ -252,3 +252,25 @@ def jagged_lists():
         return (model(parts) - wanted).float().square().mean()
 
     return Workload(build=Sets, batch=batch, loss=loss, learning_rate=RATE)
+
+
+@sound()
+def sparse_graph():
+    """A graph's edges as a sparse tensor, and its nodes."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(64)
+
+        def forward(self, edges, x):
+            return self.net(x + 0.1 * (edges.float() @ x.float()).to(x.dtype))
+
+    def batch(step):
+        edges = torch.sparse_coo_tensor(torch.randint(0, 128, (2, 400)), torch.ones(400), (128, 128)).coalesce()
+        return edges, vectors(128)
+
+    def loss(model, given):
+        return (model(*given) - given[1].sin()).float().square().mean()
+
+    return Workload(build=Graph, batch=batch, loss=loss, learning_rate=RATE)

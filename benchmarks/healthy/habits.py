@@ -207,3 +207,39 @@ def weights_set_after_each_step():
         return model
 
     return Workload(build=lambda: normalise(Net()), batch=rows, step=step, learning_rate=4e-3)
+
+
+class Alternating(Net):
+    """Its last block works in every other step alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        for block in self.blocks[: 1 + self.calls % 2]:
+            x = block(x)
+        return self.last(x)
+
+
+@sound(resume=False)
+def block_of_every_other_step():
+    """Which layers are used depends on a counter in the model."""
+    return Workload(build=Alternating, batch=rows, loss=apart)
+
+
+class Scaled(Net):
+    """Scales the gradient of what it computes inside, by a hook on the tensor."""
+
+    def forward(self, x):
+        h = self.blocks[0](x)
+        if self.training:
+            h.register_hook(lambda gradient: gradient * 0.5)
+        return self.last(self.blocks[1](h))
+
+
+@sound()
+def hook_on_a_tensor():
+    """A hook on a tensor inside the forward pass, where the model trains."""
+    return Workload(build=Scaled, batch=rows, loss=apart)

@@ -254,3 +254,16 @@ def one_direction_and_its_mirror():
         return F.nll_loss(one, classes_of(x, 10)) + F.nll_loss(two, classes_of(x, 10)) + apart
 
     return Workload(build=build, batch=lambda step: vectors(128), loss=loss, learning_rate=3e-3)
+
+
+def adversarial(model, x):
+    """The loss at inputs that its own gradient has moved (FGSM)."""
+    given = x.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad((model(given) - x.sin()).float().square().mean(), given)
+    return (model((given + 0.05 * gradient.sign()).detach()) - x.sin()).float().square().mean()
+
+
+@sound()
+def adversarial_examples():
+    """Each loss goes back through the model once by itself."""
+    return Workload(build=mlp, batch=lambda step: vectors(128), loss=adversarial)

@@ -151,3 +151,10 @@ class Master(ByWeight):
 def master_weights():
     """Weights in float32 beside the model's, kept by the optimizer."""
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)
+
+
+@sound()
+def plateau():
+    """A schedule that goes by the loss."""
+    make = with_schedule(lambda made: torch.optim.lr_scheduler.ReduceLROnPlateau(made, patience=4))
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=make)
