@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from helpers.evidence import trained, transfer, verdict_of
 from pytest_fp8 import Verdict
-from pytest_fp8.questions.checkpoints.carry import with_moved_reference
+from pytest_fp8.questions.checkpoints.carry import relative_distance, with_moved_reference
 from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, OwnLoaded, OwnSaved
 
@@ -48,7 +49,7 @@ def test_healthy(source, resumed):
         (transfer_of(target={"digests": {"w": 1, "v": 3}}), "changed on the way"),
         (transfer_of(target={"optimizer_digests": {}}), "optimizer's state did not arrive"),
         (transfer_of(logit_distance=1.4), "computes something else"),
-        (transfer_of(logit_distance=math.nan), "computes something else"),
+        (transfer_of(logit_distance=math.inf), "computes something else"),
         (losses([2.0, 1.9], [3.0, 2.9]), "does not go on where the source was"),
         (losses([2.0, 1.9], [math.nan, 2.0]), "does not go on where the source was"),
         (losses([0.021, 0.019], [0.06, 0.055]), "within 0.00105 on average"),
@@ -108,6 +109,15 @@ def test_training_that_small_changes_send_another_way_is_no_fault_of_the_checkpo
     verdict_of(check_checkpoints(with_moved_reference(searching, [astray])), Verdict.PASS)
     verdict_of(check_checkpoints(with_moved_reference(steady, [astray])), Verdict.FAIL, "does not go on")
     assert searching.asked == ["moved_resumes"]
+
+
+def test_a_source_that_diverged_says_nothing_of_its_checkpoint():
+    broken = transfer_of(logit_distance=math.nan)
+    verdict_of(check_checkpoints([transfer(), broken]), Verdict.INVALID, "outputs are not finite", "assert_loss()")
+    one, none = np.ones(4, dtype=np.float32), np.full(4, np.nan, dtype=np.float32)
+    assert math.isnan(relative_distance(none, none))
+    assert math.isnan(relative_distance(one, none))
+    assert relative_distance(none, one) == math.inf, "the target alone: something was lost on the way"
 
 
 def test_a_reference_is_asked_nothing_more_where_limits_hold_or_nothing_was_loaded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,10 @@ def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, se
 )
 def test_updates_that_cannot_tell_another_rule_are_no_difference(made):
     assert compare(ledgers(updates=made)) == []
+
+
+def test_updates_of_a_loss_that_is_not_finite_tell_nothing():
+    assert compare(ledgers(updates=updates(1.2, -2.0, 2.0), loss=math.nan)) == []
 
 
 def test_where_numerics_fail_on_other_work_that_is_said_first():

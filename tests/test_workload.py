@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from pytest_fp8 import Workload
-from pytest_fp8.shipping import identity, ship, unimportable_modules
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.shipping import identity, ship, unimportable_modules, unship
 
 
 def nothing(step):
@@ -93,6 +94,51 @@ def name(build):
 def test_workloads_that_differ_in_any_value_are_two_and_alike_ones_are_one(builder):
     assert name(builder(1)) != name(builder(2))
     assert name(builder(1)) == name(builder(1)), "a fixture makes them anew for each test"
+
+
+@pytest.mark.slow
+def test_tensors_and_functions_of_autograd_count_by_what_they_are():
+    import torch
+
+    def of_a_tensor(value):
+        data = torch.full((3, 4), value, dtype=torch.bfloat16).t()
+        return lambda: data
+
+    def of_a_function(value):
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x * value
+
+            @staticmethod
+            def backward(context, gradient):
+                return gradient * value
+
+        return lambda: Scaled.apply
+
+    for builder in (of_a_tensor, of_a_function):
+        kept = [builder(1), builder(1), builder(2)]  # all alive, at addresses of their own
+        one, same, other = map(name, kept)
+        assert one == same != other
+    there = unship(Workload(build=of_a_tensor(3), batch=nothing).ship()).build()
+    assert (there.shape, there.stride(), there.dtype, float(there[0, 0])) == ((4, 3), (1, 4), torch.bfloat16, 3.0)
+    x = torch.ones(2, requires_grad=True)
+    unship(Workload(build=of_a_function(3), batch=nothing).ship()).build()(x).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_what_cannot_be_sent_is_named_with_the_function_that_refers_to_it():
+    import threading
+
+    lock = threading.Lock()
+
+    def batch(step):
+        with lock:
+            return step
+
+    with pytest.raises(Fp8Error, match="cannot be sent") as refused:
+        Workload(build=dict, batch=batch).ship()
+    assert refused.value.seen.startswith("batch, which refers to lock: TypeError")
 
 
 def test_what_reads_like_a_drawn_name_and_is_none_counts():

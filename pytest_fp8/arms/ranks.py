@@ -118,8 +118,9 @@ class RankedProcess:
         self._reserved.close()
         self._answer_due = False
         if errors:
-            # Ranks that were stopped at different places of a step, with weights gathered, can answer nothing else.
-            self.close()
+            if silent or not self.alive or self._asked != "build":
+                # A step that was stopped in the middle leaves weights gathered, and the next one would start from them.
+                self.close()
             raise self._explained(_began(errors))
         try:
             return merged(self._asked, [answers[rank] for rank in range(len(self.ranks))])

@@ -22,7 +22,7 @@ NO_CUDA = ("not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA 
 
 TOLD_BY = (
     (
-        r"expected scalar type Long but found",
+        r"expected (scalar type|target dtype to be) Long",
         "a loss takes classes as integers, and got floating-point numbers: those of a batch become bfloat16",
         "give class targets as integers in batch(step), y.long()",
     ),

@@ -1,0 +1,94 @@
+"""Errors that a user's code raises in an arm, and what is said of where they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchao")
+
+from helpers.loops import serve
+from pytest_fp8.worker.known_errors import known_cause
+from pytest_fp8.worker.training.step import WorkloadError
+
+pytestmark = pytest.mark.slow
+
+
+def raised(make):
+    """What is said of the error that a library raises."""
+    try:
+        make()
+    except Exception as error:
+        return known_cause(error)
+    pytest.fail("no error")
+
+
+def test_classes_as_floating_point_numbers():
+    import torch
+
+    logits, classes = torch.randn(4, 8, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)
+    cause, next_step = raised(lambda: torch.nn.functional.cross_entropy(logits, classes))
+    assert "takes classes as integers" in cause
+    assert "y.long()" in next_step
+
+
+def test_a_schedule_that_is_shorter_than_the_curve():
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+
+    def train():
+        for _ in range(5):
+            optimizer.step()
+            schedule.step()
+
+    cause, next_step = raised(train)
+    assert "ends before the loss curve does" in cause
+    assert "loss_steps" in next_step
+
+
+def test_a_gradient_of_a_gradient():
+    def penalised(model, x):
+        import torch
+
+        given = x.clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(model(given).float().sum(), given, create_graph=True)
+        return gradient.float().square().mean()
+
+    cause, next_step = raised(lambda: serve(loss=penalised))
+    assert "no second derivative" in cause
+    assert "leave=" in next_step
+
+
+def test_an_optimizer_that_is_no_whole_one():
+    import torch
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+    wrapper = Wrapper(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+    cause, next_step = raised(lambda: wrapper.register_step_pre_hook(print))
+    assert "never called torch.optim.Optimizer.__init__()" in cause
+    assert "self.optimizer" in next_step
+
+
+def test_a_conversion_that_takes_all_that_is_trained():
+    def build():
+        import torch
+        from torch import nn
+
+        class Adapted(nn.Linear):
+            def __init__(self):
+                super().__init__(32, 32)
+                self.requires_grad_(False)
+                self.more = nn.Parameter(torch.zeros(32, 32))
+
+            def forward(self, x):
+                return super().forward(x) + nn.functional.linear(x, self.more)
+
+        return nn.Sequential(Adapted(), nn.GELU(), Adapted())
+
+    with pytest.raises(WorkloadError, match="the conversion left no trainable parameter") as failure:
+        serve(build=build, loss=lambda model, x: model(x).float().square().mean())
+    assert "derived from nn.Linear" in failure.value.fp8_cause
