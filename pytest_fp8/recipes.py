@@ -39,6 +39,7 @@ _TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
 # Accelerate's own defaults: its algorithm is "most_recent" where Transformer Engine's is "max".
 _ACCELERATE = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "most_recent", "margin": 0}
+_DELAYED = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0}
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
     # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
@@ -46,22 +47,17 @@ _RECIPES = [
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
     RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
-    RecipeFacts(
-        "transformer_engine",
-        "delayed",
-        options={**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0},
+    *(
+        facts
+        for backend in ("transformer_engine", "te_fused")
+        for facts in (
+            RecipeFacts(backend, "delayed", options=_DELAYED),
+            RecipeFacts(backend, "current", options=_FORMAT),
+            # Block scaling on Hopper needs cuBLAS's 128-wide block kernels; Blackwell offers MXFP8 instead.
+            RecipeFacts(backend, "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
+        )
     ),
-    RecipeFacts("transformer_engine", "current", options=_FORMAT),
-    # Block scaling on Hopper needs cuBLAS's 128-wide block kernels; Blackwell offers MXFP8 instead.
-    RecipeFacts("transformer_engine", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
     RecipeFacts("transformer_engine", "mxfp8", options={"fp8_format": "E4M3"}, minimum_capability=(10, 0)),
-    RecipeFacts(
-        "te_fused",
-        "delayed",
-        options={**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0},
-    ),
-    RecipeFacts("te_fused", "current", options=_FORMAT),
-    RecipeFacts("te_fused", "block", options={"fp8_format": "E4M3"}, only_capabilities=(9,)),
     # Accelerate takes torchao's recipes in a config object, and of Transformer Engine's recipes only the delayed one.
     # The Trainer takes no config object: Accelerate makes its default, which wraps weights for FSDP2.
     *(

@@ -200,7 +200,6 @@ class Session:
     def note_durations(self) -> None:
         """Note where the arms' time went so far. A worker that is ended by a signal has no later occasion."""
         if self._pool is not None:
-            self.ledger.seconds = self._pool.seconds
             self.ledger.durations = self._pool.stopwatch.to_json()
 
     def end_arms(self) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.errors import ArmError
+from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.precision import VARIABLE, Switches
 
 SECONDS = 180
@@ -46,7 +47,7 @@ def resolve(
     content = config_file.read_bytes() if config_file is not None else b""
     lines = answers(tuple(command), tuple(sorted(_clean(environment).items())), os.getcwd(), content)
     outside = {"environment": environment, "launched": launched, "config_file": precision_in(config_file)}
-    return [Switches.from_json({**json.loads(line), **outside}) for line in lines]
+    return [from_plain(Switches, {**json.loads(line), **outside}) for line in lines]
 
 
 @functools.cache

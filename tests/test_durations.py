@@ -79,5 +79,4 @@ def test_the_report_has_them_after_the_first_test(pytester, monkeypatch):
     pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", "--fp8-report-dir=out")
     told = json.loads((pytester.path / "so far").read_text())
     assert "build" in told["durations"]["waited"]["tiny-bf16"]
-    assert told["seconds"]["build"] >= 0.0
     assert len(told["entries"]) < len(json.loads((pytester.path / "out/report.json").read_text())["entries"])

@@ -220,17 +220,6 @@ def test_components_that_cannot_be_believed_are_refused(folder, wrong):
     assert "pytest-fp8 baselines variance" in str(error.value)
 
 
-def test_components_from_before_busy_times_had_a_part_are_read(folder):
-    main(["baselines", "variance", "--dir", str(folder)])
-    path = folder / "h200" / NAME
-    kept = {name: value for name, value in json.loads(path.read_text()).items() if not name.startswith("busy")}
-    path.write_text(json.dumps(kept))
-    assert read_components(Folder(folder), "h200").of_busy().session == MEASURED.busy
-    path.write_text(json.dumps({**kept, "busy": 0.006}))
-    with pytest.raises(BaselineError):
-        read_components(Folder(folder), "h200")
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"session": 1e-3', "null"])
 def test_a_file_that_is_no_such_file_is_refused(folder, text):
     (folder / "h200" / NAME).write_text(text)

@@ -1,4 +1,4 @@
-"""What the gate catches, and what it leaves alone, beside its rule of before and the rules that people use today.
+"""What the gate catches, and what it leaves alone, beside the rules that people use today.
 
     python -m benchmarks.gate [--json FILE] [--quick]
 
@@ -23,7 +23,6 @@ from benchmarks.gate.replay import Replayed, replay
 from benchmarks.gate.rules import TODAY
 from benchmarks.gate.simulate import (
     ALONE,
-    BEFORE,
     BESIDE,
     BUILD_SECONDS,
     CHANGES,
@@ -38,7 +37,7 @@ from pytest_fp8.baselines.variance import lines
 from pytest_fp8.report.tables import new_table
 from pytest_fp8.rules.variance import estimate
 
-RULES = (OURS, BEFORE, *(rule.name for rule in TODAY))
+RULES = (OURS, *(rule.name for rule in TODAY))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,7 +189,6 @@ def cost(tallies: Sequence[Tally]) -> Table:
     rows = [
         (f"{OURS}, no change", _of(tallies, OURS)),
         (f"{OURS}, -3%", _of(tallies, OURS, change=-0.03)),
-        (f"{BEFORE}, no change", _of(tallies, BEFORE)),
         *((f"{BESIDE}, {'-1%' if t.change else 'no change'}", t) for t in beside),
     ]
     for name, tally in rows:
@@ -208,10 +206,9 @@ def replay_table(replayed: Sequence[Replayed]) -> Table:
         "stored",
         "change",
         OURS,
-        BEFORE,
     )
     for one in replayed:
-        table.add_row(one.case, str(one.stored), f"{one.change:+.2%}", one.ours, one.before)
+        table.add_row(one.case, str(one.stored), f"{one.change:+.2%}", one.ours)
     return table
 
 

@@ -1,4 +1,4 @@
-"""The rules that are compared: ours, ours as it was before, and those that people use today.
+"""The rules that are compared: ours, and those that people use today.
 
 Today's rules see what their users give them: the FP8 step times of one run of one process, held against those of one
 earlier run. Ours sees both arms, several processes, and asks for more while it is undecided.
@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gate import old_rule
 from benchmarks.gate.noise import Noise, Trace
 from benchmarks.gate.recordings import Floats
 from pytest_fp8.questions.speed.check import disturbed
@@ -81,11 +80,6 @@ def ours(components: Components, tolerance: float, cases: int) -> Decide:
         ).verdict
 
     return decide
-
-
-def before(tolerance: float, cases: int) -> Decide:
-    """The plugin's rule of version 0.1: a baseline was one session."""
-    return lambda run, history: old_rule.decide(run, history[-1], tolerance, cases)
 
 
 _NOTHING_SEEN = TimingEvidence(bf16=[], fp8=[])

@@ -13,13 +13,13 @@ import numpy as np
 
 from benchmarks.gate.noise import CONDITIONS, QUIET, Condition, Noise, Trace, draw
 from benchmarks.gate.recordings import Floats
-from benchmarks.gate.rules import TODAY, Gated, before, gated, ours, process_seconds, today
+from benchmarks.gate.rules import TODAY, Gated, gated, ours, process_seconds, today
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, decide_same_session
-from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS, PAIR_LOOKS
+from pytest_fp8.rules.speed import BASELINE_BLOCKS, LOOKS
 from pytest_fp8.rules.variance import Components, estimate
 from pytest_fp8.verdicts import Verdict
 
-OURS, BEFORE, BESIDE = "pytest-fp8", "pytest-fp8 0.1", "pytest-fp8, same session"
+OURS, BESIDE = "pytest-fp8", "pytest-fp8, same session"
 ALONE = "pytest-fp8 compare, one case"
 CHANGES = (-0.01, -0.02, -0.03, -0.05, -0.08)
 SESSION = 30
@@ -160,22 +160,19 @@ def simulate(
     drawn = [_draw(rng, noise, components, plan, job, common) for noise in cases]
     tallies = {
         rule: Tally(rule, job.condition.name, job.change, job.stored, job.shared)
-        for rule in (OURS, BEFORE, *(r.name for r in TODAY))
+        for rule in (OURS, *(r.name for r in TODAY))
     }
     for index in range(sessions):
         histories = [[trace.log_ratios[index].tolist() for trace in stored] for stored, _ in drawn]
         own = estimate([dict(enumerate(history)) for history in histories])
         stored_ms = [[np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored] for stored, _ in drawn]
-        for rule, decide, looks in (
-            (OURS, ours(own, plan.tolerance, SESSION), LOOKS),
-            (BEFORE, before(plan.tolerance, SESSION), PAIR_LOOKS),
-        ):
-            found = [
-                gated(history, now, index, milliseconds, decide, looks)
-                for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
-            ]
-            tallies[rule].add([[one.verdict.value for one in found]])
-            _count(tallies[rule], cases, found)
+        decide = ours(own, plan.tolerance, SESSION)
+        found = [
+            gated(history, now, index, milliseconds, decide, LOOKS)
+            for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
+        ]
+        tallies[OURS].add([[one.verdict.value for one in found]])
+        _count(tallies[OURS], cases, found)
     for rule in TODAY:
         failed = [today(rule, stored[-1], now) for stored, now in drawn]
         tallies[rule.name].add([["FAIL" if x[i] else "PASS" for x in failed] for i in range(sessions)])

@@ -14,6 +14,7 @@ from typing import Any
 from pytest_fp8.baselines.history import tampering
 from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational, loss_tolerance
 from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.change import change_of, figure
 from pytest_fp8.rules.variance import measured_of
 
@@ -189,12 +190,7 @@ def _first(name: str, values: Sequence[Any]) -> Change:
 
 def differing(old: StoredSession, new: StoredSession) -> list[str]:
     """Libraries, driver and power limit of two sessions that differ: ``torch 2.11.0 -> 2.12.0``."""
-    first, second = _origins(old), _origins(new)
-    return [
-        f"{name} {first.get(name, 'none')} -> {second.get(name, 'none')}"
-        for name in sorted(first | second)
-        if first.get(name) != second.get(name)
-    ]
+    return changed_versions(_origins(old), _origins(new))
 
 
 def _origins(session: StoredSession) -> dict[str, str]:

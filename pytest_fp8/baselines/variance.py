@@ -98,9 +98,6 @@ def believed_components(folder: Path, gpu: str) -> Components:
 def _parsed(data: Any) -> Components:
     """Raises ``ValueError``."""
     names = [field.name for field in dataclasses.fields(Components)]
-    if isinstance(data, dict) and not data.keys() & {"busy", "busy_sessions"}:
-        # Written before busy times had a part of their own.
-        data = {**data, "busy": MEASURED.busy, "busy_sessions": MEASURED.busy_sessions}
     if not isinstance(data, dict) or sorted(data) != sorted([*names, "from"]):
         raise ValueError(f"not an object with the fields {', '.join(names)}")
     for name in names:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.case import Case
 from pytest_fp8.errors import SettingsError
+from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -244,12 +245,7 @@ def judge(
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
     """The libraries that differ: ``torch 2.11.0 -> 2.12.0``."""
-    names = sorted(set(base.versions) | set(head.versions))
-    return [
-        f"{name} {base.versions.get(name, 'none')} -> {head.versions.get(name, 'none')}"
-        for name in names
-        if base.versions.get(name) != head.versions.get(name)
-    ]
+    return changed_versions(base.versions, head.versions)
 
 
 def _whose(fp8: SideSpeed, bf16: SideSpeed | None) -> str:

@@ -6,11 +6,8 @@ last one that is set wins, and none of them warns about the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from pytest_fp8.plain import from_plain
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "precision"
@@ -35,11 +32,6 @@ class Switches:
     """The mixed precision that Accelerate trains in; empty where no Accelerator was made."""
     backend: str = ""
     """The library that Accelerate takes for FP8: ``AO``, ``TE``."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Switches:
-        """Raises ``PlainDataError`` where a key is missing or unknown."""
-        return from_plain(cls, data)
 
 
 def check_precision(switches: Switches, wanted: str = "fp8") -> Decision:

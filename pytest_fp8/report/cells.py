@@ -87,8 +87,7 @@ def gradients_of(numbers: Any) -> str:
 
 
 def baseline_of(numbers: Mapping[str, Any]) -> str:
-    """The stored speedup that a decision's is held against, in words; empty where none is. Reports of earlier versions
-    have that of steps alone."""
+    """The stored speedup that a decision's is held against, in words; empty where none is."""
     if numbers.get("gated_on") == "busy time" and (busy := number(numbers, "gated_baseline")) is not None:
         return f"{busy:.3f}x busy"
     steps = number(numbers, "baseline")

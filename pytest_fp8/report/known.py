@@ -54,7 +54,7 @@ def _looked_at(ledger: Ledger) -> tuple[str, str] | None:
 
 def is_known(entry: Mapping[str, Any], what: str) -> bool:
     """Whether all tests that failed with this question, or with this arm's error, were expected to."""
-    return what in entry.get("known", ()) and what not in entry.get("failed", ())
+    return what in entry["known"] and what not in entry["failed"]
 
 
 def known_questions(entry: Mapping[str, Any]) -> list[str]:
@@ -65,5 +65,5 @@ def known_questions(entry: Mapping[str, Any]) -> list[str]:
 
 def not_proved(entry: Mapping[str, Any]) -> list[str]:
     """The questions of a case of which tests ended as known before there was an answer."""
-    without = [what for what in entry.get("known", ()) if what in (*QUESTIONS, "faster")]
+    without = [what for what in entry["known"] if what in (*QUESTIONS, "faster")]
     return [what for what in without if what not in entry["decisions"] and is_known(entry, what)]

@@ -55,10 +55,8 @@ class Ledger:
     """Names under which baselines of the collected cases may be stored."""
     partial: bool = False
     """Whether a part of the suite was not selected: by a path, ``-k`` or ``-m``, or by an early stop."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What the arms did -> seconds."""
     durations: dict[str, Any] = field(default_factory=dict)
-    """The same by arm, with the phases of each build; see ``report/durations.py``."""
+    """Where the arms' time went; see ``report/durations.py``."""
     open_tests: dict[str, list[str]] | None = None
     """Case -> collected tests that have not finished; ``None`` before collection."""
     recent: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -179,7 +177,6 @@ class Ledger:
             "ran_on_gpu": self.ran_on_gpu,
             "collected": self.collected,
             "partial": self.partial,
-            "seconds": self.seconds,
             "durations": self.durations,
             "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
         }
@@ -220,6 +217,4 @@ class Ledger:
                 case: [test for test in tests if test in still_open.get(case, ())]
                 for case, tests in self.open_tests.items()
             }
-        for what, spent in data["seconds"].items():
-            self.seconds[what] = self.seconds.get(what, 0.0) + spent
         self.durations = added(self.durations, data["durations"])

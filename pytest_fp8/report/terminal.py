@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -127,8 +128,11 @@ def did_not_run(ledger: Ledger) -> list[str]:
 
 def time_spent(ledger: Ledger) -> str:
     """Where the arms' time went, largest first."""
-    parts = sorted(ledger.seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{what} {spent:.0f} s" for what, spent in parts if spent >= 0.5)
+    spent = Counter[str]()
+    for operations in ledger.durations.get("waited", {}).values():
+        spent.update(operations)
+    parts = spent.most_common()
+    return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in parts if seconds >= 0.5)
 
 
 def _short(path: str, here: Path) -> str:

@@ -45,6 +45,8 @@ def entry_of(name="1b-te-delayed", **changed):
         "timing": {"processes": [{"bf16": [120.0, 121.0, 122.0, 120.0], "fp8": [106.0, 107.0, 106.0, 105.0]}]},
         "errors": [],
         "expected": [],
+        "known": [],
+        "failed": [],
         "asserted": ["loss"],
         "namesakes": 0,
         "evidence": {
@@ -66,7 +68,6 @@ def report_of(*entries, reason=""):
         "ran_on_gpu": 1,
         "collected": [],
         "partial": False,
-        "seconds": {},
         "session_shift": None,
         "provenance": provenance | {"libraries": {"torch": "2.11.0"}, "reason": reason},
     }

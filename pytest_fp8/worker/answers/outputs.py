@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
@@ -33,11 +34,8 @@ class OutputWatch:
             module.register_forward_hook(self._hook(plain_name(name)))
             for name, module in self._engine.model.named_modules()
         ]
-        try:
+        with hooked(handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def in_phase(self, name: str) -> AbstractContextManager[Any]:
         return nullcontext()

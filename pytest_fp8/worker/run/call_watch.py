@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.loss.evidence import LayerCalls
 from pytest_fp8.worker.run.fault_points import BreakableEngine
+from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.watch.product_accuracy import is_product
 
 LOOKED_AT = 3
@@ -62,11 +63,8 @@ class CallWatch:
         for name, module in self._layers.items():
             handles.append(module.register_forward_pre_hook(_Hook(self._before(name))))
             handles.append(module.register_forward_hook(_Hook(self._after(name)), prepend=True))
-        try:
+        with hooked(handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def noted(self) -> LayerCalls:
         """What was seen, after the last step."""
