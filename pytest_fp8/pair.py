@@ -129,9 +129,9 @@ class Fp8Pair(NotesUse):
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
         counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
         decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts, self.ledgers())
-        self._measured("fp8_share", "share of GEMM FLOPs", "higher", 0.0, [decision.numbers["fp8_share"]])
+        self._measured("fp8_share", [decision.numbers["fp8_share"]])
         for name, count in counted(decision.numbers).items():
-            self._measured(name, COUNTED[name], "higher", 0.0, [count])
+            self._measured(name, [count])
         return self._note(decision)
 
     def numerics(self) -> Decision:
@@ -145,8 +145,8 @@ class Fp8Pair(NotesUse):
         evidence, gap = self._loss_looks()
         decision = check_loss(evidence, self._stored("loss_twin_gap"), gap)
         own = decision.numbers["twin_gaps"] or self._stored("loss_twin_gap")
-        self._measured("loss_gap", "nats", "lower", decision.numbers["margin"], decision.numbers["gaps"])
-        self._measured("loss_twin_gap", "nats", "two-sided", decision.numbers["margin"], own)
+        self._measured("loss_gap", decision.numbers["gaps"], decision.numbers["margin"])
+        self._measured("loss_twin_gap", own, decision.numbers["margin"])
         return self._note(unless_unlike(decision, self.ledgers()))
 
     def faster(self, floor: float | None = None) -> Decision:
@@ -165,12 +165,9 @@ class Fp8Pair(NotesUse):
         stored = [] if self._settings.update else self._stored("memory_ratio")
         decision = self._stored_now(check_memory(self.memory_evidence(), stored))
         decision = unless_unlike(decision, self.ledgers())
-        self._measured(
-            "memory_ratio", "FP8 over BF16 peak of allocated bytes", "lower", 0.02, [decision.numbers["ratio"]]
-        )
+        self._measured("memory_ratio", [decision.numbers["ratio"]])
         if "activation_ratio" in decision.numbers:
-            what = "FP8 over BF16 bytes that the forward pass adds"
-            self._measured("activation_ratio", what, "lower", 0.02, [decision.numbers["activation_ratio"]])
+            self._measured("activation_ratio", [decision.numbers["activation_ratio"]])
         return self._note(decision)
 
     def checkpoints(self) -> Decision:
@@ -283,10 +280,9 @@ class Fp8Pair(NotesUse):
         self._ledger.note(self.row, as_question or decision.question, decision)
         return decision
 
-    def _measured(self, metric: str, unit: str, direction: str, tolerance: float, values: list[Any]) -> None:
+    def _measured(self, metric: str, values: list[Any], tolerance: float | None = None) -> None:
         if values and self.case.backend != "bf16":
-            measured = {"unit": unit, "direction": direction, "tolerance": tolerance, "values": values}
-            self._ledger.measure(self.row, metric, measured)
+            self._ledger.measure(self.row, metric, values, tolerance)
 
     def _history(self, metric: str) -> list[list[Any]]:
         return self.baseline.history(metric) if self.baseline is not None else []

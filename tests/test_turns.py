@@ -274,7 +274,7 @@ def updated(processes, on_busy=False):
     question = SpeedQuestion(arms, on_busy, lambda _: [], MEASURED, "file.json", 30, processes=processes)
     decision, rows = question.decide(None)
     pool.close()
-    return decision, {name: values for name, *_, values in rows}
+    return decision, {name: values for name, values, _ in rows}
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])

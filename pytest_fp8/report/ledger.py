@@ -119,8 +119,17 @@ class Ledger:
             if question in entry.asserted
         ]
 
-    def measure(self, case: str, metric: str, measured: Mapping[str, Any]) -> None:
-        self.entries.setdefault(case, Entry(case)).metrics[metric] = dict(measured)
+    def measure(self, case: str, metric: str, values: list[Any], tolerance: float | None = None) -> None:
+        """``tolerance``: the case's own; ``None``: the metric's."""
+        from pytest_fp8.baselines.metrics import METRICS
+
+        known = METRICS[metric]
+        self.entries.setdefault(case, Entry(case)).metrics[metric] = {
+            "unit": known.unit,
+            "direction": known.direction,
+            "tolerance": known.tolerance if tolerance is None else tolerance,
+            "values": values,
+        }
 
     def timed(self, case: str, recording: dict[str, Any]) -> None:
         self.entries.setdefault(case, Entry(case)).timing = recording

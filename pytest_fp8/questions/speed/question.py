@@ -26,8 +26,8 @@ from pytest_fp8.rules.speed import decide_speedup, log_ratios, processes_hold, r
 from pytest_fp8.rules.variance import Components
 from pytest_fp8.verdicts import Decision, Verdict
 
-Row = tuple[str, str, str, float, list[Any]]
-"""A metric that was measured: name, unit, direction, tolerance, values."""
+Row = tuple[str, list[Any], float | None]
+"""A metric that was measured: name, values, and the tolerance of the case where that counts."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class SpeedQuestion:
         """Whether a baseline of it could gate at the case's tolerance; or none will be stored, whatever is measured."""
         if evidence.strangers or evidence.throttles:
             return True
-        (metric, *_, values), *_ = self._rows(evidence)
+        (metric, values, _), *_ = self._rows(evidence)
         return processes_hold(values, self.components, busy=metric == "busy_speedup") <= self.arms.case.tolerance
 
     def _settled(self, reference: Sequence[float], fp8: Sequence[float]) -> bool:
@@ -123,12 +123,11 @@ class SpeedQuestion:
         tolerance = self.arms.case.tolerance
         # Sessions of a case that once waited for its host are gated on busy time from then on. A gate has none of pairs
         # that were timed before one waited.
-        on_busy = [("busy_speedup", "log ratio, BF16 over FP8 busy time", "higher", tolerance, busy)] if busy else []
         return [
-            *on_busy,
-            ("speedup", "log ratio, BF16 over FP8 step time", "higher", tolerance, ratios),
-            ("bf16_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.bf16]),
-            ("fp8_ms", "ms per step", "lower", 0.08, [float(median(x)) for x in evidence.fp8]),
+            *([("busy_speedup", busy, tolerance)] if busy else []),
+            ("speedup", ratios, tolerance),
+            ("bf16_ms", [float(median(x)) for x in evidence.bf16], None),
+            ("fp8_ms", [float(median(x)) for x in evidence.fp8], None),
             *([] if busy or self.processes is None else _quiet_rows(evidence, tolerance)),
             *_account_rows(evidence.account(), bool(busy)),
         ]
@@ -138,20 +137,15 @@ def _quiet_rows(evidence: TimingEvidence, tolerance: float) -> list[Row]:
     """Busy times of an update in which no arm waited: a gate on a slower host asks these. Of one process they may be
     off by chance."""
     ratios = busy_ratios(evidence)
-    unit = "log ratio, BF16 over FP8 busy time, no arm waiting"
-    return [("quiet_busy_speedup", unit, "higher", tolerance, ratios)] if len(ratios) >= RUNS_TO_FAIL else []
+    return [("quiet_busy_speedup", ratios, tolerance)] if len(ratios) >= RUNS_TO_FAIL else []
 
 
 def _account_rows(account: Account | None, on_busy: bool) -> list[Row]:
     """Where a step went, for the tables of results. ``on_busy``: whether a baseline of this is gated on busy time."""
     if account is None:
         return []
-    lower = {"bf16_busy_ms": account.bf16.busy, "fp8_busy_ms": account.fp8.busy, "casts_ms": account.casts}
+    found = {"bf16_busy_ms": account.bf16.busy, "fp8_busy_ms": account.fp8.busy, "casts_ms": account.casts}
     if account.bf16.wire.rows:
-        lower |= {"bf16_wire_ms": account.bf16.wire.exposed, "fp8_wire_ms": account.fp8.wire.exposed}
-    limit = account.busy_limit if on_busy else account.limit
-    return [
-        *((name, "ms per step", "lower", 0.08, [value]) for name, value in lower.items()),
-        ("earned_ms", "ms per step", "higher", 0.08, [account.earned]),
-        ("speedup_limit", "limit, BF16 over FP8 step time", "higher", 0.08, [limit]),
-    ]
+        found |= {"bf16_wire_ms": account.bf16.wire.exposed, "fp8_wire_ms": account.fp8.wire.exposed}
+    found |= {"earned_ms": account.earned, "speedup_limit": account.busy_limit if on_busy else account.limit}
+    return [(name, [value], None) for name, value in found.items()]
