@@ -214,7 +214,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if node is not None and (learned := report.__dict__.pop("fp8_ledger", None)) is not None:
         mine = node.config.stash[SESSION]
         mine.interim.told[node.gateway.id] = learned
-        mine.interim.write(mine.ledger, mine.settings.report_dir, mine.origin)
+        mine.interim.write(mine.ledger, mine.settings.report_dir, lambda: origin_of(mine))
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
