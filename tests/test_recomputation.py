@@ -145,7 +145,8 @@ def test_the_librarys_reentrant_checkpointing_is_seen_in_its_contexts(calls):
     entered = sys.modules["transformer_engine.pytorch"].entered
     entered.clear()
     evidence = from_plain(LayersEvidence, server.answer("layers", {}))
-    assert entered[:2] == [True, True], "looked at with gradients, in the context of the first pass"
+    assert entered, "each first pass is in the context that was given"
+    assert not any(entered), "and has no gradients, as where the model trains"
     assert [call.recomputed for call in evidence.calls].count(True) == LAYERS
     assert all(call.needs_dgrad for call in evidence.calls if call.recomputed)
 
