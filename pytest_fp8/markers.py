@@ -28,6 +28,10 @@ LISTED = tuple(DEFAULTS)
 """Fields that take a list as well: a case for each of its values, and each combination where several are lists."""
 
 
+LONGEST_NAME = 200
+"""Characters of a case's name, as a baseline may have it."""
+
+
 def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: Settings) -> list[Case]:
     """The cases of a test from its marks, each with the function, class or module that has it; the nearest one wins.
     Raises :class:`SettingsError` naming the test."""
@@ -54,6 +58,13 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
         given = {name: getattr(error, name) for name in lines}
         raise SettingsError(f"@pytest.mark.fp8 on {test}: {message}", **given) from None
     chosen = [with_weights(case, settings) for case in cases if question is None or case.asks(question)]
+    if too_long := next((case.id for case in chosen if len(case.id) > LONGEST_NAME), ""):
+        refuse(
+            f"@pytest.mark.fp8 on {test}: the case's name is too long",
+            expected=f"at most {LONGEST_NAME} characters, which name its row and its baseline",
+            seen=f"{len(too_long)}: {too_long[:60]}...",
+            next_step="a shorter name= in the mark",
+        )
     if not chosen:
         given = {"cases": listed, **{name: arguments.get(name) for name in LISTED}}
         empty = [f"{name}=[]" for name, values in given.items() if values in ([], ())]

@@ -166,12 +166,14 @@ def read_settings(config: pytest.Config) -> Settings:
             seen=f"{len(reason)} characters: {reason[:60]!a}",
         )
     revision = str(values["fp8_baselines_from"]).strip()
-    if update and revision:
-        refuse(
-            "--fp8-update-baselines and --fp8-baselines-from exclude each other",
-            expected="a run that updates the baselines, or one that is gated on those of a revision",
-            seen=f"both, with --fp8-baselines-from={revision}",
-        )
+    for option in ("fp8_baselines_from", "fp8_base_git", "fp8_base_python"):
+        flag = f"--{option.replace('_', '-')}"
+        if update and values[option]:
+            refuse(
+                f"--fp8-update-baselines and {flag} exclude each other",
+                expected="a run that updates the baselines, or one that is gated on something else",
+                seen=f"both, with {flag}={values[option]}",
+            )
     if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
         _refuse_in_ci(os.environ)
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
@@ -238,13 +240,25 @@ def _refuse_in_ci(environment: Mapping[str, str]) -> None:
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    """What was given. Precedence: option, environment, ini."""
+    """What was given. Precedence: option, environment, ini. A value that is given and empty is refused: it is a
+    variable that nobody set, and with it a gate would ask nothing."""
     given = config.getoption(option.dest)
-    if given not in (None, [], False):
-        return given
-    if option.environment in os.environ:
-        return os.environ[option.environment]
-    return config.getini(option.dest)
+    if given in (None, [], False):
+        given = os.environ.get(option.environment)
+        if given is None:
+            return config.getini(option.dest)
+        if not option.metavar:
+            return given
+    for text in given if isinstance(given, list) else [given]:
+        if option.metavar and not str(text).strip():
+            refuse(
+                f"{option.flag} is given and empty",
+                expected=f"{option.flag}={option.metavar}, or nothing at all",
+                seen=f"{option.flag}= or {option.environment}=, without a value",
+                cause=f"a variable that is not set, as in {option.flag}=$NAME",
+                next_step="set the variable, or leave the option out",
+            )
+    return given
 
 
 def _truth(value: Any, flag: str) -> bool:
@@ -271,8 +285,8 @@ def _count(flag: str, value: Any, default: N, least: int) -> int | N:
     text = str(value).strip()
     if not text:
         return default
-    if not text.isdecimal() or int(text) < least:
-        refuse(flag, expected=f"a whole number from {least}", seen=repr(value))
+    if not text.isdecimal() or len(text) > 6 or int(text) < least:
+        refuse(flag, expected=f"a whole number from {least}, of at most 6 digits", seen=repr(value)[:80])
     return int(text)
 
 

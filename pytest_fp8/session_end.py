@@ -27,12 +27,13 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
     wanted = ledger.entries and (settings.update or settings.report_dir)
     origin = session.interim.origin or (origin_of(session) if wanted else {})
-    if settings.update:
-        _update(session, origin)
-    elif settings.declared and ran and ledger.ran_on_gpu:
-        _note_baselines(session)
+    # Before an update: a candidate has the stored sessions and this one, which would be stored already.
     if settings.report_dir is not None and ledger.entries:
         _report(session, settings.report_dir, origin)
+    if settings.update:
+        _update(session, origin, ran and not interrupted)
+    elif settings.declared and ran and ledger.ran_on_gpu:
+        _note_baselines(session)
 
 
 def origin_of(session: Session) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _note_unanswered(session: Session) -> None:
     session.notes += found.notes
 
 
-def _update(session: Session, origin: dict[str, Any]) -> None:
+def _update(session: Session, origin: dict[str, Any], whole: bool) -> None:
     from pytest_fp8.baselines.update import update_baselines
 
     done = update_baselines(session.ledger, session.settings.baseline_dir, origin)
@@ -73,6 +74,9 @@ def _update(session: Session, origin: dict[str, Any]) -> None:
     session.written += map(str, done.written)
     session.problems += done.problems
     session.notes += done.notes
+    if whole and not (done.written or session.problems):
+        reasons = "; ".join(session.ledger.not_run) or "no test asked a question whose figures a baseline holds"
+        session.problems.append(f"--fp8-update-baselines was given and nothing was stored: {reasons}")
 
 
 def _note_baselines(session: Session) -> None:

@@ -22,8 +22,13 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
 
         require_base(settings.base_python, settings.base_git, root)
     if settings.report_dir is not None and writes:
+        _require_apart(settings.report_dir, settings.baseline_dir)
         require_writable(settings.report_dir)
+        from pytest_fp8.report.files import remove_report
+
+        remove_report(settings.report_dir)
     if settings.cache_dir is not None:
+        require_writable(settings.cache_dir, "compiled code", "fp8-cache-dir")
         from pytest_fp8.arms.env import compiled_code_in
 
         held.enter_context(compiled_code_in(settings.cache_dir))
@@ -33,17 +38,28 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
         held.enter_context(updating(settings.baseline_dir))
 
 
-def require_writable(folder: Path) -> None:
-    """Make the folder of the report, and raise :class:`SettingsError` where no file can be made in it: a run of hours
-    must not learn it at its end."""
+def _require_apart(report: Path, baselines: Path) -> None:
+    if report.resolve().is_relative_to(baselines.resolve()):
+        refuse(
+            "the report is to be written into the folder of the baselines",
+            expected="a folder of its own: what is below the baselines' folder is read as baselines",
+            seen=f"--fp8-report-dir={report}, and baselines in {baselines}",
+            next_step="--fp8-report-dir=fp8-report",
+        )
+
+
+def require_writable(folder: Path, what: str = "the report", option: str = "fp8-report-dir") -> None:
+    """Make a folder, and raise :class:`SettingsError` where no file can be made in it: a run of hours must not learn it
+    at its end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         refuse(
-            f"the report cannot be written to {folder}",
+            f"{what} cannot be written to {folder}",
             expected="a folder that exists or can be made, and in which files can be made",
             seen=f"{type(error).__name__}: {error}",
-            next_step="another folder: --fp8-report-dir=DIR, fp8_report_dir in the ini file, or PYTEST_FP8_REPORT_DIR",
+            next_step=f"another folder: --{option}=DIR, {option.replace('-', '_')} in the ini file, or "
+            f"PYTEST_{option.replace('-', '_').upper()}",
         )

@@ -85,7 +85,7 @@ def test_github_s_summary_is_appended_to(tmp_path):
 def test_what_cannot_be_written_is_a_note(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
     _, [note] = write_beside(tmp_path / "report.json", {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "folder")})
-    assert note.startswith("not all of the report was written: FileNotFoundError")
+    assert note.startswith(f"the summary was not added to GITHUB_STEP_SUMMARY={tmp_path}")
 
 
 @pytest.fixture
@@ -110,3 +110,13 @@ def test_a_run_writes_them_all(failing):
     text = Path("junit.xml").read_text()
     assert '<property name="fp8_speedup" value="0.8' in text
     assert '<property name="fp8_headline" value="' in text
+
+
+def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypatch):
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    left = failing.path / "out"
+    (left / "notes.txt").write_text("mine")
+    assert (left / "candidates").exists()
+    install(monkeypatch, None)
+    assert failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out").ret == 1
+    assert [path.name for path in left.iterdir()] == ["notes.txt"], "nobody takes those answers for this session's"

@@ -36,6 +36,34 @@ def test_every_option_is_in_the_help(pytester, option):
     result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
 
 
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.metavar], ids=lambda o: o.dest)
+def test_a_value_that_is_given_and_empty_is_refused(pytester, monkeypatch, option):
+    """As in ``--fp8-gpu=$GPU`` with a variable that nobody set: the gate would ask nothing."""
+    pytester.makepyfile("def test_mine(): pass")
+    typed = pytester.runpytest(f"{option.flag}=")
+    assert typed.ret == pytest.ExitCode.USAGE_ERROR
+    typed.stderr.fnmatch_lines([f"*{option.flag} is given and empty"])
+    monkeypatch.setenv(option.environment, "")
+    set_so = pytester.runpytest()
+    assert set_so.ret == pytest.ExitCode.USAGE_ERROR
+    set_so.stderr.fnmatch_lines([f"*{option.flag} is given and empty", f"*{option.environment}=*"])
+
+
+def test_a_report_among_the_baselines_is_refused(pytester):
+    pytester.makepyfile("def test_mine(): pass")
+    result = pytester.runpytest("--fp8-report-dir=baselines/report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*the report is to be written into the folder of the baselines"])
+
+
+def test_a_folder_of_compiled_code_is_looked_at(pytester):
+    pytester.makefile("", a_file="")
+    pytester.makepyfile("def test_mine(): pass")
+    result = pytester.runpytest("--fp8-cache-dir=a_file/below")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*compiled code cannot be written to *a_file/below", "*--fp8-cache-dir=DIR*"])
+
+
 @pytest.mark.parametrize("below", ["a_file/below", "/proc/nope"])
 def test_a_report_that_cannot_be_written_is_refused_at_the_start(pytester, below):
     pytester.makefile("", a_file="")

@@ -189,15 +189,34 @@ def test_one_process_is_no_evidence(suite, monkeypatch):
     assert not too_few({**steps, "busy_speedup": [[0.2]] * 2})
 
 
-@pytest.mark.parametrize(
-    "change", [{"case_hash": "0" * 16}, {"schema": 1}, {"digest": "0" * 64}], ids=["hash", "schema", "digest"]
-)
+@pytest.mark.parametrize("change", [{"case_hash": "0" * 16}, {"schema": 1}], ids=["hash", "schema"])
 def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, change):
     edit(stored.path / FILE, lambda data: data.update(change), sign="digest" not in change)
     result = stored.runpytest(*update("redefined"))
     result.stdout.fnmatch_lines(["*tiny-torchao-rowwise is new (the earlier file cannot be compared with: *"])
     [session] = sessions(stored)
     assert session["reason"] == "redefined"
+
+
+@pytest.mark.parametrize("text", ["{", "<<<<<<< HEAD", None], ids=["cut", "merged", "edited"])
+def test_a_history_that_cannot_be_read_is_not_written_over(stored, text):
+    file = stored.path / FILE
+    if text is None:
+        edit(file, lambda data: data.update(digest="0" * 64), sign=False)
+    else:
+        file.write_text(text)
+    before = file.read_text()
+    result = stored.runpytest(*update("again"))
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json *", "*git*"])
+    assert file.read_text() == before
+
+
+def test_an_update_that_stores_nothing_fails_and_says_why(stored, monkeypatch):
+    install(monkeypatch, None)
+    result = stored.runpytest("--fp8-update-baselines", "--fp8-reason=none")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*nothing was stored: needs a hopper GPU: no NVIDIA GPU (fake)*"])
 
 
 def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch):
@@ -436,7 +455,9 @@ def test_an_obsolete_baseline_fails_in_ci(stored, monkeypatch):
     monkeypatch.setenv("CI", "true")
     result = stored.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["1 orphaned baseline(s), *: tiny-torchao-gone", "  next: pytest-fp8 baselines prune"])
+    result.stdout.fnmatch_lines(
+        ["1 orphaned baseline(s), *: tiny-torchao-gone", "  next: delete these files, or find*"]
+    )
 
 
 def test_figures_that_were_taken_another_way_are_gated_on_with_a_note(stored):

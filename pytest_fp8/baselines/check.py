@@ -158,7 +158,7 @@ def unused(stored: Collection[str], collected: Collection[str], asked: Collectio
     orphaned, unexercised = [], []
     if of_no_case:
         orphaned.append(f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}")
-        orphaned.append("  next: pytest-fp8 baselines prune")
+        orphaned.append("  next: delete these files, or find out which test was to ask them")
     if not_asked:
         named = ", ".join(not_asked)
         unexercised.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {named}")

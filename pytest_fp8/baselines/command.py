@@ -66,11 +66,12 @@ def add_baselines(commands: Any) -> None:
 
 
 def list_baselines(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
     from pytest_fp8.baselines.record import Baseline
     from pytest_fp8.report.baselines import describe, print_list
 
     files = read_folder(options.dir)
+    require_gpu(options.gpu, gpus_in(files))
     stored = [b for b in files.values() if isinstance(b, Baseline) and options.gpu in ("", b.gpu)]
     broken = [error for error in files.values() if isinstance(error, BaselineError)]
     if options.json:
@@ -114,7 +115,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.folder import read_folder, read_revision, readable
+    from pytest_fp8.baselines.folder import read_folder, read_revision, readable, require_gpu
     from pytest_fp8.baselines.review import compare_histories
     from pytest_fp8.baselines.update import CANDIDATES
     from pytest_fp8.report.baselines import print_diff, revision_to_json
@@ -132,6 +133,7 @@ def diff(options: argparse.Namespace) -> int:
         old, new = readable(read_revision(options.dir, options.git)), readable(read_folder(options.a or options.dir))
     else:
         old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
+    require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})
     wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
     own = {case.id: case.tolerance for case in _cases(options)} if options.suite else {}
     tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
@@ -152,12 +154,13 @@ def check(options: argparse.Namespace) -> int:
     import datetime
 
     from pytest_fp8.baselines.check import inspect
-    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
     from pytest_fp8.baselines.variance import believed_components, outdated_components
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
     files = read_folder(options.dir)
+    require_gpu(options.gpu, gpus_in(files))
     alone = bool(files) and options.suite is None and not _suite_of(options).parent.exists()
     cases = [] if alone else _cases(options)
     today = datetime.datetime.now(datetime.UTC).date()
@@ -187,12 +190,13 @@ def check(options: argparse.Namespace) -> int:
 def prune(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.atomic import updating
     from pytest_fp8.baselines.check import orphaned
-    from pytest_fp8.baselines.folder import read_folder
+    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
 
     files = read_folder(options.dir)
+    require_gpu(options.gpu, gpus_in(files))
     cases = _cases(options)
     gone: list[Path] = []
-    for gpu in sorted({path.parts[0] for path in files if len(path.parts) == 2}):
+    for gpu in sorted(gpus_in(files)):
         if options.gpu in ("", gpu):
             names = [path.stem for path in files if path.parts[:-1] == (gpu,)]
             gone += [options.dir / gpu / f"{name}.json" for name in orphaned(names, cases, gpu)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from pytest_fp8.baselines.record import Baseline
@@ -11,6 +11,7 @@ from pytest_fp8.baselines.source import Folder, Revision, Source, shown
 from pytest_fp8.baselines.store import baseline_path, broken, load_baseline, parse_text
 from pytest_fp8.baselines.strict import NAME, Unsound
 from pytest_fp8.errors import BaselineError, refuse, refuse_unknown
+from pytest_fp8.gpu import NAMES
 
 Files = Mapping[Path, Baseline | BaselineError]
 """Path below the folder -> the baseline, or why it cannot be read."""
@@ -55,6 +56,21 @@ def readable(files: Files) -> dict[tuple[str, str], Baseline]:
             )
         found[stored.gpu, stored.case] = stored
     return found
+
+
+def gpus_in(files: Files) -> set[str]:
+    """The folders of GPUs among them."""
+    return {path.parts[0] for path in files if len(path.parts) == 2}
+
+
+def require_gpu(gpu: str, stored: Iterable[str]) -> None:
+    """Raise :class:`SettingsError` for ``--gpu`` of a GPU that nobody knows and nothing is stored of."""
+    if gpu and gpu not in (have := {*stored}) | {*NAMES, "emulated"}:
+        refuse(
+            f"--gpu {gpu}: nothing is stored of such a GPU",
+            expected=f"one of {', '.join(sorted(have)) or ', '.join(NAMES)}",
+            seen=gpu,
+        )
 
 
 def named(text: str, known: Collection[tuple[str, str]], gpu: str = "", what: str = "baseline") -> set[tuple[str, str]]:

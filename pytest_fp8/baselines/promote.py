@@ -14,7 +14,7 @@ from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.update import too_few
-from pytest_fp8.errors import SettingsError
+from pytest_fp8.errors import BaselineError, SettingsError
 
 
 @dataclass
@@ -45,7 +45,11 @@ def promote_candidates(
                 continue
             session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
             new = replace(candidate, sessions=(session,))
-            old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
+            try:
+                old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
+            except BaselineError as error:
+                done.refused.append(f"candidate {kind}/{case} was not stored: {error.message}")
+                continue
             why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
             if why:
                 done.refused.append(f"candidate {kind}/{case} was not stored: {why}")

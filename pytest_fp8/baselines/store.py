@@ -79,9 +79,13 @@ def gpu_option(gpu: str) -> str:
     return "" if gpu == "emulated" else f"--fp8-gpu={gpu} "
 
 
+class Superseded(BaselineError):
+    """What is stored is of another definition or format, and measuring again takes its place."""
+
+
 def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
     own = found.case.startswith(OWN)
-    return BaselineError(
+    return Superseded(
         f"{path} was measured for another definition of case {found.case!r}",
         expected=f"case hash {case_hash}",
         seen=found.case_hash,
@@ -96,16 +100,18 @@ def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
 
 
 def earlier_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) -> tuple[Baseline | None, str]:
-    """The stored baseline that a new one is compared with; or ``None``, and why a stored one cannot be."""
+    """The stored baseline that a new one is compared with; or ``None``, and why a stored one is not. Raises
+    :class:`BaselineError` for a file that cannot be read or is in the wrong place: its history is not to be lost."""
     try:
         return read_baseline(source, gpu, case, case_hash), ""
-    except BaselineError as error:
+    except Superseded as error:
         return None, f"the earlier file cannot be compared with: {error.headline}"
 
 
 def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, bool]:
     """The baseline that a session's figures are held against, which those of an ``update`` are not; and whether what is
-    stored is gated on busy time. Raises :class:`BaselineError` as :func:`read_baseline` does, but not in an update."""
+    stored is gated on busy time. Raises :class:`BaselineError` as :func:`read_baseline` does, in an update as
+    :func:`earlier_baseline` does."""
     read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
     return None if update else read, read is not None and gated_speedup(read.metrics) == "busy_speedup"
 
@@ -135,11 +141,11 @@ def parse_text(text: str, path: str) -> Baseline:
             seen="another digest",
             cause="figures or their origin were changed after they were measured, or a merge mixed two files",
             next_step=f"git diff -- {path} shows the edit, and pytest-fp8 baselines diff --git REV what it does to a "
-            "whole file; restore it, or measure again with --fp8-update-baselines",
+            "whole file; restore it, or delete it and measure again with --fp8-update-baselines",
         ) from error
     except Unsound as error:
         raise broken(path, error) from error
-    raise BaselineError(
+    raise Superseded(
         f"{path} has another schema",
         expected=f"schema {SCHEMA}",
         seen=f"schema {quoted(schema)}",

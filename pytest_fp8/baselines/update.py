@@ -16,7 +16,7 @@ from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.variance import read_components
-from pytest_fp8.errors import Fp8Error
+from pytest_fp8.errors import BaselineError, Fp8Error
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
             continue
-        old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
+        try:
+            old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
+        except BaselineError as error:
+            done.problems.append(f"baseline of {name} was not updated: {error.message}")
+            continue
         new = measured(entry, origin)
         why = why_not_appended(old, new.newest)
         if why:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
-from pytest_fp8.errors import BaselineError
+from pytest_fp8.errors import BaselineError, Fp8Error, first_line
 from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
@@ -54,15 +56,40 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
     try:
         for path, text in written.items():
             write_atomically(path, text)
-        if environment.get("GITHUB_STEP_SUMMARY"):
-            with Path(environment["GITHUB_STEP_SUMMARY"]).open("a", encoding="utf-8") as stream:
-                stream.write(summary)
         if not page.missing():
             page.write_page([report], report.with_name(page.NAME))
     except Exception as error:
         # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
-        return [path for path in written if path.exists()], [f"not all of the report was written: {error!r:.300}"]
-    return [*written, *([] if page.missing() else [report.with_name(page.NAME)])], []
+        said = first_line(str(error), 300) or type(error).__name__
+        return [path for path in written if path.exists()], [f"not all of the report was written: {said}"]
+    paths = [*written, *([] if page.missing() else [report.with_name(page.NAME)])]
+    return paths, _to_github(summary, environment.get("GITHUB_STEP_SUMMARY", ""))
+
+
+def _to_github(summary: str, file: str) -> list[str]:
+    """Append the summary to the file that GitHub shows, where there is one; gives a note where that fails."""
+    try:
+        if file:
+            with Path(file).open("a", encoding="utf-8") as stream:
+                stream.write(summary)
+    except OSError as error:
+        return [f"the summary was not added to GITHUB_STEP_SUMMARY={file}: {error.strerror}"]
+    return []
+
+
+def remove_report(folder: Path) -> None:
+    """Remove what an earlier session left in a folder: its report, what is beside it, and its candidates. Where this
+    session ends without any, nobody must take those for its own. Nothing goes where no report of ours is."""
+    from pytest_fp8.report.formats import ACTION, BENCHER
+    from pytest_fp8.report.page.write import NAME as PAGE
+    from pytest_fp8.report.reading import read_report
+    from pytest_fp8.report.summary import NAME as SUMMARY
+
+    with contextlib.suppress(Fp8Error, OSError):
+        read_report(folder)
+        for name in (SUMMARY, BENCHER, ACTION, PAGE, "report.json"):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / CANDIDATES, ignore_errors=True)
 
 
 def finite(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.baselines.strict import printable
 from pytest_fp8.case import QUESTIONS
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def note_failure(ledger: Ledger, case: str, report: Any, error: BaseException | 
     if as_known and isinstance(error, AssertionError):
         told = told or _looked_at(ledger)
     if as_known and (told or report.when == "call"):
-        ledger.failed_as_expected(case, report.wasxfail.removeprefix("reason: ") or "expected to fail")
+        # Somebody's text: one line of it, without control characters, goes to a terminal and to files.
+        ledger.failed_as_expected(case, printable(report.wasxfail.removeprefix("reason: "), 300) or "expected to fail")
     if told and told[0] in ledger.entries and (as_known or report.failed):
         row, what = told
         entry = ledger.entries[row]

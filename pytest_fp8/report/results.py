@@ -50,10 +50,12 @@ def add_results(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the results; gives the exit code 0. Raises :class:`BaselineError` for a file that cannot be read."""
-    from pytest_fp8.baselines.folder import read_folder, readable
+    from pytest_fp8.baselines.folder import read_folder, readable, require_gpu
     from pytest_fp8.report.tables import table
 
-    stored = [b for (gpu, _), b in sorted(readable(read_folder(options.dir)).items()) if options.gpu in ("", gpu)]
+    found = readable(read_folder(options.dir))
+    require_gpu(options.gpu, {gpu for gpu, _ in found})
+    stored = [b for (gpu, _), b in sorted(found.items()) if options.gpu in ("", gpu)]
     if options.json:
         print(json.dumps([describe(baseline) for baseline in stored], indent=1, sort_keys=True))
     elif options.markdown:
