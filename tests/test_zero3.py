@@ -156,3 +156,30 @@ def test_weights_are_filled_after_a_forward_pass_without_a_backward_one():
             output = 64 * value * output + value
         expected.append(output)
     assert [float(word) for word in done.stdout.split("outputs:")[1].split()] == pytest.approx(expected, rel=0.03)
+
+
+OWN = """
+    import pytest
+    from torch import distributed, nn, randn
+    from pytest_fp8 import Workload
+
+    def batch(step):
+        return randn(256, 64).chunk(distributed.get_world_size())[distributed.get_rank()]
+
+    @pytest.fixture
+    def fp8_workload():
+        build = lambda: nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+        return Workload(build, batch=batch, loss=lambda model, x: (model(x) - x.sin()).float().square().mean())
+
+    @pytest.mark.fp8(emulated=True, gpus=2, parallel="zero3", compile=False)
+    def test_own(fp8_pair):
+        fp8_pair.assert_layers()
+        fp8_pair.assert_numerics()
+"""
+
+
+def test_gradients_of_a_users_model_are_read_once_they_are_reduced(pytester, monkeypatch):
+    """DeepSpeed reduces its last ones after autograd's backward pass."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytester.makepyfile(OWN)
+    pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)

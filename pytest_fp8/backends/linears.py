@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ COMPILED = "_orig_mod"
 HEADS = ("lm_head", "embed_out", "output", "head", "classifier", "score")
 """Names of output projections. Every recipe leaves them in high precision, except through Accelerate: there a head is
 converted like any other Linear, unless torchao is below and the head is the model's first or last Linear."""
+
+
+OF_PEFT = r"\.(original_module|modules_to_save\.[^.]+)$"
+"""What peft puts behind the name of a layer of which it trains a copy (``modules_to_save``)."""
 
 
 class RenamedError(LookupError):
@@ -127,7 +132,7 @@ def why_skipped(name: str, module: torch.nn.Linear) -> str:
 
 def reason_to_skip(name: str, in_features: int, out_features: int) -> str:
     """The reason that name and sizes give, or an empty string."""
-    last = name.rsplit(".", 1)[-1]
+    last = re.sub(OF_PEFT, "", name).rsplit(".", 1)[-1]
     if last in HEADS:
         return "head: output projections stay in high precision"
     if any(part.startswith("lora_") for part in name.split(".")):

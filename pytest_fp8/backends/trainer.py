@@ -122,12 +122,18 @@ def trainer(
             save_strategy="no",
             disable_tqdm=True,
         )
-        yield Trainer(
+        config = getattr(model, "config", None)
+        caches = getattr(config, "use_cache", None)
+        made = Trainer(
             model=model,
             args=arguments,
             optimizers=(make_optimizer(model), None),
             compute_loss_func=loss if case.model != OWN else None,
         )
+        if config is not None and caches is not None:
+            # The Trainer switches the model's cache off, and the plain reference keeps what build() gave.
+            config.use_cache = caches
+        yield made
 
 
 def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:

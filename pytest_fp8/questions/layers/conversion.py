@@ -201,12 +201,16 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
                 cause=eval_cause(evidence) or "the forward pass ran outside the backend's precision context",
                 next_step="wrap the forward pass, not the training loop's other parts",
             )
+        custom = seen.get("recipe") == "custom"
         return fail(
             "another recipe was in force than the one asked for",
             expected=words({key: pair[0] for key, pair in wrong.items()}),
             seen=f"{words({key: pair[1] for key, pair in wrong.items()})}, in {name}",
-            cause="an option that was dropped on its way to the library" + _by_accelerate(case, wrong),
-            next_step="pass the library's own recipe object",
+            cause="an option that was dropped on its way to the library"
+            + (_by_accelerate(case, wrong) or ", or a conversion of your own (convert=) that takes another recipe"),
+            next_step="pass the library's own recipe object"
+            + ("; a configuration that is none of torchao's recipes cannot be judged" if custom else "")
+            + "; for a conversion of your own put the recipe that it takes into the mark",
         )
     return None
 

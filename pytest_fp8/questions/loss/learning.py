@@ -73,6 +73,11 @@ SMALL_STEPS = {
     "next_step": "a larger learning rate for this test; in training, master weights in float32 or stochastic rounding. "
     "What each layer computes does not need a loss: assert_layers()",
 }
+STANDING = {
+    "cause": "the optimizer moves no weight at all: a learning rate of 0, or one that does nothing to bfloat16 weights "
+    "(seen: torch 2.13's SGD(fused=True) on a CPU)",
+    "next_step": "take two steps by hand on a bfloat16 parameter with this optimizer",
+}
 NO_GRADIENT = "no weight had a gradient other than 0 in any step"
 CUT_OFF = {
     "cause": "the loss does not depend on the weights: a detach(), a constant, or a factor of 0",
@@ -90,7 +95,11 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
         return Verdict.NOT_EXERCISED, {
             "headline": "too few weights move in BF16 for a loss to say anything about FP8",
             "expected": f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end",
-            **({"seen": seen, **SMALL_STEPS} if reached else {"seen": f"{seen}; {NO_GRADIENT}", **CUT_OFF}),
+            **(
+                {"seen": seen, **(SMALL_STEPS if share else STANDING)}
+                if reached
+                else {"seen": f"{seen}; {NO_GRADIENT}", **CUT_OFF}
+            ),
         }
     fall = loss_fall([evidence.bf16[s].losses for s in seeds])
     if fall.learns:

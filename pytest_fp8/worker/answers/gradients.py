@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
 from pytest_fp8.worker.answers.moved_weights import moved_weights
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import whole_gradient
+from pytest_fp8.worker.state.shards import full, values_of, whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.training.setup import seed_generators
@@ -116,7 +116,7 @@ def sketched(
                 plain = plain_name(part)
                 sketches.pop(plain, None)
                 sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
-                filled[plain] = torch.count_nonzero(gradient) / max(gradient.numel(), 1)
+                filled[plain] = torch.count_nonzero(values_of(gradient)) / max(gradient.numel(), 1)
 
         return note
 
@@ -155,6 +155,11 @@ def sketch(gradient: torch.Tensor, seed: int, places: torch.Tensor) -> torch.Ten
         signs = torch.randint(0, 2, rows.shape, generator=generator, dtype=torch.int8, device=flat.device)
         total += (rows * (2 * signs - 1)).gather(1, places[: len(rows)]).sum(0)
     return total
+
+
+def total_norm(gradients: Sequence[Any]) -> float:
+    """The norm of all of them together."""
+    return float(full(torch.nn.utils.get_total_norm([values_of(each) for each in gradients])))
 
 
 def rotated(device: torch.device) -> torch.Tensor:

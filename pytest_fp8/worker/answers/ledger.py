@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
+from pytest_fp8.worker.answers.gradients import total_norm
 from pytest_fp8.worker.answers.instrumented import SEED, instrumented_step
 from pytest_fp8.worker.answers.updates import around_step, updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import full
 from pytest_fp8.worker.training.ranks import uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
@@ -99,7 +99,7 @@ class StepLedger:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
         with _disable_current_modes():
-            return float(full(torch.nn.utils.get_total_norm(gradients))) if gradients else math.nan
+            return total_norm(gradients) if gradients else math.nan
 
 
 _LEDGERS: WeakKeyDictionary[Engine, ArmLedger] = WeakKeyDictionary()

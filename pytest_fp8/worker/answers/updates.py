@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
-from pytest_fp8.worker.answers.gradients import rotated, sketch
+from pytest_fp8.worker.answers.gradients import rotated, sketch, total_norm
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
 from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import full, is_plain, is_sharded, local
+from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
 from pytest_fp8.worker.training.phases import closure_of, innermost
 from pytest_fp8.worker.training.restored import replaced
 from pytest_fp8.worker.training.setup import seed_generators
@@ -118,7 +118,7 @@ class _Given:
 def _size(gradients: list[Any]) -> float:
     """Their root mean square, rounded to a power of :data:`BASE`; 0 where it is none."""
     count = sum(gradient.numel() for gradient in gradients)
-    mean = float(full(torch.nn.utils.get_total_norm(gradients))) / math.sqrt(count)
+    mean = total_norm(gradients) / math.sqrt(count)
     return BASE ** round(math.log(mean, BASE)) if mean > 0 and math.isfinite(mean) else 0.0
 
 

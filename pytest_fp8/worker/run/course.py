@@ -79,7 +79,7 @@ class TrainingCourse:
                 yield name, value.numel(), now != start
 
     def _rates_now(self) -> list[float]:
-        return [float(group["lr"]) for group in innermost(self._optimizer).param_groups if "lr" in group]
+        return [float(group["lr"]) for group in innermost(self._optimizer).param_groups if group.get("lr") is not None]
 
     def _state(self) -> dict[str, str]:
         """Parameter -> the tensors of more than one element that the optimizer keeps for it, with their type."""

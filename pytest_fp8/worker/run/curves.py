@@ -17,7 +17,7 @@ from pytest_fp8.questions.loss.evidence import LayerCalls, ProductCount
 from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
-from pytest_fp8.worker.state.shards import full
+from pytest_fp8.worker.state.shards import full, values_of
 from pytest_fp8.worker.watch.presence import counted_step
 from pytest_fp8.zoo import data, training
 
@@ -103,6 +103,7 @@ def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
     """L2 norm of all gradients together, in float32: bfloat16 has eight bits, in which two precisions can agree."""
     if not gradients:
         return torch.tensor(0.0)
-    norms = [full(torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))) for g in gradients]
+    values = [values_of(gradient) for gradient in gradients]
+    norms = [full(torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32))) for v in values]
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     return total.float()

@@ -224,9 +224,10 @@ class Engine:
         """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
         before the optimizer steps."""
         step = self.own_step
-        if step is None and self.setup.own is not None and phase is not nullcontext:
-            # A user's loss may itself go back through the model, as adversarial training does.
-            step = step_of_loss(self.loss_of, self.backward)
+        if step is None and self.setup.own is not None and phase is not nullcontext and self.backward is None:
+            # A user's loss may itself go back through the model, as adversarial training does. A library's backward
+            # pass goes on after autograd's: DeepSpeed reduces its last gradients there.
+            step = step_of_loss(self.loss_of)
         if step is not None:
             loss, _ = self._run_own(step, batch, phase, on_gradients)
         else:

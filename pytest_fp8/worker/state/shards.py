@@ -79,6 +79,11 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse gradient; any other as it is."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 @torch.no_grad()
 def assign(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copy ``value`` into ``target``: of a whole tensor the part that belongs here."""

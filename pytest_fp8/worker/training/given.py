@@ -53,6 +53,18 @@ def require_weights(model: torch.nn.Module) -> None:
         )
 
 
+def require_unconverted(model: torch.nn.Module) -> None:
+    """Raise :class:`WorkloadError` where ``build()`` gave a model that is in FP8 already: the reference would be, too.
+    Transformer Engine's layers are in BF16 outside its context, and may be in both arms."""
+    converted = [name for name, layer in model.named_modules() if type(layer).__module__.startswith("torchao.float8")]
+    if converted:
+        raise WorkloadError(
+            f"the workload's build() gave a model with FP8 layers: {', '.join(converted[:4])}",
+            "build() makes the model of both arms, and the reference trains in BF16",
+            "take the conversion out of build() and give it to the workload: Workload(convert=...)",
+        )
+
+
 def batch_of(own: Workload, step: int) -> Any:
     """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where no step can be trained with it."""
     try:

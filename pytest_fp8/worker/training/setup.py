@@ -22,6 +22,7 @@ from pytest_fp8.worker.training.given import (
     held_by,
     require_fresh,
     require_trainable,
+    require_unconverted,
     require_weights,
     trainable,
 )
@@ -72,6 +73,7 @@ class TrainingSetup:
             require_fresh(model, before)
             self._built = weakref.ref(model)
             require_weights(model)
+            require_unconverted(model)
             self._trainable = trainable(model)
             model = _in_bfloat16(model, self.device).train()
         if self.case.lora:

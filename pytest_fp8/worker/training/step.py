@@ -51,14 +51,14 @@ def run_step(
     return loss.detach().reshape(()), seen
 
 
-def step_of_loss(loss_of: LossFunction, backward: Callable[[torch.Tensor], None] | None) -> Step:
+def step_of_loss(loss_of: LossFunction) -> Step:
     """The step that trains with a loss function as :func:`pytest_fp8.zoo.training.training_step` does, to be followed
     as a hand-written one is."""
 
     def step(model: torch.nn.Module, batch: Any, optimizer: Any, precision: Callable[[], Any]) -> torch.Tensor:
         with precision():
             loss = loss_of(model, batch)
-        loss.backward() if backward is None else backward(loss)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
