@@ -129,8 +129,11 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
                 refuse_unknown(
                     f"@pytest.mark.fp8 on {test} has no argument {name!r}", name, ARGUMENTS, "pytest --markers"
                 )
-            if given_at.setdefault(name, place) is place and arguments.setdefault(name, value) != value:
-                several = [arguments[name], value]
+            if given_at.setdefault(name, place) is not place:
+                continue
+            first = arguments.setdefault(name, value)
+            if first is not value and first != value:
+                several = [first, value]
                 refuse(
                     f"two marks @pytest.mark.fp8 on {test} give {name}=",
                     expected=f"{name}= in one of the marks that stand at one place",

@@ -22,6 +22,8 @@ def header(settings: Settings, look: bool) -> list[str]:
     folder = settings.baseline_dir / key
     stored = len(list(folder.glob("[!_]*.json"))) if folder.is_dir() else 0
     baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
+    if settings.baselines_from:
+        baselines = f"those of git revision {settings.baselines_from}"
     update = " (updating)" if settings.update else ""
     versions = library_versions(LIBRARIES)
     libraries = ", ".join(f"{name} {versions[name]}" if name in versions else f"no {name}" for name in LIBRARIES)
