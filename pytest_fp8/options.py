@@ -19,6 +19,8 @@ LONGEST_REASON = 500
 """Characters of a stored reason."""
 TRUE = ("1", "true", "yes", "on")
 FALSE = ("", "0", "false", "no", "off")
+MAY_BE_EMPTY = ("fp8_report_dir", "fp8_cache_dir")
+"""Folders that are given empty to have none, where an ini file names one."""
 CI_VARIABLES = (
     "CI",
     "CONTINUOUS_INTEGRATION",
@@ -240,8 +242,8 @@ def _refuse_in_ci(environment: Mapping[str, str]) -> None:
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    """What was given. Precedence: option, environment, ini. A value that is given and empty is refused: it is a
-    variable that nobody set, and with it a gate would ask nothing."""
+    """What was given. Precedence: option, environment, ini. An empty one is a variable that nobody set: with it a gate
+    would ask nothing."""
     given = config.getoption(option.dest)
     if given in (None, [], False):
         given = os.environ.get(option.environment)
@@ -250,7 +252,7 @@ def _value(config: pytest.Config, option: Option) -> Any:
         if not option.metavar:
             return given
     for text in given if isinstance(given, list) else [given]:
-        if option.metavar and not str(text).strip():
+        if option.metavar and option.dest not in MAY_BE_EMPTY and not str(text).strip():
             refuse(
                 f"{option.flag} is given and empty",
                 expected=f"{option.flag}={option.metavar}, or nothing at all",
@@ -271,11 +273,9 @@ def _truth(value: Any, flag: str) -> bool:
 
 
 def _declared(name: str) -> str:
-    if name == "auto":
-        return name
     from pytest_fp8 import gpu
 
-    return gpu.known(name)
+    return name if name == "auto" else gpu.known(name)
 
 
 N = TypeVar("N", int, None)

@@ -27,6 +27,11 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
     wanted = ledger.entries and (settings.update or settings.report_dir)
     origin = session.interim.origin or (origin_of(session) if wanted else {})
+    if settings.report_dir is not None and ran and (ledger.entries or session.upcoming or ledger.not_run):
+        from pytest_fp8.report.files import remove_report
+
+        # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
+        remove_report(settings.report_dir)
     # Before an update: a candidate has the stored sessions and this one, which would be stored already.
     if settings.report_dir is not None and ledger.entries:
         _report(session, settings.report_dir, origin)

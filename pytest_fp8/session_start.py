@@ -24,9 +24,6 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
     if settings.report_dir is not None and writes:
         _require_apart(settings.report_dir, settings.baseline_dir)
         require_writable(settings.report_dir)
-        from pytest_fp8.report.files import remove_report
-
-        remove_report(settings.report_dir)
     if settings.cache_dir is not None:
         require_writable(settings.cache_dir, "compiled code", "fp8-cache-dir")
         from pytest_fp8.arms.env import compiled_code_in
@@ -39,10 +36,12 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
 
 
 def _require_apart(report: Path, baselines: Path) -> None:
-    if report.resolve().is_relative_to(baselines.resolve()):
+    report, baselines = report.resolve(), baselines.resolve()
+    if report.is_relative_to(baselines) or baselines.is_relative_to(report / "candidates"):
         refuse(
             "the report is to be written into the folder of the baselines",
-            expected="a folder of its own: what is below the baselines' folder is read as baselines",
+            expected="folders of their own: what is below the baselines' folder is read as baselines, and a report's "
+            "candidates are replaced by the next session's",
             seen=f"--fp8-report-dir={report}, and baselines in {baselines}",
             next_step="--fp8-report-dir=fp8-report",
         )

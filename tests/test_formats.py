@@ -117,6 +117,9 @@ def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypat
     left = failing.path / "out"
     (left / "notes.txt").write_text("mine")
     assert (left / "candidates").exists()
+    for other in (["--markers"], ["--collect-only"], ["nowhere.py"], ["-p", "no:fp8", "--version"]):
+        failing.runpytest("--fp8-report-dir=out", *other)
+    assert (left / "candidates").exists(), "that was no session"
     install(monkeypatch, None)
     assert failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out").ret == 1
     assert [path.name for path in left.iterdir()] == ["notes.txt"], "nobody takes those answers for this session's"

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pytest_fp8.gpu import NAMES
-from pytest_fp8.options import NOT_IN_INI, OPTIONS, read_settings
+from pytest_fp8.options import MAY_BE_EMPTY, NOT_IN_INI, OPTIONS, read_settings
 
 
 def settings_of(pytester, *arguments):
@@ -36,7 +36,9 @@ def test_every_option_is_in_the_help(pytester, option):
     result.stdout.fnmatch_lines([f"*{option.dest} (string)*"])
 
 
-@pytest.mark.parametrize("option", [one for one in OPTIONS if one.metavar], ids=lambda o: o.dest)
+@pytest.mark.parametrize(
+    "option", [one for one in OPTIONS if one.metavar and one.dest not in MAY_BE_EMPTY], ids=lambda o: o.dest
+)
 def test_a_value_that_is_given_and_empty_is_refused(pytester, monkeypatch, option):
     """As in ``--fp8-gpu=$GPU`` with a variable that nobody set: the gate would ask nothing."""
     pytester.makepyfile("def test_mine(): pass")
@@ -51,9 +53,13 @@ def test_a_value_that_is_given_and_empty_is_refused(pytester, monkeypatch, optio
 
 def test_a_report_among_the_baselines_is_refused(pytester):
     pytester.makepyfile("def test_mine(): pass")
-    result = pytester.runpytest("--fp8-report-dir=baselines/report")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the report is to be written into the folder of the baselines"])
+    for options in (
+        ["--fp8-report-dir=baselines/report"],
+        ["--fp8-report-dir=out", "--fp8-baseline-dir=out/candidates"],
+    ):
+        result = pytester.runpytest(*options)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*the report is to be written into the folder of the baselines"])
 
 
 def test_a_folder_of_compiled_code_is_looked_at(pytester):

@@ -164,7 +164,8 @@ def test_ranks_that_are_given_the_same_batch_are_told_of_it():
 
 BLOCKS = """
     import pytest
-    from torch import distributed, nn, randn
+    import torch
+    from torch import arange, distributed, nn, randn
     from pytest_fp8 import Workload
 
     def batch(step):
@@ -174,6 +175,7 @@ BLOCKS = """
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm1d(32)
+            self.register_buffer("codes", arange(4, dtype=torch.{codes}))
             self.layers = nn.ModuleList(
                 nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)
             )
@@ -199,8 +201,8 @@ BLOCKS = """
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_blocks_that_end_in_a_linear_and_statistics_of_each_rank_are_sound(pytester, parallel):
     """FSDP2 gathers such a block's weights only after the gradient of its output came. Running statistics differ by
-    rank, and a checkpoint holds one copy."""
-    pytester.makepyfile(BLOCKS.format(parallel=parallel))
+    rank, and a checkpoint holds one copy. No collective takes int16."""
+    pytester.makepyfile(BLOCKS.format(parallel=parallel, codes={"ddp": "int64", "fsdp2": "int16"}[parallel]))
     pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
 
 

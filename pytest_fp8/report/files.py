@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
-from pytest_fp8.errors import BaselineError, Fp8Error, first_line
+from pytest_fp8.errors import BaselineError, first_line
 from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
     written = {report.with_name(NAME): summary}
     for name, data in ((BENCHER, bencher(content)), (ACTION, benchmark_action(content))):
         written |= {report.with_name(name): json.dumps(data, indent=1) + "\n"} if data else {}
+    notes = _to_github(summary, environment.get("GITHUB_STEP_SUMMARY", ""))
     try:
         for path, text in written.items():
             write_atomically(path, text)
@@ -60,10 +61,9 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
             page.write_page([report], report.with_name(page.NAME))
     except Exception as error:
         # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
-        said = first_line(str(error), 300) or type(error).__name__
-        return [path for path in written if path.exists()], [f"not all of the report was written: {said}"]
-    paths = [*written, *([] if page.missing() else [report.with_name(page.NAME)])]
-    return paths, _to_github(summary, environment.get("GITHUB_STEP_SUMMARY", ""))
+        said = first_line(f"{type(error).__name__}: {error}", 300)
+        return [path for path in written if path.exists()], [*notes, f"not all of the report was written: {said}"]
+    return [*written, *([] if page.missing() else [report.with_name(page.NAME)])], notes
 
 
 def _to_github(summary: str, file: str) -> list[str]:
@@ -78,18 +78,20 @@ def _to_github(summary: str, file: str) -> list[str]:
 
 
 def remove_report(folder: Path) -> None:
-    """Remove what an earlier session left in a folder: its report, what is beside it, and its candidates. Where this
-    session ends without any, nobody must take those for its own. Nothing goes where no report of ours is."""
+    """Remove a session's report from a folder, with what is beside it and its candidates. Nothing goes where
+    ``report.json`` is none of ours."""
+    from pytest_fp8.baselines.strict import Unsound, parse, read_regular
     from pytest_fp8.report.formats import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
-    from pytest_fp8.report.reading import read_report
+    from pytest_fp8.report.reading import MOST_BYTES
     from pytest_fp8.report.summary import NAME as SUMMARY
 
-    with contextlib.suppress(Fp8Error, OSError):
-        read_report(folder)
-        for name in (SUMMARY, BENCHER, ACTION, PAGE, "report.json"):
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / CANDIDATES, ignore_errors=True)
+    with contextlib.suppress(Unsound, OSError):
+        found = parse(read_regular(folder / "report.json", MOST_BYTES))
+        if isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}:
+            for name in (SUMMARY, BENCHER, ACTION, PAGE, "report.json"):
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / CANDIDATES, ignore_errors=True)
 
 
 def finite(value: Any) -> Any:

@@ -31,7 +31,7 @@ from pytest_fp8.worker.state.own_state import OwnState, own_state_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.parallel import inner_model, parallelized
-from pytest_fp8.worker.training.phases import StepCounts
+from pytest_fp8.worker.training.phases import StepCounts, has_hooks
 from pytest_fp8.worker.training.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss, step_schedule
@@ -224,7 +224,8 @@ class Engine:
         """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
         before the optimizer steps."""
         step = self.own_step
-        if step is None and self.setup.own is not None and phase is not nullcontext and self.backward is None:
+        followed = self.setup.own is not None and self.backward is None and has_hooks(self.optimizer)
+        if step is None and followed and phase is not nullcontext:
             # A user's loss may itself go back through the model, as adversarial training does. A library's backward
             # pass goes on after autograd's: DeepSpeed reduces its last gradients there.
             step = step_of_loss(self.loss_of)

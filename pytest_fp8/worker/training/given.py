@@ -126,7 +126,7 @@ class Drawn:
         return f"batch(step={self.step}) of seed {self.seed} ({', '.join(self.shapes[:4]) or 'no tensor'})"
 
 
-def checked_loss(own: Workload, was_trainable: Callable[[], bool] = lambda: True) -> training.LossFunction:
+def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.LossFunction:
     """The workload's loss, which raises :class:`WorkloadError` where it returns no loss. ``was_trainable``: whether
     ``build()`` gave a model that can be trained."""
 

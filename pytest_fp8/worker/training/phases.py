@@ -142,6 +142,11 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
+def has_hooks(optimizer: Any) -> bool:
+    """Whether its steps can be followed: not where a class never called ``torch.optim.Optimizer.__init__()``."""
+    return hasattr(innermost(optimizer), "_optimizer_step_pre_hooks")
+
+
 def called(
     model: torch.nn.Module, around: Callable[[list[Any]], AbstractContextManager[Any]]
 ) -> AbstractContextManager[None]:

@@ -76,11 +76,12 @@ def share_buffers(model: torch.nn.Module) -> None:
     if ranks() == 1:
         return
     for buffer in model.buffers():
-        if type(buffer) is torch.Tensor:
-            mine = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-            torch.distributed.broadcast(shared := mine.contiguous().clone(), src=0)
+        if type(buffer) is torch.Tensor and buffer.numel():
+            # As bytes: collectives do not take every type.
+            mine = buffer.detach().contiguous().reshape(-1).view(torch.uint8)
+            torch.distributed.broadcast(shared := mine.clone(), src=0)
             if not torch.equal(shared, mine):
-                mine.copy_(shared)
+                buffer.detach().copy_(shared.view(buffer.dtype).view(buffer.shape))
 
 
 def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
