@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.reports import report_at
 from pytest_fp8.report.accounts import GAINS, STEPS, gain_cells, step_cells
-from pytest_fp8.report.tables import markdown_row, table
+from pytest_fp8.report.tables import markdown_table, table
 from pytest_fp8.verdicts import Verdict
 
 COLUMNS = ("case", *STEPS, *GAINS, "distance", "verdict")
@@ -34,10 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no account in this report: no case was asked for its speed on a GPU", file=sys.stderr)
         return 1
     if options.markdown:
-        for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
-            print(markdown_row(row))
-        return 0
-    table(COLUMNS, rows)
+        print("\n".join(markdown_table(COLUMNS, rows)))
+    else:
+        table(COLUMNS, rows)
     return 0
 
 

@@ -23,7 +23,7 @@ from benchmarks.reports import report_at
 from pytest_fp8.arms.memory_plan import GIB, peak_bytes, resident_bytes
 from pytest_fp8.case import Case
 from pytest_fp8.report.accounts import SAME_WORK
-from pytest_fp8.report.tables import markdown_row, table
+from pytest_fp8.report.tables import markdown_table, table
 from pytest_fp8.zoo.shapes import SHAPES, Shape
 
 BF16_BYTES = 2
@@ -169,10 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked = Work(SHAPES[options.model or own], gpus, options.batch, options.seq or measured.seq)
             rows.append(row_of(options.model or own, asked, predict(account, measured, asked)))
     if options.markdown:
-        for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
-            print(markdown_row(row))
-        return 0
-    table(COLUMNS, rows)
+        print("\n".join(markdown_table(COLUMNS, rows)))
+    else:
+        table(COLUMNS, rows)
     return 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.review import level
-from pytest_fp8.report.tables import markdown_row
+from pytest_fp8.report.tables import markdown_table
 
 STEPS = ("BF16 step", "FP8 step", "busy", "idle")
 GAINS = ("earned", "casts etc.", "all else", "speedup", "limit")
@@ -26,7 +26,7 @@ SAME_WORK = re.compile(r"(?P<work>.+?)(?:-(?:ddp|fsdp2|zero3|own)\.(?P<gpus>\d+)
 def account_table(stored: Iterable[Baseline]) -> list[str]:
     """A row for each baseline that has an account; empty without one."""
     rows = [cells for baseline in stored if (cells := account_cells(baseline))]
-    return [*map(markdown_row, (COLUMNS, ["---"] * len(COLUMNS), *rows))] if rows else []
+    return markdown_table(COLUMNS, rows) if rows else []
 
 
 def by_number_of_gpus(stored: Sequence[Baseline]) -> list[str]:

@@ -22,6 +22,10 @@ def markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    return [*map(markdown_row, (columns, ["---"] * len(columns), *rows))]
+
+
 def new_table(title: str = "", close: bool = False) -> Table:
     """A table without columns and rows. ``close``: two spaces between columns, not three."""
     from rich.box import SIMPLE_HEAD
