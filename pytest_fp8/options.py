@@ -167,7 +167,6 @@ def read_settings(config: pytest.Config) -> Settings:
             expected=f"one line of printable text, at most {LONGEST_REASON} characters",
             seen=f"{len(reason)} characters: {reason[:60]!a}",
         )
-    revision = str(values["fp8_baselines_from"]).strip()
     for option in ("fp8_baselines_from", "fp8_base_git", "fp8_base_python"):
         flag = f"--{option.replace('_', '-')}"
         if update and values[option]:
@@ -186,7 +185,7 @@ def read_settings(config: pytest.Config) -> Settings:
         undecided=_undecided(str(values["fp8_undecided"] or Settings.undecided)),
         undecided_budget=_count("--fp8-undecided-budget", values["fp8_undecided_budget"], None, least=0),
         baseline_dir=_anchored(config, baseline_dir),
-        baselines_from=revision,
+        baselines_from=str(values["fp8_baselines_from"]).strip(),
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
@@ -246,11 +245,9 @@ def _value(config: pytest.Config, option: Option) -> Any:
     would ask nothing."""
     given = config.getoption(option.dest)
     if given in (None, [], False):
-        given = os.environ.get(option.environment)
-        if given is None:
+        if option.environment not in os.environ:
             return config.getini(option.dest)
-        if not option.metavar:
-            return given
+        given = os.environ[option.environment]
     for text in given if isinstance(given, list) else [given]:
         if option.metavar and option.dest not in MAY_BE_EMPTY and not str(text).strip():
             refuse(
@@ -273,9 +270,11 @@ def _truth(value: Any, flag: str) -> bool:
 
 
 def _declared(name: str) -> str:
+    if name == "auto":
+        return name
     from pytest_fp8 import gpu
 
-    return name if name == "auto" else gpu.known(name)
+    return gpu.known(name)
 
 
 N = TypeVar("N", int, None)

@@ -497,3 +497,12 @@ def test_the_baselines_of_this_repository_are_sound_but_for_their_precision(caps
     main(["baselines", "check", "--json"])
     errors = [f for f in json.loads(capsys.readouterr().out) if f["level"] == "error"]
     assert [f for f in errors if f["kind"] != "too coarse"] == []
+
+
+@pytest.mark.parametrize("command", ["list", "check", "results", "prune", "diff baselines baselines"])
+def test_a_gpu_that_nobody_knows_is_refused(run, command):
+    code, _, said = run(*command.split(), "--gpu", "h20o")
+    assert code == 2
+    assert "--gpu h20o: nothing is stored of such a GPU" in said
+    assert "next:" in said
+    assert run(*command.split(), "--gpu", "h20")[0] == 0, "known, and nothing of it is stored"

@@ -190,3 +190,17 @@ def test_what_workers_learned_is_put_together_in_any_order():
         for known in order:
             together.merge(worker(known))
         assert (together.entries["case"].known, together.entries["case"].failed) == (["layers"], ["layers"])
+
+
+def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(files):
+    mark = "@pytest.mark.xfail(reason='a\\n::error::b \\x1b[31m' + 'c' * 5000, strict=True)\n"
+    fails = f"""
+{mark}@pytest.mark.fp8(**{{**CASE, "recipe": "tensorwise"}})
+def test_dies(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+    _, report, _, _ = files(fails, fails={"tiny-torchao-tensorwise": "died"})
+    [reason] = report["entries"]["tiny-torchao-tensorwise"]["expected"]
+    assert reason.startswith("a ::error::b ")
+    assert reason.isprintable()
+    assert len(reason) <= 300

@@ -52,6 +52,13 @@ def test_under_strict_it_fails(pytester, code, says):
     result.stdout.fnmatch_lines([f"{says}*", "*next:*"])
 
 
+@pytest.mark.parametrize(("code", "says"), SILENT)
+def test_on_a_declared_gpu_it_fails(pytester, code, says):
+    result = run(pytester, code, "--fp8-gpu=h200")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"{says}*", "*next:*"])
+
+
 @pytest.mark.parametrize("code", ASKING)
 def test_whoever_asks_or_has_nothing_to_ask_is_left_alone(pytester, code):
     run(pytester, code, "--fp8-strict").assert_outcomes(passed=1, warnings=0)

@@ -118,11 +118,12 @@ def skipped_by_name(name: str, patterns: Sequence[str]) -> str:
 def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
     """Mark the Linears that a pattern matches, so that every conversion skips them with that reason. Gives the patterns
     that match none."""
-    for name, linear in linears(model).items():
+    found = linears(model)
+    for name, linear in found.items():
         reason = skipped_by_name(name, patterns)
         if reason:
             setattr(linear, SKIPPED, reason)
-    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in linears(model))]
+    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in found)]
 
 
 def why_skipped(name: str, module: torch.nn.Linear) -> str:

@@ -70,6 +70,7 @@ def require_gpu(gpu: str, stored: Iterable[str]) -> None:
             f"--gpu {gpu}: nothing is stored of such a GPU",
             expected=f"one of {', '.join(sorted(have)) or ', '.join(NAMES)}",
             seen=gpu,
+            next_step="pytest-fp8 baselines list shows what is stored",
         )
 
 

@@ -77,9 +77,9 @@ def _to_github(summary: str, file: str) -> list[str]:
     return []
 
 
-def remove_report(folder: Path) -> None:
-    """Remove a session's report from a folder, with what is beside it and its candidates. Nothing goes where
-    ``report.json`` is none of ours."""
+def remove_report(folder: Path, replaced: bool) -> None:
+    """Remove what lies beside a session's report in a folder, and its candidates; the report itself where it is not
+    ``replaced`` by the next one at once. Nothing goes where ``report.json`` is none of ours."""
     from pytest_fp8.baselines.strict import Unsound, parse, read_regular
     from pytest_fp8.report.formats import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
@@ -89,7 +89,7 @@ def remove_report(folder: Path) -> None:
     with contextlib.suppress(Unsound, OSError):
         found = parse(read_regular(folder / "report.json", MOST_BYTES))
         if isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}:
-            for name in (SUMMARY, BENCHER, ACTION, PAGE, "report.json"):
+            for name in (SUMMARY, BENCHER, ACTION, PAGE, *([] if replaced else ["report.json"])):
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / CANDIDATES, ignore_errors=True)
 

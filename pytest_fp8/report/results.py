@@ -12,7 +12,7 @@ from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.report.accounts import MEANING, account_table, by_number_of_gpus
 from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash
-from pytest_fp8.report.tables import markdown_row
+from pytest_fp8.report.tables import markdown_row, markdown_table
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
 HEAD = """\
@@ -84,7 +84,7 @@ def markdown(stored: Sequence[Baseline], folder: Path) -> list[str]:
         for baseline in by_model(stored, gpu):
             if model_of(baseline) != model:
                 model = model_of(baseline)
-                lines += ["", f"### {gpu}: {model}", "", markdown_row(COLUMNS), markdown_row(["---"] * len(COLUMNS))]
+                lines += ["", f"### {gpu}: {model}", "", *markdown_table(COLUMNS, ())]
             case, *facts = cells(baseline, origins)
             lines.append(markdown_row([f"`{case}`", *facts]))
         if accounts := account_table(by_model(stored, gpu)):
@@ -99,13 +99,13 @@ def side_by_side(stored: Sequence[Baseline]) -> list[str]:
     gpus = gpus_of(stored)
     found = {(baseline.gpu, baseline.case): baseline for baseline in stored}
     columns = ["case", *(f"{what}, {gpu}" for what in ("speedup", "memory") for gpu in gpus)]
-    lines = ["", "## Side by side", "", *BUSY, "", markdown_row(columns), markdown_row(["---"] * len(columns))]
+    rows = []
     for case in dict.fromkeys(baseline.case for baseline in _in_order(stored)):
         here = [found.get((gpu, case)) for gpu in gpus]
         facts = [figure(baseline) if baseline else "-" for figure in (_gated, _memory) for baseline in here]
         if set(facts) != {"-"}:
-            lines.append(markdown_row([f"`{case}`", *facts]))
-    return lines
+            rows.append([f"`{case}`", *facts])
+    return ["", "## Side by side", "", *BUSY, "", *markdown_table(columns, rows)]
 
 
 def _gated(baseline: Baseline) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import is_known, known_questions
-from pytest_fp8.report.tables import markdown_row
+from pytest_fp8.report.tables import markdown_row, markdown_table
 
 NAME = "summary.md"
 EXPLAINED = 20
@@ -24,7 +24,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     counts = tally(entry for _, entry in entries)
     found = [f"{count} {_words(verdict)}{' as known' if known else ''}" for verdict, known, count in counts]
     lines = [f"## FP8: {', '.join(found)}", ""]
-    lines += [markdown_row(["case", "verdict", *COLUMNS]), markdown_row(["---"] * (2 + len(COLUMNS)))]
+    lines += markdown_table(["case", "verdict", *COLUMNS], ())
     for name, entry in entries:
         verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
         lines.append(markdown_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))

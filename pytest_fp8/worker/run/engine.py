@@ -224,8 +224,8 @@ class Engine:
         """One training step; gives the loss, detached. ``phase`` is opened around its parts, ``on_gradients`` is called
         before the optimizer steps."""
         step = self.own_step
-        followed = self.setup.own is not None and self.backward is None and has_hooks(self.optimizer)
-        if step is None and followed and phase is not nullcontext:
+        watched = phase is not nullcontext and self.setup.own is not None
+        if step is None and watched and self.backward is None and has_hooks(self.optimizer):
             # A user's loss may itself go back through the model, as adversarial training does. A library's backward
             # pass goes on after autograd's: DeepSpeed reduces its last gradients there.
             step = step_of_loss(self.loss_of)
