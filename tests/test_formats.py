@@ -88,6 +88,18 @@ def test_what_cannot_be_written_is_a_note(tmp_path):
     assert note.startswith(f"the summary was not added to GITHUB_STEP_SUMMARY={tmp_path}")
 
 
+def test_a_page_that_fails_takes_no_summary_along(tmp_path, monkeypatch):
+    def broken(*_):
+        raise KeyError("font")
+
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", list)
+    monkeypatch.setattr("pytest_fp8.report.page.write.write_page", broken)
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    _, [note] = write_beside(tmp_path / "report.json", {"GITHUB_STEP_SUMMARY": str(tmp_path / "shown")})
+    assert note == "not all of the report was written: KeyError: 'font'"
+    assert (tmp_path / "shown").read_text().startswith("## FP8")
+
+
 @pytest.fixture
 def failing(pytester, monkeypatch):
     install(monkeypatch, H200, speedup=0.8)
