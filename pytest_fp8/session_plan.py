@@ -95,9 +95,11 @@ def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, process
     for case, questions in asked:
         arms = case.reference().id, case.id
         order: list[tuple[str, ...]]
-        rounds = processes if "speedup" in questions else 1
         if peak_bytes(case) > gpu.memory:
             too_large.append(case.id)
+            questions = frozenset[str]()
+        rounds = processes if "speedup" in questions else 1
+        if not questions:
             order, alive = [(case.id,)], set[str]()
         elif exceed_together(case, gpu):
             turns[case.model] = None
@@ -150,7 +152,9 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
     """
     position = next((index for index, each in enumerate(cases) if each == case), len(cases))
     later = cases[position + 1 :]
-    alike = [each for each in later if each.reference() == case.reference()]
+    reference = case.reference().digest()
+    # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
+    alike = [each for each in later if each.reference().digest() == reference]
     then = [each for each in later if is_worker and each.model == case.model] or later
     return [] if is_worker or case.model == OWN else alike, [
         one for each in then[:1] for one in (each.reference(), each)

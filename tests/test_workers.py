@@ -150,7 +150,8 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
     [(False, ["rowwise", "rowwise_with_gw_hp"], ["none", "current"]), (True, [], ["none", "rowwise"])],
 )
 def test_a_worker_builds_nothing_ahead_and_starts_what_comes_of_its_model(is_worker, ahead, then):
-    first, *others = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    first = Case("1b", "torchao", "tensorwise", checkpoint_formats=("safetensors", "dcp"), tolerance=0.03)
+    others = [Case("1b", "torchao", recipe, floor=0.9) for recipe in ("rowwise", "rowwise_with_gw_hp")]
     cases = [first, Case("8b", "transformer_engine", "current"), *others]
     built, started = coming(cases, first, is_worker)
     assert [case.recipe for case in built] == ahead
