@@ -9,7 +9,7 @@ from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import first_line
-from pytest_fp8.worker.error_trace import mixes_types, trace_of, users_line, workloads_function
+from pytest_fp8.worker.error_trace import mixes_types, telling_lines, trace_of, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
@@ -219,7 +219,25 @@ def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     assert "  ...\n" in trace
     assert "in forward" in trace
     assert trace.rstrip().endswith("shapes cannot be multiplied (2x3 and 4x4)")
-    assert "# the user's line" in users_line(error)
+    assert "# the user's line" in telling_lines(error)
+
+
+def test_a_library_whose_model_raises_is_named_below_the_users_line_and_torchs_lines_are_not():
+    def installed(name, text):
+        """``called`` of a file of an installed library."""
+        made = {}
+        exec(compile(text, f"/env/lib/python3.12/site-packages/{name}.py", "exec"), made)
+        return made["called"]
+
+    torchs = installed("torch/nn/functional", "def called(x):\n    raise ValueError(x)")
+    models = installed("transformers/models/fake", "def called(below):\n    below('no')")
+    mine = telling_lines(raised(lambda: torchs("no")))
+    assert "test_arm_errors.py" in mine
+    assert "site-packages" not in mine
+    lines = telling_lines(raised(lambda: models(torchs)))
+    assert "test_arm_errors.py" in lines.splitlines()[0]
+    assert 'transformers/models/fake.py", line 2, in called' in lines
+    assert "torch/nn" not in lines
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ class ArmProcess:
             if out_of_memory
             else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
             expected=f"{self._asked!r} to succeed",
-            # Where the trace is the cause, it already holds the user's line.
+            # Where the trace is the cause, it already holds these lines.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),
             cause=cause or said["trace"],
             next_step=said["next"] or "run the lines of the trace by hand, with the model in bfloat16",

@@ -166,7 +166,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         + f"{type(error).__name__}: {str(error)[:2000]}",
         "kind": "raised",
         "trace": error_trace.trace_of(error),
-        "line": error_trace.users_line(error),
+        "line": error_trace.telling_lines(error),
         "cause": cause,
         "next": next_step,
     }
