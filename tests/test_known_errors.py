@@ -60,6 +60,27 @@ def test_a_gradient_of_a_gradient():
     assert "leave=" in next_step
 
 
+def test_an_output_that_is_changed_in_place():
+    def build():
+        from torch import nn
+
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(32, 32, bias=False)
+
+            def forward(self, x):
+                y = self.layer(x.unflatten(0, (-1, 16)))
+                y *= 2
+                return y
+
+        return Scaled()
+
+    cause, next_step = raised(lambda: serve(build=build, loss=lambda model, x: model(x).float().square().mean()))
+    assert "changes an FP8 layer's output in place" in cause
+    assert "leave=" in next_step
+
+
 def test_an_optimizer_that_is_no_whole_one():
     import torch
 
