@@ -71,8 +71,9 @@ def test_a_batch_without_a_sequence_is_an_error_that_lists_its_entries():
         pad_to_multiple([torch.ones(4)])
 
 
-def serve(build, batch, loss):
-    return ArmServer(ArmSpec(CASE, "cpu", Workload(build=build, batch=batch, loss=loss).ship("a test"), threads=1))
+def serve(build, batch, loss=None, step=None):
+    workload = Workload(build=build, batch=batch, loss=loss, step=step)
+    return ArmServer(ArmSpec(CASE, "cpu", workload.ship("a test"), threads=1))
 
 
 def square(model, x):
@@ -130,3 +131,47 @@ def test_experts_in_one_parameter_are_named_and_do_not_count_as_fp8():
     assert "no Linear holds them: model.layers.0.mlp.experts.down_proj" in decision.headline
     # Attention's products are FP8; two experts' three for each token, twice as wide, are not.
     assert decision.numbers["fp8_share"] < 0.3
+
+
+class Pooled(torch.nn.Module):
+    """An encoder as libraries give them: its pooler runs in each forward pass, for those who want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.pooler = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        sequence = self.body(x)
+        return sequence, self.pooler(sequence[:, 0]).tanh()
+
+
+def of_sequence(model, x):
+    return (model(x)[0] - x).float().square().mean()
+
+
+def of_pooled(model, x):
+    return (model(x)[1] - x[:, 0]).float().square().mean()
+
+
+def step_of(loss):
+    def step(model, batch, optimizer, precision):
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_a_layer_that_no_backward_pass_reaches_takes_any_number_of_rows(own_step):
+    def parts(loss):
+        return {"step": step_of(loss)} if own_step else {"loss": loss}
+
+    def sentences(step):
+        return torch.randn(8, 16, 32)
+
+    serve(Pooled, sentences, **parts(of_sequence)).engine.curve(seed=0, steps=2)
+    with pytest.raises(TokenCountError, match="'pooler' was given 8 rows"):
+        serve(Pooled, sentences, **parts(of_pooled))

@@ -87,6 +87,25 @@ def hf_bert():
 
 
 @sound()
+def hf_bert_body_of_eight_sentences():
+    """BERT's body under a head for tokens: its pooler gets eight rows, and no gradient."""
+
+    class Tagged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = made("BertModel", "BertConfig", **SMALL, vocab_size=256, max_position_embeddings=64)()
+            self.tags = nn.Linear(64, 2)
+
+        def forward(self, ids):
+            return self.tags(self.body(input_ids=ids).last_hidden_state)
+
+    def loss(model, ids):
+        return F.cross_entropy(model(ids).float().flatten(0, 1), (ids > 96).long().flatten())
+
+    return Workload(build=Tagged, batch=lambda step: text(8, 16)["input_ids"], loss=loss)
+
+
+@sound()
 def hf_distilbert_classifier():
     """DistilBERT classifies sequences; the head has two outputs."""
 

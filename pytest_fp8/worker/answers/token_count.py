@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.watch.observe import input_of
+from pytest_fp8.worker.watch.reached import Reached
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -27,7 +28,8 @@ class TokenCountError(ValueError):
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
     fp8_next = (
         "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
-        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it"
+        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it; "
+        "where these lines are a library's, leave its layers in BF16: Workload(leave=(names,))"
     )
 
 
@@ -49,16 +51,18 @@ def require_aligned_rows(engine: Engine) -> None:
     :class:`TokenCountError`.
 
     With emulated FP8 the layers are then watched during training as well: a CPU multiplies sizes that no FP8 kernel
-    takes, a router sends other rows to them in each step, and a later batch may be shorter.
+    takes, a router sends other rows to them in each step, and a later batch may be shorter. Layers that no backward
+    pass has reached take any number of rows there, too: the pooler of an encoder whose user wants the sequence.
     """
     if _takes_any(engine):
         return
-    with _watched(engine, before_training=True) as first:
-        for index in range(CHECKED):
-            _run_forward(engine, engine.timing_batch(index))
-            first.append(engine.setup.drawn)
+    first: list[Drawn] = []
+    reached: set[str] = set()
+    for index in range(CHECKED):
+        reached |= _look_at(engine, first, functools.partial(engine.timing_batch, index))
+        first.append(engine.setup.drawn)
     if engine.case.emulated:
-        _watch(engine, first, before_training=False)
+        RowWatch(engine, first).refusing(reached)
 
 
 def explain_rows(engine: Engine) -> None:
@@ -72,9 +76,7 @@ def explain_rows(engine: Engine) -> None:
     if first.shapes == drawn.shapes:
         return
     try:
-        with _watched(engine, before_training=True) as before:
-            before.append(first)
-            _run_forward(engine, engine.training_batch(drawn.seed, drawn.step))
+        _look_at(engine, [first], functools.partial(engine.training_batch, drawn.seed, drawn.step))
     except TokenCountError:
         raise
     except Exception:
@@ -85,43 +87,108 @@ def _takes_any(engine: Engine) -> bool:
     return engine.backend.token_multiple == 1 or not engine.conversion.converted
 
 
-@contextmanager
-def _watched(engine: Engine, before_training: bool) -> Iterator[list[Drawn]]:
-    """Look at the rows of every converted layer inside. The list is for the batches that were taken."""
-    first: list[Drawn] = []
-    with hooked(_watch(engine, first, before_training)):
-        yield first
+class RowWatch:
+    """Looks at what the converted layers are given. ``first``: the batches that were taken."""
 
+    def __init__(self, engine: Engine, first: list[Drawn]) -> None:
+        modules = dict(engine.model.named_modules())
+        self._modules = {name: modules[name] for name in engine.conversion.converted}
+        self._engine, self._first = engine, first
+        self.reached = Reached()
+        self._calls: list[tuple[str, TokenCountError | None]] = []
+        self._running: dict[str, tuple[int, int]] = {}
+        """Layer -> index of its call that runs now, and the sequence number at which its autograd nodes begin."""
 
-def _watch(engine: Engine, first: list[Drawn], before_training: bool) -> list[Any]:
-    modules = dict(engine.model.named_modules())
-    names = {id(modules[name]): name for name in engine.conversion.converted}
-    looks_at_all = before_training and engine.setup.own is None
+    def called(self) -> list[tuple[str, TokenCountError | None]]:
+        """The layers' calls, and what is wrong with their rows. A call that no backward pass reaches is left out: it
+        has no weight gradient, and the forward product takes any number of rows."""
+        return [call for index, call in enumerate(self._calls) if not self.reached.missed(index)]
 
-    def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # An evaluation has no weight gradient; the forward pass before training runs without gradients.
-        if not (looks_at_all or torch.is_grad_enabled()):
-            return
+    def noting(self) -> list[Any]:
+        """Hooks that note each call."""
+        befores = [
+            module.register_forward_pre_hook(self._before(name), with_kwargs=True)
+            for name, module in self._modules.items()
+        ]
+        return befores + [module.register_forward_hook(self._after(name)) for name, module in self._modules.items()]
+
+    def refusing(self, names: set[str]) -> list[Any]:
+        """Hooks that raise in these layers' calls."""
+
+        def before(name: str) -> Callable[..., None]:
+            def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                error = self._error(name, args, kwargs) if self._counts() else None
+                if error is not None:
+                    raise error
+
+            return look
+
+        return [self._modules[name].register_forward_pre_hook(before(name), with_kwargs=True) for name in names]
+
+    def _counts(self) -> bool:
+        # An evaluation has no weight gradient. The suite's models run without gradients before training.
+        return torch.is_grad_enabled() or self._engine.setup.own is None
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._counts():
+                self._running[name] = len(self._calls), torch.autograd._get_sequence_nr()
+                self._calls.append((name, self._error(name, args, kwargs)))
+
+        return before
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            index, start = self._running.pop(name, (None, 0))
+            if index is not None:
+                self.reached.watch(index, output, start)
+
+        return after
+
+    def _error(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenCountError | None:
         try:
             given = input_of(args, kwargs)
         except StopIteration:
-            return  # no tensor: the layer's own error says so
+            return None  # no tensor: the layer's own error says so
         rows = given.numel() // max(1, given.shape[-1])
-        if rows % engine.backend.token_multiple == 0:
-            return
+        if rows % self._engine.backend.token_multiple == 0:
+            return None
         # Of batches with equal shapes the rows are a router's choice.
-        drawn = engine.setup.drawn
-        later = bool(first) and all(drawn.shapes != other.shapes for other in first)
+        drawn = self._engine.setup.drawn
+        later = bool(self._first) and all(drawn.shapes != other.shapes for other in self._first)
         whence = f" from {drawn}" if later else ""
-        raise (LaterBatchError if later else TokenCountError)(
-            f"layer {names[id(module)]!r} was given {rows} rows of input (shape {tuple(given.shape)}){whence}; "
+        return (LaterBatchError if later else TokenCountError)(
+            f"layer {name!r} was given {rows} rows of input (shape {tuple(given.shape)}){whence}; "
             f"FP8 needs a multiple of {ALIGNMENT}"
         )
 
-    return [modules[name].register_forward_pre_hook(look, with_kwargs=True) for name in names.values()]
+
+def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> set[str]:
+    """Run a batch, and raise :class:`TokenCountError`. Gives the layers that a backward pass reaches, and those of
+    which that cannot be told."""
+    watch = RowWatch(engine, first)
+    failure: Exception | None = None
+    try:
+        with hooked(watch.noting()):
+            loss = _run_forward(engine, draw())
+        if engine.own_step is None:
+            watch.reached.will_reach(loss)
+    except Exception as error:
+        failure = error
+    called = watch.called()
+    wrong = [error for _, error in called if error is not None]
+    if wrong:
+        # Once more, so that the error comes from the line that calls the layer.
+        with hooked(watch.refusing({name for name, _ in called})):
+            _run_forward(engine, draw())
+        raise wrong[0]
+    if failure is not None:
+        raise failure
+    return {name for name, _ in called}
 
 
-def _run_forward(engine: Engine, batch: Any) -> None:
+def _run_forward(engine: Engine, batch: Any) -> Any:
+    """The loss; ``None`` of a hand-written step."""
     try:
         with torch.compiler.set_stance("force_eager"):
             if engine.own_step is not None:
@@ -130,7 +197,8 @@ def _run_forward(engine: Engine, batch: Any) -> None:
             else:
                 # A user's loss may need gradients on its way; ours would keep activations for nothing.
                 with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
-                    engine.loss_of(engine.model, batch)
+                    return engine.loss_of(engine.model, batch)
+        return None
     except Exception as error:
         engine.backend.raise_explained(error)
         raise
