@@ -180,6 +180,16 @@ def test_a_loss_that_never_moves_is_no_finding_against_fp8(value):
     assert "next:" in decision.message
 
 
+def test_a_loss_of_16_bits_that_moves_by_less_than_they_show_is_not_exercised():
+    still = {s: Curve(s, [2.28125] * STEPS, [1.0 + s] * STEPS, eps=2**-7) for s in range(3)}
+    decision = decided(still, still)
+    assert decision.verdict is Verdict.NOT_EXERCISED, decision.message
+    assert "0.016 apart" in decision.message
+    assert "logits.float()" in decision.message
+    without = {s: Curve(s, [2.28125] * STEPS, [0.0] * STEPS, eps=2**-7) for s in range(3)}
+    assert decided(without, without).verdict is Verdict.INVALID, "no gradient: the value is not what is wrong"
+
+
 def test_a_first_loss_of_zero_is_compared_with_the_curves_largest():
     path = np.linspace(2, 1, STEPS - 1)
     near = {s: Curve(s, [0.01, *(path + 0.001)], [1.0] * STEPS) for s in range(3)}

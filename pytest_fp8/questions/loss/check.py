@@ -21,10 +21,12 @@ from pytest_fp8.questions.loss.learning import (
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
 from pytest_fp8.questions.loss.rare_products import rare_products
-from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, tail_gap
+from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
 from pytest_fp8.verdicts import Decision, Verdict
 
 QUESTION = "loss"
+COARSE = 2**-10
+"""Spacing at 1 of float16; that of bfloat16 is larger, that of float32 far smaller."""
 
 
 def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> LossGap:
@@ -168,10 +170,22 @@ def _constant(evidence: LossEvidence) -> Finding | None:
         if any(bf16) and not (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
             continue
         value = bf16[0] + 0.0  # -0.0 is 0
-        return Verdict.INVALID, {
+        lines = {
             "headline": "the loss is the same number in every step",
             "expected": "a loss that moves as the weights do",
             "seen": f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}",
+        }
+        apart = loss_scale([bf16], evidence.eps).spacing
+        if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
+            return Verdict.NOT_EXERCISED, {
+                **lines,
+                "cause": f"the loss is computed in a type of 16 bits, whose numbers are {apart:.2g} apart there: these "
+                "steps move it by less; or its value is constant and only its gradient is used",
+                "next_step": "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
+                "@pytest.mark.fp8(loss_steps=...)",
+            }
+        return Verdict.INVALID, {
+            **lines,
             "cause": "the value of this loss is constant and only its gradient is used; or it is detached or masked",
             "next_step": "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
         }
