@@ -27,9 +27,10 @@ class TokenCountError(ValueError):
 
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
     fp8_next = (
-        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16; "
-        "for rows that a router chose: pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it; "
-        "where these lines are a library's, leave its layers in BF16: Workload(leave=(names,))"
+        "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16: "
+        "a batch of 16 always is one, whatever a model makes of pictures or sound; for rows that a router chose: "
+        "pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it; where these lines are a library's, "
+        "leave its layers in BF16: Workload(leave=(names,))"
     )
 
 
