@@ -31,6 +31,18 @@ def test_classes_as_floating_point_numbers():
     assert "y.long()" in next_step
 
 
+@pytest.mark.parametrize("operator", ["fft.rfft", "linalg.svd", "linalg.inv"])
+def test_an_operator_without_bfloat16(operator):
+    import operator as operators
+
+    import torch
+
+    x = torch.eye(4, dtype=torch.bfloat16)
+    cause, next_step = raised(lambda: operators.attrgetter(operator)(torch)(x))
+    assert "torch has no bfloat16 of this operator" in cause
+    assert "x.float()" in next_step
+
+
 def test_a_schedule_that_is_shorter_than_the_curve():
     import torch
 

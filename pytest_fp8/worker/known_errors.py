@@ -27,6 +27,12 @@ TOLD_BY = (
         "give class targets as integers in batch(step), y.long()",
     ),
     (
+        r"Unsupported dtype BFloat16|not implemented for 'BFloat16'|Low precision dtypes not supported",
+        "arms run the model in bfloat16, and torch has no bfloat16 of this operator, as of Fourier transforms and most "
+        "of linear algebra",
+        "cast around it: torch.fft.rfft(x.float()), and back with .to(x.dtype) where it has become real again",
+    ),
+    (
         r"Expecting\s+both Float8TrainingTensor",
         "torchao's FP8 layers have no second derivative, and the loss goes backward through a gradient: a gradient "
         "penalty, forces from an energy, autograd.grad(..., create_graph=True)",
