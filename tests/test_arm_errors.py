@@ -100,6 +100,39 @@ def test_the_next_step_is_that_of_the_error(wrong, seen, next_step):
         assert "emulated arms run on the CPU" in error.value.cause
 
 
+def missing(model, rows):
+    raise ImportError("\nscipy was not found")
+
+
+def not_converted(model, rows):
+    if type(model[0]).__name__ != "Linear":
+        raise ValueError("no Linear")
+    return plain_loss(model, rows)
+
+
+def said_of(loss, case):
+    workload = Workload(build=plain_model, batch=batch, loss=loss)
+    arm = ArmProcess()
+    try:
+        with pytest.raises(ArmError) as error:
+            arm.build(ArmSpec(case, "cpu", workload.ship("a test"), threads=1))
+    finally:
+        arm.close()
+    return error.value
+
+
+@pytest.mark.slow
+def test_an_error_that_begins_with_an_empty_line_has_a_headline():
+    assert "ImportError: scipy was not found" in said_of(missing, CASE.reference()).headline
+
+
+@pytest.mark.slow
+def test_an_error_of_the_converted_model_is_looked_for_there():
+    pytest.importorskip("torchao")
+    assert "converted to FP8" in said_of(not_converted, CASE).next_step
+    assert "converted" not in said_of(missing, CASE.reference()).next_step
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

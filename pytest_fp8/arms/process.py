@@ -82,6 +82,8 @@ class ArmProcess:
         self.log = self.folder / "log"
         self.name = "an arm"
         self._asked, self._answer_due = "", False
+        self._in = "in bfloat16"
+        """What the arm's model is, in words."""
         self._end: ArmError | None = None
         """What it ended with, where that was told."""
         self._connection, theirs = Pipe()
@@ -129,6 +131,7 @@ class ArmProcess:
     def start_build(self, spec: ArmSpec) -> None:
         """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
         self.name = spec.name
+        self._in = "in bfloat16" if spec.case.recipe == "none" else "in bfloat16 and converted to FP8"
         self.send("build", spec=to_plain(spec))
 
     def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
@@ -206,7 +209,7 @@ class ArmProcess:
             # Where the trace is the cause, it already holds these lines.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),
             cause=cause or said["trace"],
-            next_step=said["next"] or "run the lines of the trace by hand, with the model in bfloat16",
+            next_step=said["next"] or f"run the lines of the trace by hand, with the model {self._in}",
         )
 
     def _raise_hung(self, timeout: float) -> NoReturn:

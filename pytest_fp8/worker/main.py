@@ -163,7 +163,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
     cause, next_step = known_cause(error)
     described = {
         "error": (f"the workload's {raised_by} raised " if raised_by else "")
-        + f"{type(error).__name__}: {str(error)[:2000]}",
+        + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
         "kind": "raised",
         "trace": error_trace.trace_of(error),
         "line": error_trace.telling_lines(error),
