@@ -295,9 +295,9 @@ class Arms:
     def __init__(self):
         self.bf16, self.asked = self, []
 
-    def request(self, operation, draws):
+    def request(self, operation, draws, products):
         self.asked.append(operation)
-        return [to_plain(gradients(off=0.6)) for _ in range(draws)]
+        return [to_plain(gradients(off=0.6)) for _ in range(draws + products)]
 
     def shared(self, what, ask):
         return ask()

@@ -68,6 +68,26 @@ def test_gradients_are_those_of_equal_buffers_however_often_they_are_asked():
     assert server.moved_gradients(draws=2) == draws
 
 
+def test_products_that_are_moved_row_by_row_move_gradients_that_cancel_between_rows():
+    def compare(model, x):
+        scores = model(x).float().sum(-1).view(-1, 4)
+        return torch.nn.functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))
+
+    def numbers(gradients):
+        return torch.frombuffer(bytearray(b64decode(gradients["sketches"]["0.bias"])), dtype=torch.float32)
+
+    server = serve(
+        build=lambda: torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)),
+        batch=lambda step: 0.1 * torch.randn(64, 32),
+        loss=compare,
+    )
+    right = numbers(server.numerics(moved=False)["gradients"])
+    weights = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=4)]
+    products = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=0, products=4)]
+    assert max(products) > 2 * max(weights)
+    assert torch.equal(numbers(server.numerics(moved=False)["gradients"]), right)
+
+
 def test_weights_and_gradients_are_left_as_they_were():
     server = serve()
     model = server.engine.model

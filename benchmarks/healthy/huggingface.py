@@ -118,6 +118,18 @@ def hf_distilbert_classifier():
 
 
 @sound()
+def hf_bert_chooses():
+    """BERT compares four choices in a softmax: gradients that all choices share cancel."""
+
+    def batch(step):
+        ids = text(64, 16)["input_ids"].view(16, 4, 16)
+        return {"input_ids": ids, "labels": ids[:, :, 0].argmax(1)}
+
+    settings = {**SMALL, "vocab_size": 256, "max_position_embeddings": 64}
+    return Workload(build=made("BertForMultipleChoice", "BertConfig", **settings), batch=batch)
+
+
+@sound()
 def hf_t5():
     """T5: an encoder and a decoder, relative places, tied embeddings."""
     settings = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 256}

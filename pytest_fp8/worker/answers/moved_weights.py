@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.worker.answers.held_out import compared, held_out_output
 from pytest_fp8.worker.state.shards import change, parts_kept
+from pytest_fp8.worker.training.restored import hooked
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -36,6 +37,28 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
 def _moved(values: torch.Tensor) -> torch.Tensor:
     noise = torch.rand_like(values, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
     return values * noise
+
+
+@contextmanager
+def moved_products(engine: Engine, seed: int) -> Iterator[None]:
+    """While open, each value of each Linear's output is moved by a factor of its own, and in the backward pass the
+    gradient that arrives there with it. Runs uncompiled.
+
+    FP8 rounds each row on its own. Moved weights move all rows alike, and what cancels between rows, as between the
+    choices that a softmax compares, still cancels.
+    """
+    generator = torch.Generator(device=engine.device).manual_seed(seed)
+    modules = dict(engine.model.named_modules())
+
+    def move(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return output
+        noise = torch.rand(output.shape, generator=generator, device=output.device)
+        return output * noise.mul_(2).sub_(1).mul_(PERTURBATION).add_(1).to(output.dtype)
+
+    handles = [modules[name].register_forward_hook(move) for name in engine.originals]
+    with hooked(handles), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:
