@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms import memory_plan
+from pytest_fp8.arms import memory_plan, not_started
 from pytest_fp8.arms.folders import Folders
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
@@ -217,8 +217,7 @@ class ArmPool:
     def renew(self, *arms: Arm) -> None:
         """Close these arms, so that their next request starts fresh processes."""
         for arm in arms:
-            process = self._processes.pop(arm.key, None)
-            if process is not None:
+            if (process := self._processes.pop(arm.key, None)) is not None:
                 process.close()
 
     def close_all(self) -> None:
@@ -281,7 +280,8 @@ class ArmPool:
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
-        return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how)
+        with not_started.told_as_arm_error(spec.name):
+            return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how)
 
     def tight(self, *arms: Arm, times: float = 1.0) -> bool:
         """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.
