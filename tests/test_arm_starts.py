@@ -39,3 +39,21 @@ def test_a_full_temporary_folder_is_one_clear_error(pytester):
         ]
     )
     result.stdout.no_fnmatch_line("*Error:*mkdir*")
+
+
+@pytest.mark.slow
+def test_what_the_fork_server_could_not_import_is_told_and_not_what_came_of_it(pytester, monkeypatch):
+    """The first import leaves half of a library behind; a second one would end in another error."""
+    broken = pytester.mkpydir("transformers")
+    (broken / "__init__.py").write_text(
+        "import sys\n"
+        "if hasattr(sys, 'imported_once'): raise RuntimeError('registered already')\n"
+        "sys.imported_once = True\n"
+        "raise ValueError('the folder of the cache cannot be written')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
+    pytester.makepyfile(WORKLOAD)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ValueError: the folder of the cache cannot be written"])
+    result.stdout.no_fnmatch_line("*registered already*")

@@ -124,6 +124,7 @@ def _import_libraries(name: str) -> None:
 
     chosen = backend(name)
     if not chosen.patches_others:
+        _raise_what_failed_ahead()
         import transformers.models.llama.modeling_llama  # noqa: F401
 
         if torch.cuda.is_available():
@@ -132,6 +133,13 @@ def _import_libraries(name: str) -> None:
     # Unsloth raises NotImplementedError when it is imported without an accelerator.
     with contextlib.suppress(ImportError, NotImplementedError):
         chosen.import_library()
+
+
+def _raise_what_failed_ahead() -> None:
+    """The error of the fork server's own import of the same, in a fork of it."""
+    preload = sys.modules.get("pytest_fp8.worker.preload")
+    if preload is not None and preload.failed is not None:
+        raise preload.failed
 
 
 def show_stacks() -> None:

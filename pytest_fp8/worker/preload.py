@@ -1,6 +1,6 @@
 """What the fork server imports once for all arms on the CPU. Only the fork server imports this module.
 
-Where an import fails, the arm that needs it imports it again and reports the error.
+Where an import fails, the arm that needs it reports the error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ def _silent() -> Iterator[None]:
 die_with(os.getppid())
 # Imports make next to no garbage, and a collection would write into pages that the arms share.
 gc.disable()
+failed: Exception | None = None
+"""What the arms need and could not be imported. Half of it stays behind, and a second import tells of that alone."""
 with _silent():
-    with contextlib.suppress(Exception):
+    try:
         import transformers.models.llama.modeling_llama  # noqa: F401
 
         import pytest_fp8.worker.server  # noqa: F401
+    except Exception as error:
+        failed = error
     with contextlib.suppress(Exception):
         # torchao's conversion imports it, compiled or not: a third of a second.
         import torch._inductor.codegen.triton  # noqa: F401
