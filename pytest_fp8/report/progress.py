@@ -180,6 +180,11 @@ class LogLines:
         """What was written stays."""
 
 
+def encoding_of(reporter: Any) -> str:
+    """How what the reporter writes becomes bytes."""
+    return getattr(reporter._tw._file, "encoding", None) or "utf-8"
+
+
 def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
     """What tells the progress of this session's tests. ``None`` under ``-q``, and where this process has no terminal
     reporter or pytest-xdist's workers run the tests. To be called while output is not captured."""
@@ -194,7 +199,7 @@ def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
         # Not a file of the system: in another program's hands, as in a test of pytest itself.
         return None
     config.add_cleanup(lambda: os.close(file))
-    encoding = getattr(output, "encoding", None) or "utf-8"
+    encoding = encoding_of(reporter)
     display: Display = LogLines(file, encoding, reporter)
     # Some CI systems run jobs in a pseudo-terminal and show what was written line by line.
     if os.isatty(file) and os.environ.get("TERM", "dumb") != "dumb" and not ci_variable(os.environ):

@@ -90,6 +90,15 @@ def lines_of(table: Table, console: Console) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines() if line.strip()]
 
 
+def writable(line: str, encoding: str) -> str:
+    """The line with a rule of hyphens where the encoding has none that is drawn, as ASCII has not."""
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:
+        return line.replace("\u2500", "-")
+    return line
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
     """Print a table, coloured on a terminal; ``styles`` gives one per row. The first column is never folded."""
     from rich.console import Console

@@ -16,6 +16,7 @@ from pytest_fp8.report.cells import baseline_of, gradients_of
 from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
 
@@ -142,21 +143,24 @@ def _short(path: str, here: Path) -> str:
 
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     """Everything that pytest-fp8 says at the end of a run."""
-    ledger = session.ledger
+    from pytest_fp8.report import tables
+
+    ledger, encoding = session.ledger, encoding_of(reporter)
     width = shutil.get_terminal_size().columns if reporter.isatty else None
     notes = footnotes(ledger)
     table = summary(ledger, reporter.hasmarkup, width, notes)
     # Beside a table the tests that this machine skips need no word; without one nobody would know why it is missing.
     missing = did_not_run(ledger) if session.settings.declared or not table else []
     reporter.section("FP8", sep="=")
-    if table:
-        reporter.write_line(table)
+    # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
+    for line in table.splitlines():
+        reporter.write_line(tables.writable(line, encoding))
     for line in lines_of(list(notes), width):
         reporter.write_line(line, yellow=True)
     spent = time_spent(ledger)
     durations = duration_lines(ledger.durations) if session.settings.durations else ()
     for line in [*(folded(f"time in arms: {spent}", width) if spent else ()), *durations]:
-        reporter.write_line(line)
+        reporter.write_line(tables.writable(line, encoding))
     for note in shift_lines(ledger):
         reporter.write_line(note, yellow=True)
     for revision in session.revisions:
