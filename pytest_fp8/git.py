@@ -13,9 +13,15 @@ LARGEST = 1 << 20
 REGULAR = ("100644", "100755")
 """git's modes of files that are neither links nor other repositories."""
 
+TRUST = "safe.directory "
+"""What git says of a repository that another user owns, in every language."""
+
 
 class GitError(Exception):
-    """git is not installed, took too long or refused; the text is its own."""
+    """git is not installed, took too long or refused; the text is its own. ``next_step``: what helps in any case that
+    no other revision would; empty for all else."""
+
+    next_step = ""
 
 
 def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
@@ -59,7 +65,13 @@ def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = 
             ["git", "-C", str(folder), *arguments], input=said, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise GitError(str(error)) from error
+        refusal = GitError(str(error))
+        if isinstance(error, FileNotFoundError):
+            refusal.next_step = "install git, or put its folder into PATH; git --version"
+        raise refusal from error
     if done.returncode != 0:
-        raise GitError(done.stderr.decode(errors="backslashreplace").strip())
+        refusal = GitError(done.stderr.decode(errors="backslashreplace").strip())
+        # In a container whose user is not the one who checked the project out git ends with the command that helps.
+        refusal.next_step = next((line.strip() for line in str(refusal).splitlines() if TRUST in line), "")
+        raise refusal
     return done.stdout

@@ -174,5 +174,5 @@ def _git(folder: Path, revision: str, *arguments: str) -> str:
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
             seen=str(error) or "no such revision",
-            next_step="git log --oneline -5",
+            next_step=error.next_step or "git log --oneline -5",
         ) from error

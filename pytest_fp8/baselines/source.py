@@ -95,17 +95,20 @@ class Revision:
             commit = git(where, *verify).strip()
             found = committed(where, commit, below)
         except GitError as error:
-            raise self._error(str(error) or "no such revision") from error
+            raise self._error(str(error) or "no such revision", error.next_step) from error
         prefix = "" if self.folder.is_dir() else f"{self.folder.name}/"
         return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
 
-    def _error(self, seen: str) -> BaselineError:
+    def _error(self, seen: str, next_step: str = "") -> BaselineError:
         return BaselineError(
             f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
             expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
             seen=seen,
-            cause="a revision that was not fetched (a shallow checkout has one commit), or one from before the folder",
-            next_step=f"git fetch origin {self.revision}; git log --oneline -- {self.folder}",
+            # What git itself says to do has its cause in what it says.
+            cause=""
+            if next_step
+            else "a revision that was not fetched (a shallow checkout has one commit), or one from before the folder",
+            next_step=next_step or f"git fetch origin {self.revision}; git log --oneline -- {self.folder}",
         )
 
 
