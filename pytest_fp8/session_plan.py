@@ -92,14 +92,14 @@ def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, process
     turns: dict[str, None] = {}
     too_large: list[str] = []
     alive: set[str] = set()
-    for case, questions in asked:
+    for case, wanted in asked:
         arms = case.reference().id, case.id
         order: list[tuple[str, ...]]
-        if peak_bytes(case) > gpu.memory:
-            too_large.append(case.id)
-            questions = frozenset[str]()
+        fits = peak_bytes(case) <= gpu.memory
+        questions = wanted if fits else frozenset[str]()
         rounds = processes if "speedup" in questions else 1
-        if not questions:
+        if not fits:
+            too_large.append(case.id)
             order, alive = [(case.id,)], set[str]()
         elif exceed_together(case, gpu):
             turns[case.model] = None
