@@ -13,7 +13,7 @@ from multiprocessing.connection import Pipe
 import pytest
 
 from pytest_fp8.arms.channel import MOST_BYTES, Channel, Unreadable
-from pytest_fp8.arms.process import LOG_LINES, end_of
+from pytest_fp8.arms.output import LOG_LINES, end_of
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pytest_fp8.arms.channel import Channel, Unreadable
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
 from pytest_fp8.arms.left_behind import end_processes_of
+from pytest_fp8.arms.output import printable, tail_of
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import ArmError, first_line
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
 UNKILLABLE_SECONDS = 30.0
-LOG_LINES = 25
-LOG_BYTES = 2**18
-"""How much of an arm's output is read at most, from its end."""
-STACK = re.compile("Fatal Python error|(Current t|T)hread 0x")
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What a terminal obeys, and what no encoding can write."""
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
@@ -189,15 +183,12 @@ class ArmProcess:
 
     def tail(self) -> str:
         """The last lines of the arm's own output, or those with which its last stack begins."""
-        with contextlib.suppress(OSError), open(self.log, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
-            return end_of(log.read().decode(errors="replace"))
-        return ""
+        return tail_of(self.log)
 
     # -- what went wrong ------------------------------------------------------------------------------------------
 
     def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
-        said = {key: UNPRINTABLE.sub("", text) for key, text in answer.items() if isinstance(text, str)}
+        said = {key: printable(text) for key, text in answer.items() if isinstance(text, str)}
         cause, line = said["cause"], said["line"]
         out_of_memory = said["kind"] == "out of memory"
         raise ArmError(
@@ -271,16 +262,6 @@ class ArmProcess:
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
         return self._end
-
-
-def end_of(output: str) -> str:
-    """The last lines, or those with which the last stack of :mod:`faulthandler` begins where that is longer: the
-    innermost call comes first. Without what a terminal would obey."""
-    lines = output.splitlines()
-    stacks = [i for i, line in enumerate(lines) if STACK.match(line)]
-    fatal = [i for i in stacks if lines[i].startswith("Fatal")]
-    start = max(0, min([len(lines) - LOG_LINES, *(fatal or stacks)[-1:]]))
-    return "\n".join(UNPRINTABLE.sub("", line)[:400] for line in lines[start : start + LOG_LINES])
 
 
 def _signal_name(number: int) -> str:
