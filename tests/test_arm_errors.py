@@ -255,6 +255,7 @@ def test_a_trace_keeps_the_users_frame_above_many_of_torchs():
     assert "# the user's line" in telling_lines(error)
 
 
+@pytest.mark.slow
 def test_a_library_whose_model_raises_is_named_and_torch_is_not():
     def installed(name, text):
         """``called`` of a file of an installed library."""

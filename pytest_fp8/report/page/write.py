@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.errors import Fp8Error
 
 NAME = "index.html"
@@ -46,20 +47,22 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
     """Read the reports, the newest last, and write their page. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.reading import read_report
 
-    reports = [(str(path), read_report(path)) for path in paths]
+    reports = [(_label(path), read_report(path)) for path in paths]
     if missing():
         raise Fp8Error(
             f"the page needs {' and '.join(missing())}",
             cause="pictures are drawn by matplotlib, and jinja2 escapes what stands between them",
             next_step="pip install 'pytest-fp8[report]'",
         )
-    text = render(reports)
-    try:
-        target.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise Fp8Error(
-            f"cannot write {target}: {type(error).__name__}: {error.strerror}", next_step="name another file with -o"
-        ) from None
+    # A name may hold what no encoding can write.
+    write_atomically(target, render(reports).encode(errors="replace").decode())
+
+
+def _label(path: Path) -> str:
+    """How the page names a report: as it was given, or below the current folder. A page is shown to others, whom the
+    folders of this machine do not concern."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def render(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
