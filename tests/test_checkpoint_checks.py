@@ -39,6 +39,18 @@ def test_healthy(source, resumed):
 
 
 @pytest.mark.parametrize(
+    ("source", "within", "beyond"),
+    [([2.0, 1.9], 0.048, 0.052), ([0.02, 0.018], 0.00096, 0.00104)],
+    ids=["in nats", "below a loss of 1 a share of the largest"],
+)
+def test_how_far_resumed_losses_may_lie_from_the_source_s(source, within, beyond):
+    for sign in (1, -1):
+        assert check_checkpoints([losses(source, [x + sign * within for x in source])]).verdict is Verdict.PASS
+        lost = check_checkpoints([losses(source, [x + sign * beyond for x in source])])
+        verdict_of(lost, Verdict.FAIL, "training does not go on where the source was")
+
+
+@pytest.mark.parametrize(
     ("broken", "says"),
     [
         (transfer_of(source={"on_disk": {"F8_E4M3": 2}}), "stored in FP8"),

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.evidence import curves, verdict_of
+from pytest_fp8.questions.loss.check import check_loss
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Course, Curve, LossEvidence
 from pytest_fp8.verdicts import Verdict
@@ -52,6 +54,13 @@ def test_arms_that_train_otherwise_are_named(changes, verdict, words):
     message = " ".join(found[1].values())
     for word in words:
         assert word in message
+
+
+def test_an_arm_that_trains_otherwise_is_no_pass_however_close_its_loss():
+    arms = [curves(0.001), curves(wobble=0.0), curves(0.0)]
+    for arm, course in zip(arms, (replace(SOUND, stepped=[1, 0, 1, 1]), SOUND, SOUND), strict=True):
+        arm.update({seed: replace(curve, course=course) for seed, curve in arm.items()})
+    verdict_of(check_loss(LossEvidence(*arms)), Verdict.INVALID, "do not step equally often")
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,14 @@ def test_a_weight_that_does_not_move_as_in_the_reference_fails(down, says):
     verdict_of(decided(arm(0.001, moves={**MOVES, "down": down})), Verdict.FAIL, says, "98.0% of down")
 
 
+def test_a_loss_that_stays_up_since_weights_stand_still_is_told_by_these():
+    fp8 = {
+        s: replace(c, losses=[5.001 + s / 1000] * len(c.losses))
+        for s, c in arm(moves={**MOVES, "down": Moved(4096, 0.0, 1.0)}).items()
+    }
+    verdict_of(decided(fp8), Verdict.FAIL, "1 of 3 weights do not train in the FP8 arm", "a learning rate of 0")
+
+
 def test_an_expert_that_rests_with_one_seed_is_no_finding():
     fp8 = arm(0.001)
     fp8[1] = replace(fp8[1], movement={**MOVES, "down": Moved(4096, 0.0, 0.0)})

@@ -70,6 +70,7 @@ def test_words_tell_a_host_s_shift_from_a_case_s_own():
     assert "its own change" in said
     usual = session_shift(changes(rng))
     assert words(usual, {}) == []
+    assert words(usual, {"case 3": -0.03}) == [], "nothing moved that this case could have moved with"
     alone = session_shift(changes(rng, own=(-0.03,)))
     [line] = words(alone, {})
     assert line.startswith("not failed, and moved by itself: case 0 -")

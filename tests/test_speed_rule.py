@@ -179,6 +179,17 @@ def test_sessions_that_spread_more_than_the_pooled_ones_widen_a_case_s_own_error
     assert change_of(run, calm, KNOWN).error == pytest.approx(change_of(run, calm[:1] * 4, KNOWN).error)
 
 
+def test_processes_that_differ_more_than_the_pooled_ones_widen_a_case_s_own_error():
+    def found(apart):
+        processes = [[apart * x] * 6 for x in (-1, 1, -1, 1)]
+        return spread(processes, [processes] * 2, MEASURED)
+
+    usual, wild = found(0.001), found(0.02)
+    assert usual.run == pytest.approx(found(0.0).run)
+    assert wild.run == pytest.approx(0.02**2 * 12 / 9)
+    assert wild.stored == pytest.approx(wild.run)
+
+
 def test_noise_that_only_the_history_shows_still_counts():
     calm, noisy = [[[0.0] * 8] * 4], [[[-0.02, 0.02] * 4] * 4]
     run = [[0.0, 0.001] * 3] * 2
