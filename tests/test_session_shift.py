@@ -68,6 +68,7 @@ def test_words_tell_a_host_s_shift_from_a_case_s_own():
     assert "case 3 -1.4% failed and moved like the rest" in said
     assert "case 0 -" in said
     assert "its own change" in said
+    assert "failed and moved" not in "\n".join(words(shift, {}))
     usual = session_shift(changes(rng))
     assert words(usual, {}) == []
     assert words(usual, {"case 3": -0.03}) == [], "nothing moved that this case could have moved with"

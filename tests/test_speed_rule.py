@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.change import ALPHA, BETA, change_of, level, spread
+from pytest_fp8.rules.change import ALPHA, BETA, change_of, finding_chance, level, spread
 from pytest_fp8.rules.speed import (
     BASELINE_BLOCKS,
     GATED_CASES,
@@ -117,6 +117,13 @@ def test_more_sessions_hold_a_finer_tolerance_and_a_young_history_says_how_coars
 def test_no_number_of_processes_makes_one_session_hold_two_per_cent():
     many = [[[BASE - 0.001, BASE + 0.001] * 4] * 50]
     assert holds(many, KNOWN) > TOLERANCE
+
+
+@pytest.mark.parametrize(("cases", "looks"), [(1, 1), (1, 3), (30, 3), (0, 2)])
+def test_the_looks_of_all_cases_spend_alpha_between_them(cases, looks):
+    each = [finding_chance(cases, looks, last=look == looks - 1) for look in range(looks)]
+    assert max(1, cases) * sum(each) == pytest.approx(ALPHA)
+    assert each[-1] > 0.9 * sum(each), "more processes hardly change a finding, so the last look keeps the power"
 
 
 def test_without_the_share_of_each_case_the_session_would_not_hold():
