@@ -31,9 +31,10 @@ def test_a_change_is_found_where_it_is():
     assert np.mean([points[0][1] for points in found if points]) == pytest.approx(-0.02, abs=0.002)
 
 
-def test_two_changes_are_two():
+@pytest.mark.parametrize("last", [0.1, 0.04], ids=["the first is larger", "the last is larger"])
+def test_two_changes_are_two(last):
     rng = np.random.default_rng(5)
-    [(first, up), (second, down)] = change_points(history(rng, [0.1] * 3 + [0.14] * 3 + [0.1] * 2))
+    [(first, up), (second, down)] = change_points(history(rng, [0.1] * 3 + [0.14] * 3 + [last] * 2))
     assert (first, second) == (3, 6)
     assert up > 0.03 > -0.03 > down
 

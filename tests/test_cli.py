@@ -486,6 +486,14 @@ def test_a_candidate_left_out_or_refused_keeps_no_later_one_from_being_stored(ru
     assert read_baseline(project / "baselines", "h200", other.id, other.digest()).values("memory_ratio") == [0.7]
 
 
+def test_a_promotion_of_one_gpu_leaves_the_others(run, project):
+    for gpu in ("h100", "h200"):
+        write_baseline(project / "out/candidates", replace(baseline(memory=0.7, run="c" * 12), gpu=gpu))
+    assert run("promote", "out/candidates", "--reason", "x", "--gpu", "h100")[0] == 0
+    kept = [read_baseline(project / "baselines", gpu, CASE.id, CASE.digest()) for gpu in ("h100", "h200")]
+    assert [each.values("memory_ratio") for each in kept] == [[0.7], [0.85]]
+
+
 # -- the real thing -----------------------------------------------------------------------------------------------
 
 

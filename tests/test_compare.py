@@ -98,6 +98,8 @@ def test_a_loss_well_within_the_tolerance_passes():
 def test_bf16_taken_off_leaves_what_is_fp8s_own():
     slower = [[-0.05 + 0.001 * k for k in range(-2, 3)]] * 4
     same = [[0.001 * k for k in range(-2, 3)]] * 4
+    low, high = decide_same_session(slower, 0.03).interval
+    assert low < decide_same_session(slower, 0.03).change < high < 0, "a change that its interval lies around"
     own = own_change(decide_same_session(slower, 0.03), decide_same_session(slower, 0.03))
     assert abs(own.theta) < own.half_width()
     own = own_change(decide_same_session(slower, 0.03), decide_same_session(same, 0.03))

@@ -44,6 +44,23 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
     }
 
 
+BUILT = {
+    **{key: "a" for key in ("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints")},
+    "seconds": {"build": 1.0},
+}
+WORK = ("classes", "backward", "stepped", "gradients")
+OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "uncertain", "waits", "loss", "random")
+LEDGER = {
+    **{key: "a" for key in ("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype")},
+    **dict.fromkeys(("switches", *WORK), "a"),
+    **{key: [] for key in OF_EACH[:5]},
+    **{"uncertain": False, "waits": {}, "loss": 1.0, "random": "r"},
+}
+SAVED = {"keys": ["w"], "digests": {"w": 1}, "optimizer_digests": {"w": 2}}
+LOADED = {**SAVED, **{key: [] for key in ("missing", "unexpected", "wrong_shape", "stale")}, "loaded": True}
+del LOADED["keys"]
+
+
 # -- the worst rank, and the whole batch --------------------------------------------------------------------------
 
 
@@ -57,6 +74,8 @@ def test_a_loss_is_the_mean_over_the_whole_batch():
 def test_a_time_is_the_slowest_ranks():
     blocks = [{"milliseconds": [10.0, 12.0], "compilations": 0}, {"milliseconds": [11.0, 9.0], "compilations": 2}]
     assert merged("blocks", blocks) == {"milliseconds": [11.0, 12.0], "compilations": 2}
+    busy = [{"step_ms": [x], "busy_ms": [x - 1], "compute_ms": [x - 2]} for x in (10.0, 11.0)]
+    assert merged("busy", busy) == busy[1]
     told = merged("layers", [layers(busy=10.0), layers(busy=14.0)])
     assert (told["milliseconds"], told["step_ms"], told["busy_ms"]) == ({"busy": 14.0}, [15.0], [14.0])
     assert told["waits"] == {"cudaStreamSynchronize": 14}
@@ -111,6 +130,30 @@ def test_a_rank_that_differs_is_named_with_what_differs(operation, answers, what
     assert found.value.what == what
     assert cause in found.value.cause
     assert found.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "apart"),
+    [("build", BUILT, ["seconds"]), ("ledger", LEDGER, OF_EACH), ("save", SAVED, []), ("load", LOADED, ["stale"])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, apart):
+    assert merged(operation, [answer, answer])
+    for key in answer.keys() - set(apart):
+        with pytest.raises(RanksDisagree) as found:
+            merged(operation, [answer, {**answer, key: "other"}])
+        assert found.value.what == key
+
+
+def test_a_router_may_give_ranks_other_work():
+    routed = {**LEDGER, "uncertain": True}
+    assert merged("ledger", [routed, {**routed, **dict.fromkeys(WORK, "other")}])
+
+
+def test_what_only_another_rank_has_is_named():
+    with pytest.raises(RanksDisagree) as found:
+        merged("save", [SAVED, {**SAVED, "digests": {"w": 1, "v": 3}}])
+    assert (found.value.what, found.value.first, found.value.other) == ("digests, v", "nothing", "3")
 
 
 def test_a_shard_that_another_rank_loads_otherwise_is_named_by_its_weight():

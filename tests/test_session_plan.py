@@ -7,7 +7,7 @@ import pytest
 import matrix
 from helpers.fakes import H100, H200, install
 from pytest_fp8 import Case
-from pytest_fp8.arms.memory_plan import GIB, peak_bytes
+from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, GIB, peak_bytes, resident_bytes
 from pytest_fp8.session_plan import ANSWERS, BUILD, BUSY, plan_session
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -79,6 +79,22 @@ def test_an_8b_case_takes_what_its_builds_and_answers_take():
     plan = plan_session(cases("8b")[:1], H100)
     assert plan.seconds == pytest.approx(3 * (BUILD[0] + 8.03 * BUILD[1]) + ANSWERS[0] + 8.03 * ANSWERS[1], rel=0.01)
     assert plan.line().startswith("fp8: 1 case(s), 3 arm(s) to build, about 3 min; the arms of 8b take turns: 79 GiB")
+
+
+@pytest.mark.parametrize(
+    ("more", "per_parameter"),
+    [
+        ({}, 6),
+        ({"gpus": 2, "parallel": "ddp"}, 6),
+        ({"gpus": 2, "parallel": "fsdp2"}, 3),
+        ({"gpus": 2, "parallel": "zero3", "backend": "accelerate_torchao", "compile": False}, 7),
+        ({"gpus": 2, "parallel": "fsdp2", "backend": "accelerate_torchao"}, 6),
+        ({"gpus": 2, "parallel": "ddp", "backend": "accelerate_torchao"}, 6),
+    ],
+)
+def test_what_each_gpu_holds_between_steps_depends_on_how_weights_are_shared(more, per_parameter):
+    case = Case("1b", more.pop("backend", "torchao"), "tensorwise", **more)
+    assert resident_bytes(case) == pytest.approx(1.24e9 * per_parameter + CONTEXT_BYTES, rel=0.01)
 
 
 def test_models_of_ones_own_have_the_least_that_any_takes():
