@@ -241,6 +241,7 @@ def test_what_fails_nothing_is_said_in_the_pass(lost, says):
 
 def test_generators_that_the_model_does_not_draw_from_are_not_mentioned():
     assert "generator" not in check_checkpoints([own(kept={"generators": {}})]).headline
+    assert "generator" not in check_checkpoints([own(drawn=["torch"])]).headline, "nor those that are carried"
 
 
 def left_by(arm, which, flags):

@@ -10,6 +10,7 @@ import pytest
 from helpers.evidence import UPDATES, WEIGHT, arm_ledger, sketch, verdict_of
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, compare, find_in_ledger, unless_unlike
+from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import (
     NO_UPDATES,
     Draw,
@@ -267,6 +268,30 @@ def test_a_number_that_one_arm_does_not_tell_is_no_difference():
     assert compare(ledgers(reference=reference, operators=norm("native_layer_norm bfloat16"))) == []
     (found,) = compare(ledgers(reference=reference, operators=norm("native_layer_norm bfloat16 0.02")))
     assert "the epsilon of a norm" in found.cause
+    said, unsaid = {"": {"abs bfloat16": 1}}, norm("native_layer_norm bfloat16")
+    (found,) = compare(ledgers(reference=reference, operators={**unsaid, **said}))
+    assert "operators of the model itself" in found.headline, "what comes after it is compared all the same"
+
+
+def test_a_matrix_product_that_the_fp8_arm_alone_runs_is_named():
+    more = OwnedProduct("norm", Product("forward", 64, (48, 64), "bfloat16", "mm"))
+    (found,) = compare(ledgers(products=[*HEALTHY.products, more]))
+    assert found.verdict is Verdict.INVALID
+    assert "matrix products of norm" in found.headline
+    (found,) = compare(ledgers(reference=arm_ledger(products=[*HEALTHY.products, more])))
+    assert "matrix products of norm" in found.headline
+
+
+@pytest.mark.parametrize(("backend", "named"), [("torchao", True), ("te_fused", False)])
+def test_another_kind_of_attention_is_named_where_the_arms_call_the_same_modules(backend, named):
+    here, there = ({**HEALTHY.switches, "flash_sdp_enabled": on} for on in ("True", "False"))
+    found = compare(ledgers(backend, reference=arm_ledger(switches=here), switches=there))
+    assert ["flash_sdp_enabled" in one.headline for one in found] == [True] * named
+
+
+def test_outermost_names_lie_inside_no_other():
+    assert outermost(["b.c", "a", "a.b.c", "ab", "b.c.d", "a.b"]) == ["a", "ab", "b.c"]
+    assert outermost(["a", ""]) == [""]
 
 
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():

@@ -72,6 +72,16 @@ def judge(case=CASE, layers=None, **given):
     return check_numerics(case, evidence(**given), layers or layers_evidence())
 
 
+def test_the_numbers_are_the_worst_of_each_role():
+    bad = replace(SOUND, sqnr=28.1, gain=0.995)
+    later = replace(SOUND, layer="down", role=DGRAD, gain=1.004)
+    numbers = judge(products=[bad], later=[later]).numbers
+    assert numbers["roles"][FPROP]["products"] == 2
+    assert (numbers["roles"][FPROP]["sqnr_db"], numbers["roles"][DGRAD]["sqnr_db"]) == (28.1, 28.4)
+    errors = [numbers["roles"][role]["gain_error"] for role in (FPROP, DGRAD)] + [numbers["later_gain_error"]]
+    assert errors == pytest.approx([0.005, 0.001, 0.004])
+
+
 def wrong(**changes):
     return replace(SOUND, **changes)
 

@@ -1,4 +1,5 @@
-"""The wire in the account of a speedup: said of both arms, named where it costs the FP8 arm its speed."""
+"""The wire: said of both arms in the account of a speedup, named where it costs the FP8 arm its speed, and held
+against what a configuration promises to gather."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import verdict_of
+from helpers.evidence import SIZES, arm_ledger, layers_evidence, verdict_of
 from helpers.steps import changed, recorded_step
-from pytest_fp8 import Verdict
+from pytest_fp8 import Case, Verdict
 from pytest_fp8.questions.layers.evidence import WireTime
+from pytest_fp8.questions.layers.wire import find_on_wire, same_on_all_ranks
+from pytest_fp8.questions.ledger.evidence import Collective, TensorNote, TwoLedgers
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.wire import ArmWire
@@ -100,3 +103,40 @@ def test_an_fp8_arm_that_sends_less_is_other_work():
     fp8 = travelling(FP8_ARM, 8.0, 5.0, 2.0, elements=10**9 // 3)
     decision = asked(travelling(BF16, 24.0, 12.0, 8.0), fp8, 129.5, 108.0)
     verdict_of(decision, Verdict.INVALID, "do not do the same work", "the FP8 arm sends less")
+
+
+SHARDED = Case("1b", "torchao", "tensorwise", gpus=2, parallel="fsdp2", options={"float8_all_gather": True})
+CONVERTED = sum(SIZES[name][0] * SIZES[name][1] for name in ("q", "up"))
+GATHERED = 2 * (CONVERTED + SIZES["lm_head"][0] * SIZES["lm_head"][1])
+
+
+def gathers(size):
+    other = Collective("backward", "reduce-scatter", "bfloat16", GATHERED, 1)
+    return arm_ledger(ranks=2, wire=[Collective("forward", "all-gather", "uint8", size // 2, 2), other])
+
+
+@pytest.mark.parametrize(
+    ("case", "now", "fails"),
+    [
+        (SHARDED, GATHERED - CONVERTED, False),
+        (SHARDED, 1.015 * (GATHERED - CONVERTED), False),
+        (SHARDED, 1.03 * (GATHERED - CONVERTED), True),
+        (SHARDED, GATHERED, True),
+        (replace(SHARDED, options={}), GATHERED, False),
+    ],
+)
+def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails):
+    found = find_on_wire(case, layers_evidence(), TwoLedgers(gathers(GATHERED), gathers(int(now)), "torchao"))
+    assert (found is not None) is fails
+    if found:
+        assert found[0] is Verdict.FAIL
+        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered in a forward pass" in found[1]["expected"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "digests", "same"),
+    [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],
+)
+def test_ranks_that_are_given_one_batch_are_told_from_ranks_with_parts_of_it(ranks, digests, same):
+    batch = [TensorNote([48, 64], "bfloat16", digest) for digest in digests]
+    assert same_on_all_ranks(arm_ledger(ranks=ranks, batch=batch)) is same
