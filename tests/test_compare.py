@@ -10,6 +10,7 @@ import subprocess
 import sys
 import venv
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +269,7 @@ def test_a_model_of_a_test_file_does_not_cross_to_another_python():
     base, head = (ArmEnvironment(name, name, (), {"python": v}) for name, v in (("base", "3.12.1"), ("head", "3.11.9")))
     with pytest.raises(SettingsError, match="another Python"):
         _require_one_bytecode(base, head)
+    _require_one_bytecode(replace(base, versions={"python": "3.11.2"}), head)
 
 
 @pytest.mark.parametrize(

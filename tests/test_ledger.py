@@ -188,12 +188,44 @@ def test_a_tie_that_the_conversion_breaks_is_named():
     assert "untied" in found.cause
 
 
+def test_a_hook_that_the_conversion_takes_from_a_parameter_is_named():
+    before = {**HEALTHY.before, "q.weight": replace(WEIGHT, hooks=1)}
+    assert compare(ledgers(reference=arm_ledger(before=before), before=before, after=before)) == []
+    (found,) = compare(ledgers(reference=arm_ledger(before=before), before=before))
+    assert (found.verdict, found.what) == (Verdict.FAIL, "q.weight")
+    assert "a hook on a parameter is gone" in found.headline
+
+
 def test_rows_that_a_router_chooses_may_differ():
     routed = [*HEALTHY.calls, ModuleCalls("expert", "forward", [16, 64], "bfloat16", True, True, 1)]
     products = [*head(), OwnedProduct("expert", Product("forward", 64, (16, 64), "bfloat16", "mm"), routed=True)]
     reference = arm_ledger(calls=routed, products=products)
     assert compare(ledgers(reference=reference, random="other", gradients=["q.weight"])) == []
     assert compare(ledgers(reference=reference, calls=without("norm"))) != [], "all else is still compared"
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_a_converted_layer_may_rest_where_a_router_gives_it_no_rows(routed):
+    one = ModuleCalls("q", "forward", [48, 64], "bfloat16", True, routed, 1)
+    found = compare(ledgers(reference=arm_ledger(calls=[*without("q"), one]), calls=without("q")))
+    assert any("never called" in each.headline for each in found) is not routed
+
+
+def test_updates_that_are_no_plain_numbers_are_not_compared():
+    unread = replace(UPDATES, digests={**UPDATES.digests, "q.weight": ""}, sketches={**UPDATES.sketches})
+    other = replace(UPDATES, sketches={**UPDATES.sketches, "q.weight": sketch(9.0, 9.0, 9.0)})
+    assert compare(ledgers(reference=arm_ledger(updates=other), updates=unread)) == []
+    assert compare(ledgers(reference=arm_ledger(updates=unread), updates=other)) == []
+
+
+def test_operators_of_modules_that_cannot_be_told_apart_are_not_compared():
+    more = {**HEALTHY.operators, "norm": IN_FLOAT32}
+    assert compare(ledgers(uncertain=True, operators=more)) == []
+
+
+def test_what_differs_behind_what_is_alike_is_found():
+    (found,) = compare(ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}}))
+    assert "operators of the model itself" in found.headline
 
 
 def test_autocast_is_accelerates_own():

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from pytest_fp8 import Case, SettingsError
-from pytest_fp8.markers import ARGUMENTS
+from pytest_fp8.markers import ARGUMENTS, with_weights
+from pytest_fp8.options import Settings
+
+
+def test_a_case_s_own_weights_go_before_those_of_the_option(tmp_path):
+    case, settings = Case("tiny", "torchao", "rowwise"), Settings(weights={"tiny": tmp_path / "option"})
+    assert with_weights(case, settings).weights == str(tmp_path / "option")
+    assert with_weights(replace(case, model="1b"), settings).weights is None
+    assert with_weights(replace(case, weights=tmp_path), settings).weights == str(tmp_path)
 
 
 def collect(pytester, mark, *arguments):

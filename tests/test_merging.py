@@ -45,16 +45,19 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
 
 
 BUILT = {
-    **{key: "a" for key in ("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints")},
+    **dict.fromkeys(("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), "a"),
     "seconds": {"build": 1.0},
 }
 WORK = ("classes", "backward", "stepped", "gradients")
 OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "uncertain", "waits", "loss", "random")
 LEDGER = {
-    **{key: "a" for key in ("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype")},
+    **dict.fromkeys(("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype"), "a"),
     **dict.fromkeys(("switches", *WORK), "a"),
     **{key: [] for key in OF_EACH[:5]},
-    **{"uncertain": False, "waits": {}, "loss": 1.0, "random": "r"},
+    "uncertain": False,
+    "waits": {},
+    "loss": 1.0,
+    "random": "r",
 }
 SAVED = {"keys": ["w"], "digests": {"w": 1}, "optimizer_digests": {"w": 2}}
 LOADED = {**SAVED, **{key: [] for key in ("missing", "unexpected", "wrong_shape", "stale")}, "loaded": True}

@@ -72,6 +72,13 @@ def judge(case=CASE, layers=None, **given):
     return check_numerics(case, evidence(**given), layers or layers_evidence())
 
 
+def test_delayed_scaling_alone_has_wider_limits_after_training_steps():
+    later = [replace(SOUND, sqnr=SOUND.own_sqnr - 8.0)]
+    delayed, current = (Case("1b", "transformer_engine", recipe) for recipe in ("delayed", "current"))
+    verdict_of(judge(delayed, layers_evidence(case=delayed), later=later), Verdict.PASS)
+    verdict_of(judge(current, layers_evidence(case=current), later=later), Verdict.FAIL, " training steps")
+
+
 def test_the_numbers_are_the_worst_of_each_role():
     bad = replace(SOUND, sqnr=28.1, gain=0.995)
     later = replace(SOUND, layer="down", role=DGRAD, gain=1.004)
@@ -204,6 +211,15 @@ def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged
 )
 def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
     verdict_of(judge(fp8=fp8), Verdict.FAIL, *words)
+
+
+def test_a_gradient_that_is_not_known_of_one_arm_is_not_compared():
+    """None is known to be zero that was not said to be, and what is there is no zero although another one is."""
+    known = {n: text for n, text in gradients().sketches.items() if n != "up"}
+    decision = judge(fp8=gradients(sketches=known))
+    verdict_of(decision, Verdict.PASS)
+    assert decision.numbers["gradients"] == len(NAMES) - 1
+    verdict_of(judge(fp8=gradients(silent=["up"])), Verdict.PASS)
 
 
 def renamed(name, times=1.0, off=0.05, **changes):

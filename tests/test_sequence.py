@@ -8,6 +8,8 @@ from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.sequence import Sequences
+from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.layers.evidence import fp8_layers
 from pytest_fp8.questions.ledger.evidence import ledgers_of
@@ -114,6 +116,15 @@ def test_of_arms_that_take_turns_a_change_of_residence_is_no_death(monkeypatch, 
             kill(patch, world, before, last)
             found = gathered(question, turns=True)
         assert isinstance(found, ArmError) == (arm == last), (before, order[before])
+
+
+def test_what_is_left_of_a_process_that_ended_by_itself_is_closed():
+    sequences, process = Sequences(), FakeProcess()
+    process.start_build(ArmSpec(CASE, "cpu"))
+    closed = []
+    process.close = lambda: closed.append(process)
+    sequences.lose(process)
+    assert closed == [process]
 
 
 def test_the_next_question_gets_a_fresh_process(monkeypatch):

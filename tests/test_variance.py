@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pytest_fp8.baselines.folder import read_folder, readable
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import compare_metric
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import write_baseline
-from pytest_fp8.baselines.variance import NAME, estimated, read_components
+from pytest_fp8.baselines.variance import NAME, estimated, outdated_components, read_components
 from pytest_fp8.cli import main
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.speed import decide_speedup
@@ -168,6 +170,22 @@ def test_the_command_stores_components_that_the_gate_reads(folder, capsys):
     assert main(["baselines", "variance", "--gpu", "h200", "--dir", str(folder)]) == 0
     assert (folder / "h200" / NAME).read_bytes() == before
     assert main(["baselines", "list", "--dir", str(folder)]) == 0, "no baseline, and no broken one"
+
+
+def test_a_gpu_s_components_are_of_its_own_histories(folder, capsys):
+    assert main(["baselines", "variance", "--dir", str(folder)]) == 0
+    alone = (folder / "h200" / NAME).read_bytes()
+    [mine] = readable(read_folder(folder)).values()
+    for other in ("h100", "l40s"):
+        write_baseline(folder, replace(mine, gpu=other))
+    assert main(["baselines", "variance", "--gpu", "h100", "--dir", str(folder)]) == 0
+    assert main(["baselines", "variance", "--gpu", "h200", "--dir", str(folder)]) == 0
+    assert [json.loads(file.read_text())["cases"] for file in sorted(folder.glob(f"*/{NAME}"))] == [1, 1]
+    assert (folder / "h200" / NAME).read_bytes() == alone
+    (folder / "h100" / NAME).write_text((folder / "h100" / NAME).read_text().replace('"cases": 1', '"cases": 2'))
+    files = read_folder(folder)
+    assert [found.gpu for found in outdated_components(folder, files)] == ["h100"]
+    assert outdated_components(folder, files, "h200") == []
 
 
 def test_a_gpu_without_baselines_is_one_error(folder, capsys):
