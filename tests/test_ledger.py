@@ -315,7 +315,7 @@ def test_a_matrix_product_that_the_fp8_arm_alone_runs_is_named():
 
 
 @pytest.mark.parametrize(("backend", "named"), [("torchao", True), ("te_fused", False)])
-def test_another_kind_of_attention_is_named_where_the_arms_call_the_same_modules(backend, named):
+def test_attention_of_one_arm_alone_is_named(backend, named):
     here, there = ({**HEALTHY.switches, "flash_sdp_enabled": on} for on in ("True", "False"))
     found = compare(ledgers(backend, reference=arm_ledger(switches=here), switches=there))
     assert ["flash_sdp_enabled" in one.headline for one in found] == [True] * named

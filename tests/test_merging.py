@@ -120,6 +120,8 @@ def test_what_needs_no_merging_is_rank_0s():
     [
         ("curve", [curve(), curve(norms=(1.0, 0.6))], "gradient_norms[1]", "gradients are not reduced"),
         ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "built or converted otherwise"),
+        ("curve", [curve(), curve(rates=[[1e-4]])], "rates[0][0]", "built or converted otherwise"),
+        ("curve", [curve(), curve(state={"w": "float32"})], "state, w", "built or converted otherwise"),
         ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off on one of them"),
         ("layers", [layers(), layers(kinds=("bfloat16",) * 3)], "products of forward", "FP8 is off on one of them"),
         ("layers", [layers(), layers(live_fp8=["b"])], "live_fp8[0]", "built or converted otherwise"),

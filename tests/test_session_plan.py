@@ -92,7 +92,7 @@ def test_an_8b_case_takes_what_its_builds_and_answers_take():
         ({"gpus": 2, "parallel": "ddp", "backend": "accelerate_torchao"}, 6),
     ],
 )
-def test_what_each_gpu_holds_between_steps_depends_on_how_weights_are_shared(more, per_parameter):
+def test_what_a_gpu_holds_depends_on_how_weights_are_shared(more, per_parameter):
     case = Case("1b", more.pop("backend", "torchao"), "tensorwise", **more)
     assert resident_bytes(case) == pytest.approx(1.24e9 * per_parameter + CONTEXT_BYTES, rel=0.01)
 

@@ -137,6 +137,6 @@ def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails
     ("ranks", "digests", "same"),
     [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],
 )
-def test_ranks_that_are_given_one_batch_are_told_from_ranks_with_parts_of_it(ranks, digests, same):
+def test_ranks_that_are_given_one_batch_are_told(ranks, digests, same):
     batch = [TensorNote([48, 64], "bfloat16", digest) for digest in digests]
     assert same_on_all_ranks(arm_ledger(ranks=ranks, batch=batch)) is same
