@@ -135,3 +135,31 @@ def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypat
     install(monkeypatch, None)
     assert failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out").ret == 1
     assert [path.name for path in left.iterdir()] == ["notes.txt"], "nobody takes those answers for this session's"
+
+
+def test_a_session_that_ends_before_its_fp8_tests_leaves_no_earlier_report(failing):
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    left = failing.path / "out"
+    assert (left / "report.json").exists()
+    (failing.path / "test_a.py").write_text("def test_first():\n    assert False\n")
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-x")
+    assert list(left.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_workers_that_answer_nothing_leave_no_earlier_report(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.skip(reason="not today")
+        @pytest.mark.fp8(model="tiny")
+        def test_it(fp8_pair):
+            pass
+        """
+    )
+    left = pytester.path / "out"
+    left.mkdir()
+    (left / "report.json").write_text(json.dumps(report_of(entry_of())))
+    pytester.runpytest_subprocess("--fp8-report-dir=out", "-n", "2", "-p", "no:cacheprovider")
+    assert list(left.iterdir()) == []
