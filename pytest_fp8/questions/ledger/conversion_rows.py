@@ -142,7 +142,8 @@ def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             fp8=f"never called: {some(passed)}",
             cause="the FP8 arm goes past the layer: a block that keeps a reference to the unconverted module or to the "
             "weight, F.linear(x, layer.weight), or a forward pass that looks at the layer's class",
-            next_step="call the layer itself, and convert before anything takes references to layers",
+            next_step="call the layer itself, and convert before anything takes references to layers; where it is a "
+            "library that goes past them, they run in BF16 all the same: Workload(leave=(names,)) says so",
             verdict=FAIL,
         )
 
