@@ -321,9 +321,9 @@ class Arms:
     def __init__(self):
         self.bf16, self.asked = self, []
 
-    def request(self, operation, draws, products):
+    def request(self, operation, draws, operands):
         self.asked.append(operation)
-        return [to_plain(gradients(off=0.6)) for _ in range(draws + products)]
+        return [to_plain(gradients(off=0.6)) for _ in range(draws + operands)]
 
     def shared(self, what, ask):
         return ask()

@@ -68,7 +68,7 @@ def test_gradients_are_those_of_equal_buffers_however_often_they_are_asked():
     assert server.moved_gradients(draws=2) == draws
 
 
-def test_products_that_are_moved_row_by_row_move_gradients_that_cancel_between_rows():
+def test_operands_moved_row_by_row_move_gradients_that_cancel_between_rows():
     def compare(model, x):
         scores = model(x).float().sum(-1).view(-1, 4)
         return torch.nn.functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))
@@ -83,8 +83,8 @@ def test_products_that_are_moved_row_by_row_move_gradients_that_cancel_between_r
     )
     right = numbers(server.numerics(moved=False)["gradients"])
     weights = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=4)]
-    products = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=0, products=4)]
-    assert max(products) > 2 * max(weights)
+    operands = [(numbers(each) - right).norm() for each in server.moved_gradients(draws=0, operands=4)]
+    assert max(operands) > 2 * max(weights)
     assert torch.equal(numbers(server.numerics(moved=False)["gradients"]), right)
 
 

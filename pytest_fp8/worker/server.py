@@ -107,10 +107,10 @@ class ArmServer:
         """Samples of the FP8 layers' products in one step against the exact ones, and sketches of its gradients."""
         return numerics(self.engine, moved, seed)
 
-    def moved_gradients(self, draws: int, products: int = 0, seed: int = SEED) -> list[dict[str, Any]]:
-        """Sketches of the gradients from weights, and from products, that are moved in as many ways by as much as FP8
+    def moved_gradients(self, draws: int, operands: int = 0, seed: int = SEED) -> list[dict[str, Any]]:
+        """Sketches of the gradients from weights, and from operands, that are moved in as many ways by as much as FP8
         moves products."""
-        return further_moved_gradients(self.engine, draws, products, seed)
+        return further_moved_gradients(self.engine, draws, operands, seed)
 
     def first_losses(self, seed: int, draws: int) -> list[float]:
         """Losses of a curve's first step, from weights that are moved by as much as FP8 moves products."""

@@ -12,7 +12,7 @@ import torch
 
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
-from pytest_fp8.worker.answers.moved_weights import moved_products, moved_weights
+from pytest_fp8.worker.answers.moved_weights import moved_operands, moved_weights
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.state.shards import full, values_of, whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
@@ -58,13 +58,13 @@ def moved_gradients(engine: Engine, seed: int, draw: int = 0) -> dict[str, Any]:
         return gradients(engine, seed)
 
 
-def further_moved_gradients(engine: Engine, draws: int, products: int, seed: int) -> list[dict[str, Any]]:
-    """The same for ``draws`` further ways, from the weights of ``seed``; and for ``products`` ways of moving the
-    Linears' products instead, each value on its own."""
+def further_moved_gradients(engine: Engine, draws: int, operands: int, seed: int) -> list[dict[str, Any]]:
+    """The same for ``draws`` further ways, from the weights of ``seed``; and for ``operands`` ways of moving what
+    Linears are given instead, each value on its own."""
     engine.restart(seed)
     found = [moved_gradients(engine, seed, draw) for draw in range(1, draws + 1)]
-    for draw in range(products):
-        with moved_products(engine, seed + DRAW_APART * draw):
+    for draw in range(operands):
+        with moved_operands(engine, seed + DRAW_APART * draw):
             found.append(gradients(engine, seed))
     return found
 

@@ -35,28 +35,39 @@ def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
 
 
 def _moved(values: torch.Tensor) -> torch.Tensor:
-    noise = torch.rand_like(values, dtype=torch.float32).mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
-    return values * noise
+    return values * _factors(torch.rand_like(values, dtype=torch.float32))
+
+
+def _factors(uniform: torch.Tensor) -> torch.Tensor:
+    return uniform.mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
 
 
 @contextmanager
-def moved_products(engine: Engine, seed: int) -> Iterator[None]:
-    """While open, each value of each Linear's output is moved by a factor of its own, and in the backward pass the
-    gradient that arrives there with it. Runs uncompiled.
+def moved_operands(engine: Engine, seed: int) -> Iterator[None]:
+    """While open, each value that a Linear is given is moved, and in the backward pass each value of the gradient that
+    arrives at its output: what FP8 rounds besides weights. Runs uncompiled.
 
-    FP8 rounds each row on its own. Moved weights move all rows alike, and what cancels between rows, as between the
-    choices that a softmax compares, still cancels.
+    Moved weights move all rows alike, and what cancels between rows, as between the choices that a softmax compares,
+    still cancels. FP8 rounds each row on its own.
     """
     generator = torch.Generator(device=engine.device).manual_seed(seed)
     modules = dict(engine.model.named_modules())
 
-    def move(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not isinstance(output, torch.Tensor):
-            return output
-        noise = torch.rand(output.shape, generator=generator, device=output.device)
-        return output * noise.mul_(2).sub_(1).mul_(PERTURBATION).add_(1).to(output.dtype)
+    def moved(values: Any) -> Any:
+        if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
+            return values
+        return (values * _factors(torch.rand(values.shape, generator=generator, device=values.device))).to(values.dtype)
 
-    handles = [modules[name].register_forward_hook(move) for name in engine.originals]
+    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
+
+    def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(moved)
+
+    linears = [modules[name] for name in engine.originals]
+    befores = [linear.register_forward_pre_hook(before, with_kwargs=True) for linear in linears]
+    handles = befores + [linear.register_forward_hook(after) for linear in linears]
     with hooked(handles), torch.compiler.set_stance("force_eager"):
         yield
 
