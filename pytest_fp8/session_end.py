@@ -79,6 +79,11 @@ def _update(session: Session, origin: dict[str, Any], whole: bool) -> None:
     session.written += map(str, done.written)
     session.problems += done.problems
     session.notes += done.notes
+    if done.written and not origin["commit"]:
+        session.notes.append(
+            "the sessions that were stored name no commit: git tells of none here (git status says why); "
+            "PYTEST_FP8_COMMIT=REVISION names it"
+        )
     if whole and not (done.written or session.problems):
         reasons = "; ".join(session.ledger.not_run) or "no test asked a question whose figures a baseline holds"
         session.problems.append(f"--fp8-update-baselines was given and nothing was stored: {reasons}")

@@ -219,6 +219,13 @@ def test_an_update_that_stores_nothing_fails_and_says_why(stored, monkeypatch):
     result.stdout.fnmatch_lines(["*nothing was stored: needs a hopper GPU: no NVIDIA GPU (fake)*"])
 
 
+def test_an_update_that_no_commit_names_says_so(stored, monkeypatch):
+    said = "*the sessions that were stored name no commit*"
+    stored.runpytest(*update()).stdout.fnmatch_lines([said])
+    monkeypatch.setenv("PYTEST_FP8_COMMIT", "0123456789ab")
+    stored.runpytest(*update()).stdout.no_fnmatch_line(said)
+
+
 def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch):
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
