@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("torchao")
 
@@ -175,3 +176,37 @@ def test_a_layer_that_no_backward_pass_reaches_takes_any_number_of_rows(own_step
     serve(Pooled, sentences, **parts(of_sequence)).engine.curve(seed=0, steps=2)
     with pytest.raises(TokenCountError, match="'pooler' was given 8 rows"):
         serve(Pooled, sentences, **parts(of_pooled))
+
+
+class Rare(torch.nn.Module):
+    """Its second layer is called where a batch is long, and that of ``Recomputed`` in the backward pass with gradients
+    alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.rare = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        out = self.body(x)
+        return torch.cat([self.rare(out[:33]), out[33:]]) if len(x) > 32 else out
+
+
+class Recomputed(Rare):
+    def forward(self, x):
+        out = self.body(x)
+        return torch.cat([checkpoint(self.rare, out[:17], use_reentrant=True), out[17:]])
+
+
+@pytest.mark.parametrize(("build", "rows"), [(Rare, 33), (Recomputed, 17)])
+def test_a_layer_unseen_before_training_is_watched_there(build, rows):
+    with pytest.raises(TokenCountError, match=f"'rare' was given {rows} rows"):
+        serve(build, lambda step: torch.randn(32 if step < 3 else 48, 32), square).engine.curve(seed=0, steps=6)
+
+
+class Anchored(Rare):
+    def forward(self, x):
+        return self.rare(self.body(x)) - self.rare(x[:9]).detach().mean(0)
+
+
+def test_a_detached_call_of_a_trained_layer_takes_any_number_of_rows_in_training_too():
+    serve(Anchored, lambda step: torch.randn(32, 32), square).engine.curve(seed=0, steps=2)

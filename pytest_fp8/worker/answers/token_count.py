@@ -52,18 +52,25 @@ def require_aligned_rows(engine: Engine) -> None:
     :class:`TokenCountError`.
 
     With emulated FP8 the layers are then watched during training as well: a CPU multiplies sizes that no FP8 kernel
-    takes, a router sends other rows to them in each step, and a later batch may be shorter. Layers that no backward
-    pass has reached take any number of rows there, too: the pooler of an encoder whose user wants the sequence.
+    takes, a router sends other rows to them in each step, and a later batch may be shorter. Layers that were seen to be
+    called without a backward pass take any number of rows there, too: the pooler of an encoder whose user wants the
+    sequence. Those that were not seen at all do not: an expert that got no rows yet, or a layer that reentrant
+    checkpointing calls with gradients in the backward pass alone.
     """
     if _takes_any(engine):
         return
     first: list[Drawn] = []
     reached: set[str] = set()
+    passed: set[str] = set()
+    taken: set[str] = set()
     for index in range(CHECKED):
-        reached |= _look_at(engine, first, functools.partial(engine.timing_batch, index))
+        watch = _look_at(engine, first, functools.partial(engine.timing_batch, index))
+        reached.update(name for name, _ in watch.called())
+        passed.update(name for name, _ in watch.passed())
+        taken.update(name for name, error in watch.passed() if error is not None)
         first.append(engine.setup.drawn)
     if engine.case.emulated:
-        RowWatch(engine, first).refusing(reached)
+        RowWatch(engine, first).refusing({*engine.conversion.converted} - (passed - reached) - taken)
 
 
 def explain_rows(engine: Engine) -> None:
@@ -104,6 +111,10 @@ class RowWatch:
         """The layers' calls, and what is wrong with their rows. A call that no backward pass reaches is left out: it
         has no weight gradient, and the forward product takes any number of rows."""
         return [call for index, call in enumerate(self._calls) if not self.reached.missed(index)]
+
+    def passed(self) -> list[tuple[str, TokenCountError | None]]:
+        """The calls that no backward pass reaches, and what would be wrong with their rows."""
+        return [call for index, call in enumerate(self._calls) if self.reached.missed(index)]
 
     def noting(self) -> list[Any]:
         """Hooks that note each call."""
@@ -164,9 +175,8 @@ class RowWatch:
         )
 
 
-def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> set[str]:
-    """Run a batch, and raise :class:`TokenCountError`. Gives the layers that a backward pass reaches, and those of
-    which that cannot be told."""
+def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> RowWatch:
+    """Run a batch, and raise :class:`TokenCountError`. Gives what was seen of the layers' calls."""
     watch = RowWatch(engine, first)
     failure: Exception | None = None
     try:
@@ -185,7 +195,7 @@ def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> set
         raise wrong[0]
     if failure is not None:
         raise failure
-    return {name for name, _ in called}
+    return watch
 
 
 def _run_forward(engine: Engine, batch: Any) -> Any:
