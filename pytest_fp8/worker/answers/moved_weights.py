@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -50,26 +51,59 @@ def moved_operands(engine: Engine, seed: int) -> Iterator[None]:
     Moved weights move all rows alike, and what cancels between rows, as between the choices that a softmax compares,
     still cancels. FP8 rounds each row on its own.
     """
-    generator = torch.Generator(device=engine.device).manual_seed(seed)
     modules = dict(engine.model.named_modules())
 
-    def moved(values: Any) -> Any:
-        if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
-            return values
-        return (values * _factors(torch.rand(values.shape, generator=generator, device=values.device))).to(values.dtype)
+    def moving(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
+        def moved(values: Any) -> Any:
+            if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
+                return values
+            return _moved_values(values, _seed_of(values, f"{seed} {name}"))
 
-    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
+        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return tuple(map(moved, args)), {key: moved(value) for key, value in kwargs.items()}
 
-    def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(moved)
+        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(moved)
 
-    linears = [modules[name] for name in engine.originals]
-    befores = [linear.register_forward_pre_hook(before, with_kwargs=True) for linear in linears]
-    handles = befores + [linear.register_forward_hook(after) for linear in linears]
+        return before, after
+
+    handles: list[Any] = []
+    for name in engine.originals:
+        before, after = moving(name)
+        handles.append(modules[name].register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(modules[name].register_forward_hook(after))
     with hooked(handles), torch.compiler.set_stance("force_eager"):
         yield
+
+
+class _MovedValues(torch.autograd.Function):
+    """Values moved. The factors are drawn again for the gradient: kept ones would take twice what the values take."""
+
+    @staticmethod
+    def forward(values: torch.Tensor, seed: int) -> torch.Tensor:
+        generator = torch.Generator(device=values.device).manual_seed(seed)
+        factors = _factors(torch.rand(values.shape, generator=generator, device=values.device))
+        return (values * factors).to(values.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, int], output: torch.Tensor) -> None:
+        ctx.seed = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _moved_values(gradient, ctx.seed), None
+
+
+def _moved_values(values: torch.Tensor, seed: int) -> torch.Tensor:
+    moved: torch.Tensor = _MovedValues.apply(values, seed)  # type: ignore[no-untyped-call]
+    return moved
+
+
+def _seed_of(values: torch.Tensor, where: str) -> int:
+    """By what the values are: what activation checkpointing recomputes is moved as it was, or a router would send rows
+    elsewhere then; and other values, as another choice's, are moved in another way."""
+    return zlib.crc32(f"{where} {float(values.detach().sum(dtype=torch.float64))}".encode())
 
 
 def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:
