@@ -1,6 +1,16 @@
 """What a test says where the process of an arm cannot be started, or cannot import what it needs."""
 
+import errno
+import os
+import tempfile
+
 import pytest
+
+from helpers.fakes import H200, FakeProcess, install
+from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms import not_started
+from pytest_fp8.arms.pair import PairArms, make_arm
+from pytest_fp8.arms.pool import ArmPool
 
 WORKLOAD = """
     import pytest
@@ -57,3 +67,31 @@ def test_what_the_fork_server_could_not_import_is_told_and_not_what_came_of_it(p
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ValueError: the folder of the cache cannot be written"])
     result.stdout.no_fnmatch_line("*registered already*")
+
+
+@pytest.mark.parametrize("then", ["built beside", "started for later"])
+def test_what_cannot_be_started_ahead_stops_no_other_test(then, monkeypatch):
+    world = install(monkeypatch, H200)
+    pool, case = ArmPool(H200), Case("1b", "torchao", "tensorwise")
+    later = make_arm(Case("1b", "transformer_engine", "current"), pool, None, "")
+
+    def start(backend, *more):
+        if backend == "transformer_engine":
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return FakeProcess(backend, *more)
+
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", start)
+    PairArms(case, pool, None).start(*([later], []) if then == "built beside" else ([], [later]))
+    assert world.built == ["1b-bf16", "1b-torchao-tensorwise"]
+    with pytest.raises(ArmError, match="'1b-te-current on cuda' could not be started"):
+        PairArms(later.spec.case, pool, None).start()
+    pool.close()
+
+
+def test_a_machine_without_any_temporary_folder_is_told_so_too(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(ArmError, match="No usable temporary directory"), not_started.told_as_arm_error("an arm"):
+        tempfile.gettempdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import tempfile
 from collections.abc import Iterator
 
@@ -28,7 +29,7 @@ def told_as_arm_error(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = tempfile.gettempdir()
+        place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"  # gettempdir() raises where none can be written
         raise ArmError(
             "not started",
             f"the arm {name!r} could not be started: {error.strerror or error}",

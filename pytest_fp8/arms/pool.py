@@ -252,7 +252,7 @@ class ArmPool:
         started: list[tuple[Arm, AnyProcess]] = []
         try:
             for arm in [*arms, *ahead]:
-                with self.stopwatch.clock(arm.label, BUILD):
+                with self.stopwatch.clock(arm.label, BUILD), contextlib.suppress(*[ArmError] * (arm.key in optional)):
                     process = self._start(arm)
                     started.append((arm, process))
                     known = self._facts.get(arm.key, {}).get("first_step", "")
