@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from unittest import mock
 
 import pytest
 
@@ -192,3 +194,18 @@ def test_without_the_extra_the_command_names_it(tmp_path, monkeypatch, capsys):
 def test_the_command_line_loads_neither_before_it_needs_them():
     code = "import sys, pytest_fp8.cli; pytest_fp8.cli.parser(); print({'jinja2', 'matplotlib'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_page_goes_into_a_pipe_or_through_a_link_and_leaves_both(tmp_path):
+    report, page, link, pipe = (tmp_path / name for name in ("report.json", "page.html", "link.html", "pipe"))
+    report.write_text(json.dumps(report_of(entry_of())))
+    link.symlink_to(page)
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with mock.patch("pytest_fp8.report.page.write.render", return_value="a page"):
+        assert [main(["report", str(report), "-o", str(target)]) for target in (link, pipe)] == [0, 0]
+    assert os.read(reading, 99) == b"a page"
+    os.close(reading)
+    assert page.read_text() == "a page"
+    assert link.is_symlink()
+    assert pipe.is_fifo()

@@ -55,7 +55,22 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
             next_step="pip install 'pytest-fp8[report]'",
         )
     # A name may hold what no encoding can write.
-    write_atomically(target, render(reports).encode(errors="replace").decode())
+    text = render(reports).encode(errors="replace").decode()
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        _write_into(target, text)
+    else:
+        # What a link leads to is written, and the link stays.
+        write_atomically(target.resolve(), text)
+
+
+def _write_into(target: Path, text: str) -> None:
+    """Into a pipe or a device, such as ``/dev/stdout``: one that was replaced by a file would be gone."""
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Fp8Error(
+            f"cannot write {target}: {type(error).__name__}: {error.strerror}", next_step="name another file with -o"
+        ) from None
 
 
 def _label(path: Path) -> str:
