@@ -19,8 +19,8 @@ USERS = 2
 """Innermost frames of the user's own code that are shown as well."""
 SHOWN = 2500
 """Characters of a trace."""
-PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton)[/\\]")
-"""Libraries below a model: a line of theirs says what failed, and not where."""
+PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton|deepspeed|peft|pytest_fp8)[/\\]")
+"""Libraries below a model, and this package: a line of theirs says what failed, and not where."""
 OURS = f"{Path(__file__).parents[1]}/"
 """This package's folder."""
 
