@@ -181,6 +181,21 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
     return reason, bool(reason) and settings.declared
 
 
+def require_one_folder(cases: Iterable[Case]) -> None:
+    """Raises :class:`SettingsError` where cases of one name train from different folders of weights: rows, arms and
+    baselines are told apart by the name."""
+    first: dict[str, Case] = {}
+    for case in cases:
+        other = first.setdefault(case.id, case)
+        if other.weights != case.weights:
+            refuse(
+                f"two cases are named {case.id}",
+                expected="one folder of weights for each name: it names the row, the arms and the baseline",
+                seen=f"weights={other.weights!r} and weights={case.weights!r}",
+                next_step="ask one of them in a session of its own",
+            )
+
+
 def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
     """Those of the GPU that run in this session."""
     return [case for case in cases if case.needs_gpu and not why_not(case, settings)[0]]

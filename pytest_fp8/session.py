@@ -64,11 +64,19 @@ class Session:
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
-        may ask any. ``whole``: nothing was left out by a path."""
+        may ask any. ``whole``: nothing was left out by a path. Raises ``pytest.UsageError``."""
         from dataclasses import replace
 
-        from pytest_fp8.case import OWN
+        import pytest
 
+        from pytest_fp8.case import OWN
+        from pytest_fp8.errors import SettingsError
+        from pytest_fp8.markers import require_one_folder
+
+        try:
+            require_one_folder(case for case, _, _ in asked)
+        except SettingsError as error:
+            raise pytest.UsageError(error.message) from None
         self.upcoming = list({case.id: case for case, _, _ in asked}.values())
         self.ledger.open_tests = {case.id: [] for case in self.upcoming}
         for case, question, test in asked:

@@ -18,6 +18,23 @@ def test_a_case_s_own_weights_go_before_those_of_the_option(tmp_path):
     assert with_weights(replace(case, weights=tmp_path), settings).weights == str(tmp_path)
 
 
+def test_one_name_is_no_two_folders_of_weights(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_fp8 import Case
+
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise", weights=f) for f in ("/a", "/b")])
+        def test_it(fp8_pair):
+            pass
+        """
+    )
+    for more in ((), ("--collect-only",)):
+        result = pytester.runpytest(*more)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: two cases are named tiny-torchao-rowwise*", "*weights='/a' and*'/b'"])
+
+
 def collect(pytester, mark, *arguments):
     pytester.makepyfile(f"import pytest\n{mark}\ndef test_mine(fp8_case): pass")
     return pytester.runpytest("--strict-markers", *arguments)

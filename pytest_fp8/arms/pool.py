@@ -195,8 +195,7 @@ class ArmPool:
         if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
             self._turns |= {reference.key, fp8.key}
             return
-        missing = [arm for arm in (reference, fp8) if not self.is_alive(arm)]
-        if not missing:
+        if not (missing := [arm for arm in (reference, fp8) if not self.is_alive(arm)]):
             return
         others = [arm for arm in ahead if not self.is_alive(arm) and arm.key not in self._failed_ahead]
         more = memory_plan.further_arms(self.gpu, missing[0].spec, self._held_by(self._processes)) - len(missing)
@@ -252,7 +251,8 @@ class ArmPool:
         started: list[tuple[Arm, AnyProcess]] = []
         try:
             for arm in [*arms, *ahead]:
-                with self.stopwatch.clock(arm.label, BUILD), contextlib.suppress(*[ArmError] * (arm.key in optional)):
+                forgiven = [ArmError] if arm.key in optional else []
+                with self.stopwatch.clock(arm.label, BUILD), contextlib.suppress(*forgiven):
                     process = self._start(arm)
                     started.append((arm, process))
                     known = self._facts.get(arm.key, {}).get("first_step", "")
