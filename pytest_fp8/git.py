@@ -13,6 +13,7 @@ LARGEST = 1 << 20
 REGULAR = ("100644", "100755")
 """git's modes of files that are neither links nor other repositories."""
 
+INSTALL = "install git, or put its folder into PATH; git --version"
 TRUST = "safe.directory "
 """What git says of a repository that another user owns, in every language."""
 
@@ -21,7 +22,9 @@ class GitError(Exception):
     """git is not installed, took too long or refused; the text is its own. ``next_step``: what helps in any case that
     no other revision would; empty for all else."""
 
-    next_step = ""
+    def __init__(self, said: str, next_step: str = "") -> None:
+        super().__init__(said)
+        self.next_step = next_step
 
 
 def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
@@ -65,13 +68,12 @@ def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = 
             ["git", "-C", str(folder), *arguments], input=said, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        refusal = GitError(str(error))
-        if isinstance(error, FileNotFoundError):
-            refusal.next_step = "install git, or put its folder into PATH; git --version"
-        raise refusal from error
+        missing = isinstance(error, FileNotFoundError)
+        raise GitError(
+            str(error), "install git, or put its folder into PATH; git --version" if missing else ""
+        ) from error
     if done.returncode != 0:
-        refusal = GitError(done.stderr.decode(errors="backslashreplace").strip())
+        refusal = done.stderr.decode(errors="backslashreplace").strip()
         # In a container whose user is not the one who checked the project out git ends with the command that helps.
-        refusal.next_step = next((line.strip() for line in str(refusal).splitlines() if TRUST in line), "")
-        raise refusal
+        raise GitError(refusal, next((line.strip() for line in refusal.splitlines() if TRUST in line), ""))
     return done.stdout

@@ -152,13 +152,13 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
     """
     position = next((index for index, each in enumerate(cases) if each == case), len(cases))
     later = cases[position + 1 :]
-    reference = case.reference().digest()
-    # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
-    alike = [each for each in later if each.reference().digest() == reference]
+    alike: list[Case] = []
+    if not is_worker and case.model != OWN:
+        # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
+        reference = case.reference().digest()
+        alike = [each for each in later if each.reference().digest() == reference]
     then = [each for each in later if is_worker and each.model == case.model] or later
-    return [] if is_worker or case.model == OWN else alike, [
-        one for each in then[:1] for one in (each.reference(), each)
-    ]
+    return alike, [one for each in then[:1] for one in (each.reference(), each)]
 
 
 def in_words(seconds: float) -> str:

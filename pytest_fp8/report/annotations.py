@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.report.paths import below
+
 LONGEST = 4000
 """Characters of one message."""
 UNANSWERED = {"error": ("invalid", "inconclusive", "not exercised"), "warning": ("invalid", "inconclusive")}
@@ -47,11 +49,9 @@ def _command(level: str, report: Any, root: Path, top: Path) -> str:
     path, line = root / file, (line or 0) + 1
     if crash is not None and Path(crash.path) == path:
         line = crash.lineno
-    if path.is_relative_to(top):
-        path = path.relative_to(top)
     title = f"{said.get('fp8_case', report.nodeid.rpartition('::')[2])}: {said.get('fp8_verdict', 'FAIL')}"
     message = crash.message if crash is not None else report.longreprtext or str(said.get("fp8_headline", ""))
-    return f"::{level} file={_field(str(path))},line={line},title={_field(title)}::{_data(message[:LONGEST])}"
+    return f"::{level} file={_field(below(path, top))},line={line},title={_field(title)}::{_data(message[:LONGEST])}"
 
 
 def _data(text: str) -> str:

@@ -16,6 +16,7 @@ from pytest_fp8.report.cells import baseline_of, gradients_of
 from pytest_fp8.report.durations import duration_lines
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.paths import below
 from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
@@ -136,11 +137,6 @@ def time_spent(ledger: Ledger) -> str:
     return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in parts if seconds >= 0.5)
 
 
-def _short(path: str, here: Path) -> str:
-    """A path below the folder that pytest was started in, relative to that; any other as it is."""
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     """Everything that pytest-fp8 says at the end of a run."""
     from pytest_fp8.report import tables
@@ -167,7 +163,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         for line in revision_lines(revision):
             reporter.write_line(line)
     for path in session.written:
-        reporter.write_line(f"wrote {_short(path, reporter.config.invocation_params.dir)}")
+        reporter.write_line(f"wrote {below(Path(path), reporter.config.invocation_params.dir)}")
     for line in missing + session.notes:
         reporter.write_line(line, yellow=True)
     for problem in session.problems:

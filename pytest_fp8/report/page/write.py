@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.report.paths import below
 
 NAME = "index.html"
 EXTRA = ("jinja2", "matplotlib")
@@ -47,7 +48,8 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
     """Read the reports, the newest last, and write their page. Raises :class:`Fp8Error`."""
     from pytest_fp8.report.reading import read_report
 
-    reports = [(_label(path), read_report(path)) for path in paths]
+    # A page is shown to others, whom the folders of this machine do not concern.
+    reports = [(below(path, Path.cwd()), read_report(path)) for path in paths]
     if missing():
         raise Fp8Error(
             f"the page needs {' and '.join(missing())}",
@@ -71,13 +73,6 @@ def _write_into(target: Path, text: str) -> None:
         raise Fp8Error(
             f"cannot write {target}: {type(error).__name__}: {error.strerror}", next_step="name another file with -o"
         ) from None
-
-
-def _label(path: Path) -> str:
-    """How the page names a report: as it was given, or below the current folder. A page is shown to others, whom the
-    folders of this machine do not concern."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def render(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 
 from pytest_fp8.worker.answers.held_out import compared, held_out_output
 from pytest_fp8.worker.state.shards import change, parts_kept
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import around, hooked
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -53,26 +54,25 @@ def moved_operands(engine: Engine, seed: int) -> Iterator[None]:
     """
     modules = dict(engine.model.named_modules())
 
-    def moving(name: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-        def moved(values: Any) -> Any:
-            if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
-                return values
-            return _moved_values(values, _seed_of(values, f"{seed} {name}"))
+    def moved(name: str, values: Any) -> Any:
+        if not (isinstance(values, torch.Tensor) and values.is_floating_point()):
+            return values
+        return _moved_values(values, _seed_of(values, f"{seed} {name}"))
 
-        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return tuple(map(moved, args)), {key: moved(value) for key, value in kwargs.items()}
+    def before(name: str) -> Callable[..., Any]:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return tuple(moved(name, each) for each in args), {key: moved(name, kwargs[key]) for key in kwargs}
 
-        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        return hook
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if isinstance(output, torch.Tensor) and output.requires_grad:
-                output.register_hook(moved)
+                output.register_hook(partial(moved, name))
 
-        return before, after
+        return hook
 
-    handles: list[Any] = []
-    for name in engine.originals:
-        before, after = moving(name)
-        handles.append(modules[name].register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(modules[name].register_forward_hook(after))
+    handles = around({name: modules[name] for name in engine.originals}, before, after)
     with hooked(handles), torch.compiler.set_stance("force_eager"):
         yield
 

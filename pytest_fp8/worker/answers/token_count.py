@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import around, hooked
 from pytest_fp8.worker.watch.observe import input_of
 from pytest_fp8.worker.watch.reached import Reached
 
@@ -60,17 +61,14 @@ def require_aligned_rows(engine: Engine) -> None:
     if _takes_any(engine):
         return
     first: list[Drawn] = []
-    reached: set[str] = set()
-    passed: set[str] = set()
-    taken: set[str] = set()
+    seen: list[RowCall] = []
     for index in range(CHECKED):
-        watch = _look_at(engine, first, functools.partial(engine.timing_batch, index))
-        reached.update(name for name, _ in watch.called())
-        passed.update(name for name, _ in watch.passed())
-        taken.update(name for name, error in watch.passed() if error is not None)
+        seen += _look_at(engine, first, functools.partial(engine.timing_batch, index))
         first.append(engine.setup.drawn)
     if engine.case.emulated:
-        RowWatch(engine, first).refusing({*engine.conversion.converted} - (passed - reached) - taken)
+        trained = {call.layer for call in seen if call.trains}
+        free = {call.layer for call in seen if not call.trains and (call.error or call.layer not in trained)}
+        RowWatch(engine, first).refusing({*engine.conversion.converted} - free)
 
 
 def explain_rows(engine: Engine) -> None:
@@ -95,6 +93,18 @@ def _takes_any(engine: Engine) -> bool:
     return engine.backend.token_multiple == 1 or not engine.conversion.converted
 
 
+@dataclass(frozen=True)
+class RowCall:
+    """A call of a converted layer."""
+
+    layer: str
+    error: TokenCountError | None
+    """What is wrong with its rows, where it trains."""
+    trains: bool
+    """Whether a backward pass reaches it. A call that none reaches has no weight gradient, and the forward product
+    takes any number of rows."""
+
+
 class RowWatch:
     """Looks at what the converted layers are given. ``first``: the batches that were taken."""
 
@@ -104,25 +114,14 @@ class RowWatch:
         self._engine, self._first = engine, first
         self.reached = Reached()
         self._calls: list[tuple[str, TokenCountError | None]] = []
-        self._running: dict[str, tuple[int, int]] = {}
-        """Layer -> index of its call that runs now, and the sequence number at which its autograd nodes begin."""
 
-    def called(self) -> list[tuple[str, TokenCountError | None]]:
-        """The layers' calls, and what is wrong with their rows. A call that no backward pass reaches is left out: it
-        has no weight gradient, and the forward product takes any number of rows."""
-        return [call for index, call in enumerate(self._calls) if not self.reached.missed(index)]
-
-    def passed(self) -> list[tuple[str, TokenCountError | None]]:
-        """The calls that no backward pass reaches, and what would be wrong with their rows."""
-        return [call for index, call in enumerate(self._calls) if self.reached.missed(index)]
+    def calls(self) -> list[RowCall]:
+        """In their order."""
+        return [RowCall(*call, trains=not self.reached.missed(index)) for index, call in enumerate(self._calls)]
 
     def noting(self) -> list[Any]:
         """Hooks that note each call."""
-        befores = [
-            module.register_forward_pre_hook(self._before(name), with_kwargs=True)
-            for name, module in self._modules.items()
-        ]
-        return befores + [module.register_forward_hook(self._after(name)) for name, module in self._modules.items()]
+        return around(self._modules, self._before, self.reached.after)
 
     def refusing(self, names: set[str]) -> list[Any]:
         """Hooks that raise in these layers' calls."""
@@ -143,19 +142,12 @@ class RowWatch:
 
     def _before(self, name: str) -> Callable[..., None]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._counts():
-                self._running[name] = len(self._calls), torch.autograd._get_sequence_nr()
+            counts = self._counts()
+            self.reached.begin(name, len(self._calls) if counts else None)
+            if counts:
                 self._calls.append((name, self._error(name, args, kwargs)))
 
         return before
-
-    def _after(self, name: str) -> Callable[..., None]:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            index, start = self._running.pop(name, (None, 0))
-            if index is not None:
-                self.reached.watch(index, output, start)
-
-        return after
 
     def _error(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenCountError | None:
         try:
@@ -175,8 +167,8 @@ class RowWatch:
         )
 
 
-def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> RowWatch:
-    """Run a batch, and raise :class:`TokenCountError`. Gives what was seen of the layers' calls."""
+def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> list[RowCall]:
+    """Run a batch, and raise :class:`TokenCountError`. Gives the layers' calls."""
     watch = RowWatch(engine, first)
     failure: Exception | None = None
     try:
@@ -186,16 +178,16 @@ def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> Row
             watch.reached.will_reach(loss)
     except Exception as error:
         failure = error
-    called = watch.called()
-    wrong = [error for _, error in called if error is not None]
+    calls = watch.calls()
+    wrong = [(call.layer, call.error) for call in calls if call.trains and call.error is not None]
     if wrong:
         # Once more, so that the error comes from the line that calls the layer.
-        with hooked(watch.refusing({name for name, _ in called})):
+        with hooked(watch.refusing({layer for layer, _ in wrong})):
             _run_forward(engine, draw())
-        raise wrong[0]
+        raise wrong[0][1]
     if failure is not None:
         raise failure
-    return watch
+    return calls
 
 
 def _run_forward(engine: Engine, batch: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,18 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, held)
         else:
             delattr(owner, name)
+
+
+def around(
+    modules: Mapping[str, torch.nn.Module], before: Callable[[str], Any], after: Callable[[str], Any]
+) -> list[Any]:
+    """Register hooks before and after the calls of these modules, made for each by its name; gives their handles.
+    ``before`` makes one that is given keyword arguments, too."""
+    handles: list[Any] = []
+    for name, module in modules.items():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name)))
+    return handles
 
 
 @contextmanager

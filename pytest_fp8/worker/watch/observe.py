@@ -11,7 +11,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.questions.layers.products import LayerCall
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import around, hooked
 from pytest_fp8.worker.watch.reached import Reached
 from pytest_fp8.worker.watch.recomputation import checkpointed, inlined_reentrant
 
@@ -54,8 +54,6 @@ class LayerWatch:
         where the backward pass calls the layer again."""
         self.reached = Reached()
         """Which of the calls a backward pass reaches."""
-        self._running: dict[str, tuple[int, int]] = {}
-        """Layer -> index of its call that runs now, and the sequence number at which its autograd nodes begin."""
         self._layers, self._backend, self._part = layers, backend, part
         modules = dict(model.named_modules())
         self._modules = {name: modules[name] for name in layers}
@@ -64,11 +62,7 @@ class LayerWatch:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Keep hooks on the layers while the context is open."""
-        handles: list[Any] = []
-        for name, module in self._modules.items():
-            handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._after(name)))
-        with hooked(handles):
+        with hooked(around(self._modules, self._before, self.reached.after)):
             yield
 
     def counted(self) -> list[LayerCall]:
@@ -117,20 +111,9 @@ class LayerWatch:
                 if not torch.is_grad_enabled():
                     self._without_gradients.add(len(self.calls))
                 self._note(name, module, tensor.numel() // max(1, tensor.shape[-1]), tensor.requires_grad)
-            self._running.pop(name, None)
-            # A recomputation makes a second graph, which only reentrant checkpointing goes back through.
-            if index is not None and not self.reached.watched(index):
-                self._running[name] = index, torch.autograd._get_sequence_nr()
+            self.reached.begin(name, index)
 
         return before
-
-    def _after(self, name: str) -> Callable[..., None]:
-        def after(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            index, start = self._running.pop(name, (None, 0))
-            if index is not None:
-                self.reached.watch(index, output, start)
-
-        return after
 
     def _mark_recomputed(self, name: str, needs_dgrad: bool) -> int | None:
         """Mark the latest call of this layer as recomputed, and give its index. Reentrant checkpointing runs without

@@ -22,8 +22,27 @@ class Reached:
         """Sequence number of a node -> index of the call that made it. Each thread counts anew."""
         self._watched: set[int] = set()
         self._reached: set[int] = set()
+        self._running: dict[str, tuple[int, int]] = {}
+        """Layer -> index of its call that runs now, and the sequence number at which its autograd nodes begin."""
 
-    def watch(self, index: int, output: Any, start: int) -> None:
+    def begin(self, layer: str, index: int | None) -> None:
+        """A call of this layer begins. ``None``: one that is none of the calls."""
+        self._running.pop(layer, None)
+        # A recomputation makes a second graph, which only reentrant checkpointing goes back through.
+        if index is not None and not self.watched(index):
+            self._running[layer] = index, torch.autograd._get_sequence_nr()
+
+    def after(self, layer: str) -> Callable[..., None]:
+        """A hook for the end of this layer's calls."""
+
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            index, start = self._running.pop(layer, (None, 0))
+            if index is not None:
+                self._watch(index, output, start)
+
+        return hook
+
+    def _watch(self, index: int, output: Any, start: int) -> None:
         """Note the nodes of a call: what leads to its output and was made since sequence number ``start``."""
         for node in _nodes([tensor.grad_fn for tensor in tensors_in(output)], since=start):
             self._watched.add(index)
