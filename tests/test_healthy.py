@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torchao")
@@ -69,6 +71,29 @@ def test_what_is_not_sound_is_an_alarm(runner):
 
     entry = Sound("broken", "", lambda: Workload(build=build, batch=batch, loss=loss, convert=one_of_two))
     assert any(answer.alarm for answer in runner.ask(entry, "tensorwise"))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (1.5, "FAIL"), (0.0, "FAIL"), (-1.0, "FAIL")])
+def test_a_wrong_gradient_fails_where_gradients_cancel_between_rows(runner, factor, verdict):
+    """Its limit is wide there, beside operands that are moved row by row; no product is wrong."""
+
+    def convert(model):
+        from torchao.float8 import convert_to_float8_training
+
+        from pytest_fp8.backends.torchao import torchao_config
+
+        def body(module, name):
+            return "classifier" not in name
+
+        config = torchao_config("tensorwise", emulated=True)
+        convert_to_float8_training(model, config=config, module_filter_fn=body)
+        model.bert.encoder.layer[1].output.LayerNorm.bias.register_hook(lambda gradient: factor * gradient)
+        return model
+
+    chooses = next(entry for entry in CATALOGUE if entry.name == "hf_bert_chooses")
+    entry = Sound("broken", "", lambda: replace(chooses.workload(0), convert=convert))
+    decision = runner.pair(entry, "tensorwise").numerics()
+    assert decision.verdict.value == verdict, decision.message
 
 
 def test_complex_buffers_keep_their_imaginary_parts(runner):
