@@ -258,6 +258,11 @@ class Case:
     def asks(self, question: str) -> bool:
         return question in self.questions
 
+    @property
+    def judged_by(self) -> tuple[Any, ...]:
+        """The values of its *gate* fields: cases that differ in these alone share their arms and what these answer."""
+        return tuple(getattr(self, name) for name in _GATE_FIELDS)
+
     def reference(self) -> Case:
         """The BF16 case with the same weights, data and seeds. It is compiled even where the FP8 arm is not, since FP8
         must beat the fastest BF16; a user's own model, which might not compile, and DeepSpeed's are compiled where the
@@ -268,7 +273,7 @@ class Case:
 
     def digest(self, workload: str = "") -> str:
         """Hash of all that can change a number, 16 hex digits; ``workload``: the fingerprint of a user's own model."""
-        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS}
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _GATE_FIELDS + _LOSS_FIELDS}
         # Fields that are younger than the first baselines count where they are used, so that old hashes stay.
         for name, unused in _LATER_FIELDS.items():
             if content[name] == unused:
@@ -285,13 +290,6 @@ class Case:
 
 
 _LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpus": 1, "parallel": ""}
-_GATE_FIELDS = (
-    "questions",
-    "tolerance",
-    "floor",
-    "slower_because",
-    "checkpoint_formats",
-    "resume",
-    "loss_steps",
-    "loss_seeds",
-)
+_GATE_FIELDS = ("questions", "tolerance", "floor", "slower_because", "checkpoint_formats", "resume")
+_LOSS_FIELDS = ("loss_steps", "loss_seeds")
+"""In a hash by what they come to: the model's defaults are theirs, too."""

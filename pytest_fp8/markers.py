@@ -196,6 +196,16 @@ def require_one_folder(cases: Iterable[Case]) -> None:
             )
 
 
+def one_of_each(cases: Iterable[Case]) -> list[Case]:
+    """One case of each name, in their order. Of cases that are judged differently it has all their questions."""
+    first: dict[str, Case] = {}
+    for case in cases:
+        known = first.setdefault(case.id, case)
+        if more := tuple(question for question in case.questions if question not in known.questions):
+            first[case.id] = replace(known, questions=known.questions + more)
+    return list(first.values())
+
+
 def running(cases: Iterable[Case], settings: Settings) -> list[Case]:
     """Those of the GPU that run in this session."""
     return [case for case in cases if case.needs_gpu and not why_not(case, settings)[0]]

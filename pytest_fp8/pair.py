@@ -252,7 +252,7 @@ class Fp8Pair(NotesUse):
         if self._compare_with_base is not None and floor is None:
             from pytest_fp8.compare.gate import with_base
 
-            decision = with_base(decision, self._arms.once("base", self._compare_with_base))
+            decision = with_base(decision, self._arms.once(f"base {self.case.tolerance}", self._compare_with_base))
         return self._note(decision, question)
 
     def _stored_now(self, decision: Decision) -> Decision:

@@ -16,6 +16,7 @@ from pytest_fp8.report.ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
     from pytest_fp8.baselines.source import Source
@@ -49,7 +50,8 @@ class Session:
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""
         self._pool: ArmPool | None = None
-        self._pairs: dict[tuple[str, str], Fp8Pair] = {}
+        self._arms: dict[tuple[str, str], PairArms] = {}
+        self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
         self._base: BaseGate | None = None
         self._held = ExitStack()
 
@@ -71,13 +73,13 @@ class Session:
 
         from pytest_fp8.case import OWN
         from pytest_fp8.errors import SettingsError
-        from pytest_fp8.markers import require_one_folder
+        from pytest_fp8.markers import one_of_each, require_one_folder
 
         try:
             require_one_folder(case for case, _, _ in asked)
         except SettingsError as error:
             raise pytest.UsageError(error.message) from None
-        self.upcoming = list({case.id: case for case, _, _ in asked}.values())
+        self.upcoming = one_of_each(case for case, _, _ in asked)
         self.ledger.open_tests = {case.id: [] for case in self.upcoming}
         for case, question, test in asked:
             self._asked.setdefault(case.id, set()).add(question)
@@ -104,7 +106,8 @@ class Session:
         return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
-        """The pair of a case, its arms alive. A workload that differs in anything is another pair.
+        """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
+        judges otherwise, with the same arms and what they have answered.
 
         Raises :class:`BaselineError` for a stored baseline that cannot be compared with, and :class:`ArmError`. Whether
         the baseline of a workload is of the same definition is known once its reference arm has run a first step.
@@ -120,8 +123,9 @@ class Session:
         model = identity(shipped) if shipped is not None else ""
         key = (case.id, case.digest(model))
         try:
-            pair = self._pairs.get(key) or self._new_pair(case, workload, shipped, model)
-            self._pairs[key] = pair
+            judged = *key, case.judged_by
+            pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
+            self._pairs[judged] = pair
             soon = coming(running(self.upcoming, self.settings), case, self.is_worker)
             pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
         except Fp8Error as error:
@@ -131,13 +135,12 @@ class Session:
 
     def _new_pair(self, case: Case, workload: Workload | None, shipped: str | None, model: str) -> Fp8Pair:
         """``shipped``: the workload as its arms are given it. ``model``: its identity, empty without a workload."""
-        from pytest_fp8.arms.pair import PairArms
         from pytest_fp8.baselines.store import baseline_path, held_against
         from pytest_fp8.baselines.variance import read_components
         from pytest_fp8.pair import Fp8Pair
         from pytest_fp8.workload import case_digest
 
-        arms = PairArms(case, self.pool(), shipped, model)
+        arms = self._arms_of(case, shipped, model)
         if workload is not None:
             arms.start()
         digest = case_digest(case, workload, arms.bf16)
@@ -163,6 +166,14 @@ class Session:
 
             self.ledger.gathers(pair.row, lambda: evidence_of(arms, baseline))
         return pair
+
+    def _arms_of(self, case: Case, shipped: str | None, model: str) -> PairArms:
+        from pytest_fp8.arms.pair import PairArms
+
+        key = (case.id, case.digest(model))
+        if key in self._arms:
+            return self._arms[key].judged_as(case)
+        return self._arms.setdefault(key, PairArms(case, self.pool(), shipped, model))
 
     @property
     def gated_cases(self) -> int:

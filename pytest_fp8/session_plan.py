@@ -150,7 +150,7 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
     A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
     next case of the same model.
     """
-    position = next((index for index, each in enumerate(cases) if each == case), len(cases))
+    position = next((index for index, each in enumerate(cases) if each.id == case.id), len(cases))
     later = cases[position + 1 :]
     alike: list[Case] = []
     if not is_worker and case.model != OWN:

@@ -31,6 +31,8 @@ class Verdict(Enum):
         return self in (Verdict.PASS, Verdict.IMPROVED)
 
 
+WORST_FIRST = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
+"""Verdicts, and the error of an arm."""
 SHOWN_AS = {
     "IMPROVED": ("improved", "+", "IMPROVED"),
     "INCONCLUSIVE": ("inconclusive", "?", "INCONCLUSIVE"),

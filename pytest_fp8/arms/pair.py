@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +121,12 @@ class PairArms(TwoArms):
         super().__init__(self.bf16, self.fp8)
         alone = replace(case.reference(), gpus=1, parallel="")
         self._alone = make_arm(alone, pool, workload, fingerprint, reference_control)
+
+    def judged_as(self, case: Case) -> PairArms:
+        """The same arms, and the same cache of their answers, for a case that differs in *gate* fields alone."""
+        judged = copy(self)
+        judged.case = case
+        return judged
 
     @contextmanager
     def on_one_gpu(self) -> Iterator[Arm]:

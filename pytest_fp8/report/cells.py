@@ -8,15 +8,14 @@ from typing import Any
 
 from pytest_fp8.report.known import is_known, known_questions, not_proved
 from pytest_fp8.report.numbers import NONE, number, say, speed_in
+from pytest_fp8.verdicts import WORST_FIRST
 
-VERDICTS = ("FAIL", "ERROR", "INVALID", "INCONCLUSIVE", "NOT_EXERCISED", "IMPROVED", "PASS")
-"""The worst first."""
 COLUMNS = ("FP8 layers", "FP8 FLOPs", "gradients off BF16", "loss gap", "speedup", "baseline", "memory", "switch back")
 
 
 def verdict_of(entry: Mapping[str, Any]) -> str:
     """The worst of a case's answers; an arm's error counts as one. What fails as known does not count beside others."""
-    return min(_verdicts(entry, known=False) or _verdicts(entry), key=VERDICTS.index, default="NOT_EXERCISED")
+    return min(_verdicts(entry, known=False) or _verdicts(entry), key=WORST_FIRST.index, default="NOT_EXERCISED")
 
 
 def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
@@ -46,7 +45,7 @@ def all_known(entry: Mapping[str, Any]) -> bool:
 
 def order_of(entry: Mapping[str, Any]) -> float:
     """To sort cases by: the worst first, those of which all fails as known before what is green."""
-    return VERDICTS.index("IMPROVED") - 0.5 if all_known(entry) else VERDICTS.index(verdict_of(entry))
+    return WORST_FIRST.index("IMPROVED") - 0.5 if all_known(entry) else WORST_FIRST.index(verdict_of(entry))
 
 
 def tally(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool, int]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.report.durations import added
+from pytest_fp8.verdicts import WORST_FIRST
 
 if TYPE_CHECKING:
     from pytest_fp8.errors import Fp8Error
@@ -88,19 +89,27 @@ class Ledger:
         self.entries[row].case_hash, self.entries[row].gpu = case_hash, gpu
 
     def note(self, case: str, question: str, decision: Decision) -> None:
+        """Keeps the last decision on a question, until a test asserts it."""
         self._outdated.add(case)
-        self.recent[question] = self.entries.setdefault(case, Entry(case)).decisions[question] = {
+        self.recent[question] = {
             "verdict": decision.verdict.value,
             "headline": decision.headline,
             "message": decision.message,
             "numbers": dict(decision.numbers),
         }
+        entry = self.entries.setdefault(case, Entry(case))
+        if question not in entry.asserted:
+            entry.decisions[question] = self.recent[question]
 
     def asserted(self, case: str, question: str) -> None:
-        """A test asserted this question: it needs an answer."""
-        asserted = self.entries[case].asserted
-        if question not in asserted:
-            asserted.append(question)
+        """A test asserted this question: it needs an answer. Of the answers to several tests, which may ask for another
+        floor or other checkpoints, the worst is kept."""
+        entry, said = self.entries[case], self.recent[question]
+        if question not in entry.asserted:
+            entry.asserted.append(question)
+            entry.decisions[question] = said
+        elif WORST_FIRST.index(said["verdict"]) < WORST_FIRST.index(entry.decisions[question]["verdict"]):
+            entry.decisions[question] = said
 
     def answers(self) -> list[Answer]:
         """How each asserted question ended, case by case. A case that fails as a known defect is not among them."""

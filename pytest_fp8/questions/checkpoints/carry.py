@@ -55,7 +55,7 @@ class Source:
 
 def transfers_of(pair: PairArms) -> list[Transfer]:
     """Asked once. Raises ``ArmError``."""
-    return pair.once("checkpoints", lambda: _carry_both_ways(pair))
+    return pair.once(f"checkpoints {_asked(pair)}", lambda: _carry_both_ways(pair))
 
 
 def _scales(arm: Arm, folder: Path, source: Source) -> Scales | None:
@@ -91,7 +91,7 @@ def reference_source(pair: PairArms) -> tuple[Output, Source]:
     it. Raises ``ArmError``."""
     start = pair.shared("logits at start", lambda: _logits_at_start(pair.bf16))
     stores = _stores(pair)
-    what = f"checkpoint {pair.case.resume} {stores}"
+    what = f"checkpoint {_asked(pair)}"
     return start, pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
 
 
@@ -142,6 +142,11 @@ def _stores(pair: PairArms) -> tuple[str, ...]:
     """The case's, and the user's own where the workload has one."""
     asked = pair.case.checkpoint_formats
     return asked if OWN_STORE in asked or not pair.bf16.facts.get("own_checkpoints") else (*asked, OWN_STORE)
+
+
+def _asked(pair: PairArms) -> str:
+    """What is carried, for the names of answers and folders: cases with the same arms may ask for different things."""
+    return f"{pair.case.resume} {pair.case.checkpoint_formats}"
 
 
 def _logits_at_start(arm: Arm) -> Output:

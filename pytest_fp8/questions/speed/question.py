@@ -46,11 +46,16 @@ class SpeedQuestion:
     """Fresh pairs of processes to measure for a new baseline; ``None`` where the stored one is asked."""
 
     def __post_init__(self) -> None:
+        # One for all cases with these arms: it has the blocks of what they have answered.
+        self.timer = self.arms.once("blocks", self._new_timer)
+
+    def _new_timer(self) -> BlockTimer:
         # What a baseline stores is measured whole.
-        self.timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
-        self.timer.waited = self.on_busy
+        timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
+        timer.waited = self.on_busy
         # The host may be quiet while the first pairs are timed, and busy later.
-        self.timer.wants_busy = self.processes is not None
+        timer.wants_busy = self.processes is not None
+        return timer
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""

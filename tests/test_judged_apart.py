@@ -1,0 +1,135 @@
+"""Tests of one case that ask otherwise: another floor, other questions or checkpoints. Each is judged by its own mark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helpers.fakes import FakeProcess, H200, install
+from pytest_fp8.case import Case
+from pytest_fp8.markers import one_of_each
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.verdicts import Decision, Verdict
+
+SPEED = """
+    import pytest
+
+    @pytest.mark.fp8(model="tiny", recipe="rowwise", {first})
+    def test_first(fp8_pair, fp8_case):
+        assert fp8_pair.case == fp8_case
+        {ask_first}
+
+    @pytest.mark.fp8(model="tiny", recipe="rowwise", {second})
+    def test_second(fp8_pair, fp8_case):
+        assert fp8_pair.case == fp8_case
+        {ask_second}
+"""
+FASTER = {"ask_first": "fp8_pair.assert_faster()", "ask_second": "fp8_pair.assert_faster()"}
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """(operation, arguments) of every request to a fake arm."""
+    asked = []
+    real = FakeProcess.request
+
+    def noted(self, operation, timeout=0, **arguments):
+        asked.append((operation, arguments))
+        return real(self, operation, timeout, **arguments)
+
+    monkeypatch.setattr(FakeProcess, "request", noted)
+    return asked
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_each_test_is_held_to_the_floor_of_its_own_mark(pytester, monkeypatch, swapped):
+    floors = ("floor=1.5", "floor=1.0") if swapped else ("floor=1.0", "floor=1.5")
+    install(monkeypatch, H200, speedup=1.2)
+    pytester.makepyfile(SPEED.format(first=floors[0], second=floors[1], **FASTER))
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-p", "no:randomly")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*expected: above floor 1.50x*"])
+    entries = json.loads((pytester.path / "out/report.json").read_text())["entries"]
+    [row] = entries.values()
+    assert row["namesakes"] == 0
+    assert row["decisions"]["faster"]["verdict"] == "FAIL", "whichever test was asked last"
+
+
+def test_tests_of_one_case_share_its_arms_and_its_blocks(pytester, monkeypatch, requests):
+    def blocks():
+        requests.clear()
+        assert pytester.runpytest("--fp8-gpu=h200", "-k", chosen).ret == 0
+        return [asked for asked in requests if asked[0] == "blocks"]
+
+    world = install(monkeypatch, H200, speedup=1.2)
+    pytester.makepyfile(SPEED.format(first="floor=1.0", second="floor=1.1", **FASTER))
+    chosen = "test_first"
+    alone = blocks()
+    world.built.clear()
+    chosen = "test_first or test_second"
+    assert blocks() == alone
+    assert sorted(world.built) == sorted(set(world.built))
+
+
+def test_questions_left_out_by_one_mark_are_asked_by_the_other(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=1.2)
+    asks = {"ask_first": "fp8_pair.assert_layers()", "ask_second": "fp8_pair.assert_faster()"}
+    pytester.makepyfile(SPEED.format(first="questions=('layers',)", second="", **asks))
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    result.assert_outcomes(passed=2)
+
+
+def test_each_test_has_the_checkpoints_it_asks_for(pytester, monkeypatch, requests):
+    install(monkeypatch, H200)
+    asks = {"ask_first": "fp8_pair.assert_checkpoints()", "ask_second": "fp8_pair.assert_checkpoints()"}
+    pytester.makepyfile(SPEED.format(first="checkpoint_formats=('dcp',), resume=False", second="", **asks))
+    assert pytester.runpytest("--fp8-gpu=h200", "-k", "test_first").ret == 0
+    assert {(a["store"], a["optimizer"]) for name, a in requests if name == "save"} == {("dcp", False)}
+    requests.clear()
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+    assert {a["store"] for name, a in requests if name == "save"} == {"dcp", "safetensors"}
+    assert any(a["optimizer"] for name, a in requests if name == "save")
+    assert any(name == "resume" for name, _ in requests)
+
+
+def decision(verdict: Verdict) -> Decision:
+    return Decision("loss", verdict, verdict.value.lower())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_asserted_answers_the_ledger_keeps_the_worse(order):
+    said = Ledger()
+    verdicts = Verdict.NOT_EXERCISED, Verdict.PASS
+    for index in order:
+        said.note("case", "loss", decision(verdicts[index]))
+        said.asserted("case", "loss")
+    assert [answer.verdict for answer in said.answers()] == ["NOT_EXERCISED"]
+
+
+@pytest.mark.parametrize("order", [("look", "assert"), ("assert", "look")])
+def test_what_a_test_only_looked_at_takes_no_place_of_what_was_asserted(order):
+    said = Ledger()
+    for step in order:
+        said.note("case", "loss", decision(Verdict.FAIL if step == "look" else Verdict.PASS))
+        if step == "assert":
+            said.asserted("case", "loss")
+    assert said.entries["case"].decisions["loss"]["verdict"] == "PASS"
+    assert said.recent["loss"]["verdict"] == ("PASS" if order[-1] == "assert" else "FAIL"), "what its test said last"
+
+
+def test_the_session_counts_tests_of_one_case_once_with_all_that_they_ask():
+    first = Case("tiny", "torchao", "rowwise", questions=("layers",))
+    second = Case("tiny", "torchao", "rowwise", floor=1.5)
+    other = Case("tiny", "torchao", "tensorwise")
+    found = one_of_each([first, other, second])
+    assert [case.id for case in found] == [first.id, other.id]
+    assert set(found[0].questions) == set(second.questions)
+    assert one_of_each([second, other, first])[0] == second
+
+
+def test_cases_that_are_judged_apart_have_one_hash():
+    plain = Case("tiny", "torchao", "rowwise")
+    strict = Case("tiny", "torchao", "rowwise", floor=1.5, tolerance=0.01, resume=False)
+    assert plain.digest() == strict.digest()
+    assert plain.judged_by != strict.judged_by
