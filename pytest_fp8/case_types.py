@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -44,17 +45,18 @@ def require_types(case: Any) -> None:
             object.__setattr__(case, field.name, value)
         least = AT_LEAST.get(field.name)
         if not _is(kind, value) or (least is not None and value < least):
-            what, _ = EXAMPLES[kind]
+            what, example = EXAMPLES[kind]
+            example = repr(field.default) if kind == "float" else example
             refuse(
                 f"{field.name} of a case",
                 expected=what if least is None else f"{what} from {least}",
                 seen=f"{value!r:.80}, a {type(value).__name__}",
-                next_step=f"{field.name}={_meant(kind, value, least)}",
+                next_step=f"{field.name}={_meant(kind, value, least) or example}",
             )
 
 
 def _meant(kind: str, value: Any, least: int | None) -> str:
-    """The value of a field's annotation that is nearest to what was given; an example where nothing is near."""
+    """The value of a field's annotation that is nearest to what was given; empty where nothing is near."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if kind == "int":
             return str(max(least or 0, round(float(value))))
@@ -64,7 +66,7 @@ def _meant(kind: str, value: Any, least: int | None) -> str:
         return "False"
     if kind == "tuple[str, ...]" and isinstance(value, str) and value:
         return f"({value!r},)"
-    return EXAMPLES[kind][1]
+    return ""
 
 
 def require_sense(case: Any, own: bool) -> None:
@@ -78,13 +80,17 @@ def require_sense(case: Any, own: bool) -> None:
                 seen=f"{name}={getattr(case, name)!r:.80}",
                 next_step=f"take it out of the mark; {instead}",
             )
-    if not case.floor >= 0:
+    require_floor(case.floor)
+
+
+def require_floor(floor: Any) -> None:
+    """Raise :class:`SettingsError` for a floor that no speedup can be held against."""
+    if not (_is("float", floor) and 0 < floor < math.inf):
         refuse(
             "floor of a case",
-            expected="a speedup over BF16 from 0, such as 1.0",
-            seen=repr(case.floor),
-            cause="no speedup is below it, so that nothing would be asked",
-            next_step="floor=1.0 in the mark",
+            expected="a speedup over BF16 above 0, such as 1.0",
+            seen=f"{floor!r:.80}, a {type(floor).__name__}",
+            next_step="floor=1.0",
         )
 
 

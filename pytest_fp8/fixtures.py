@@ -24,8 +24,9 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
             "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
             seen="no mark fp8",
-            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names",
-            next_step="add the mark; pytest --markers shows its arguments",
+            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names; pytest gives "
+            "methods of a unittest.TestCase none, marked or not",
+            next_step="add the mark (pytest --markers shows its arguments); make a plain class of a unittest.TestCase",
         )
     return case  # type: ignore[no-any-return]
 
@@ -91,6 +92,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
 
     from pytest_fp8.backends import backend
     from pytest_fp8.backends.linears import mark_skipped
+    from pytest_fp8.worker.training.given import converted
     from pytest_fp8.worker.training.setup import TrainingSetup
 
     device = "cpu" if case.emulated else "cuda"
@@ -108,7 +110,7 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
         if not usable:
             pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
         if workload is not None and workload.convert is not None:
-            model = workload.converted(model)
+            model = converted(workload.convert, model)
         else:
             made = chosen.prepare(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.0), case, compiled=False)
             model = made.model

@@ -18,6 +18,10 @@ TRUST = "safe.directory "
 """What git says of a repository that another user owns, in every language."""
 
 
+OUTSIDE = "not a git repository"
+"""What git says of a folder that is in none, in English."""
+
+
 class GitError(Exception):
     """git is not installed, took too long or refused; the text is its own. ``next_step``: what helps in any case that
     no other revision would; empty for all else."""
@@ -74,6 +78,7 @@ def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = 
         ) from error
     if done.returncode != 0:
         refusal = done.stderr.decode(errors="backslashreplace").strip()
+        outside = f"run this in the project's checkout: {folder} is in none" if OUTSIDE in refusal else ""
         # In a container whose user is not the one who checked the project out git ends with the command that helps.
-        raise GitError(refusal, next((line.strip() for line in refusal.splitlines() if TRUST in line), ""))
+        raise GitError(refusal, next((line.strip() for line in refusal.splitlines() if TRUST in line), outside))
     return done.stdout

@@ -13,6 +13,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case
+from pytest_fp8.case_types import require_floor
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.again import look_again
@@ -152,6 +153,7 @@ class Fp8Pair(NotesUse):
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
         bound = self.case.floor if floor is None else floor
+        require_floor(bound)
         return self._speed("faster", bound)
 
     def speedup(self) -> Decision:

@@ -40,7 +40,7 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
             expected="functions that close over plain data and modules only",
             seen=f"{_culprit(value)}{type(error).__name__}: {error}",
             cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
-            "tensor, a pytest fixture object",
+            "tensor, a pytest fixture object, a function that torch.compile made",
             next_step="create it inside the function, pass its plain settings instead, or move both into a module "
             "that can be imported and is no test file and no conftest: the arm then imports it by name",
         )
@@ -57,15 +57,29 @@ def _culprit(value: Any) -> str:
     for name, given in (named or {"": value}).items():
         if _can_be_pickled(given):
             continue
-        held: dict[str, Any] = {}
-        # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
-        with contextlib.suppress(ValueError, TypeError):
-            variables = inspect.getclosurevars(_innermost(given))
-            held = {**variables.globals, **variables.nonlocals}
-        refers = ", ".join(key for key, one in held.items() if not _can_be_pickled(one))
-        told = ", which refers to ".join(part for part in (name, refers) if part)
+        told = ", which refers to ".join(part for part in (name, _refers_to(given)) if part)
         return f"{told}: " if told else ""
     return ""
+
+
+def _refers_to(given: Any, within: tuple[Any, ...] = ()) -> str:
+    """The names by which a function, or a class's methods, refer to what cannot be sent: ``Net, which refers to lock``.
+    ``within``: the classes whose methods led here."""
+    held: dict[str, Any] = {}
+    for function in vars(given).values() if isinstance(given, type) else (_innermost(given),):
+        # A variable that a function closes over and that has no value yet is a ValueError; a callable object has none.
+        with contextlib.suppress(ValueError, TypeError):
+            variables = inspect.getclosurevars(function)
+            held |= {**variables.globals, **variables.nonlocals}
+    found = []
+    within = (*within, given)
+    for name, one in held.items():
+        # A method that calls super() refers to its own class.
+        if any(one is each for each in within) or _can_be_pickled(one):
+            continue
+        further = _refers_to(one, within) if isinstance(one, type) else ""
+        found.append(f"{name}, which refers to {further}" if further else name)
+    return ", ".join(found)
 
 
 def _can_be_pickled(value: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,7 +85,6 @@ class Workload:
     precision: Callable[[], Any] | None = None
     leave: tuple[str, ...] = ()
     learning_rate: float | None = None
-    name: str = "own"
     version: int | str = ""
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
@@ -96,7 +96,12 @@ class Workload:
         for name, given in ARGUMENTS.items():
             function = getattr(self, name)
             if function is not None or name in ("build", "batch"):
-                _require_function(name, function, given)
+                require_function(name, function, given)
+        self._require_values()
+
+    def _require_values(self) -> None:
+        """Raise :class:`SettingsError` for a value that is of no use where it is read: in an arm."""
+        __tracebackhide__ = True
         if isinstance(self.leave, str):
             refuse(
                 "the workload's leave= is a text",
@@ -105,12 +110,25 @@ class Workload:
                 cause="without a comma the brackets make no tuple, and each letter would be a pattern",
                 next_step=f"leave=({self.leave!r},)",
             )
-
-    def converted(self, model: Any) -> Any:
-        """The model that ``convert`` gives, or ``model`` itself where it works in place and gives nothing."""
-        assert self.convert is not None, "asked where there is one"
-        given = self.convert(model)
-        return model if given is None else given
+        patterns = isinstance(self.leave, (tuple, list, set, frozenset)) and all(isinstance(p, str) for p in self.leave)
+        rate, number = self.learning_rate, isinstance(self.learning_rate, (int, float))
+        for name, sound, expected, example in (
+            ("leave", patterns, "a tuple of name patterns", "leave=('*.router',)"),
+            (
+                "learning_rate",
+                rate is None or (number and not isinstance(rate, bool) and 0 < rate < math.inf),
+                "a number above 0",
+                "learning_rate=1e-3",
+            ),
+            ("version", isinstance(self.version, (int, str)), "a whole number or a text", "version=1"),
+        ):
+            if not sound:
+                refuse(
+                    f"the workload's {name}= cannot be used",
+                    expected=expected,
+                    seen=f"{getattr(self, name)!r:.80}, a {type(getattr(self, name)).__name__}",
+                    next_step=example,
+                )
 
     def fingerprint(self, first_step: str) -> str:
         """16 hex digits for the hash of the case: equal in every process, Python and checkout folder.
@@ -150,8 +168,9 @@ class Workload:
         return ship(self, "the workload's functions", asked_by)
 
 
-def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> None:
-    """Raise :class:`SettingsError` unless ``function`` can be called with as many arguments."""
+def require_function(name: str, function: Any, arguments: tuple[str, ...], what: str = "") -> None:
+    """Raise :class:`SettingsError` unless ``function`` can be called with as many arguments. ``what``: what to call it
+    where it is not that of a workload."""
     __tracebackhide__ = True
     call = f"{name}({', '.join(arguments)})"
     # A model is callable as well, and so is its class, which is a function that makes one.
@@ -159,11 +178,13 @@ def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> N
     if is_model or not callable(function):
         kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
         refuse(
-            f"the workload's {name}= is no function",
+            f"{what} is no function" if what else f"the workload's {name}= is no function",
             expected=f"a function, called as {call}",
             seen=kind,
-            cause="each arm makes its model, batches and optimizer itself, in a process of its own, from a seed",
-            next_step=f"{name}=lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
+            cause=""
+            if what
+            else "each arm makes its model, batches and optimizer itself, in a process of its own, from a seed",
+            next_step=("" if what else f"{name}=") + f"lambda{' ' if arguments else ''}{', '.join(arguments)}: ...",
         )
     try:
         wanted = inspect.signature(function)
@@ -177,10 +198,12 @@ def _require_function(name: str, function: Any, arguments: tuple[str, ...]) -> N
     # Not inside the except: pytest would show that error's traceback as well.
     if problem:
         refuse(
-            f"the workload's {name}= takes other arguments than it is called with",
+            f"{what} takes other arguments than it is called with"
+            if what
+            else f"the workload's {name}= takes other arguments than it is called with",
             expected=f"a function that can be called as {call}",
             seen=f"{getattr(function, '__qualname__', type(function).__name__)}{wanted}: {problem}",
-            cause=f"{name} is called with {', '.join(arguments) or 'nothing'} in each arm",
+            cause=f"{name} is called with {', '.join(arguments) or 'nothing'}" + ("" if what else " in each arm"),
             next_step=f"def {call}: ...",
         )
 

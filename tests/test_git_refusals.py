@@ -36,6 +36,16 @@ def test_a_repository_of_another_user_is_to_be_trusted_and_not_fetched(pytester,
 
 
 @pytest.mark.parametrize("option", ["--fp8-baselines-from=main", "--fp8-base-git=main"])
+def test_outside_of_a_repository_the_project_s_checkout_is_named_and_nothing_to_fetch(pytester, monkeypatch, option):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
+    pytester.makepyfile(TEST)
+    result = pytester.runpytest(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*next: *run this in the project's checkout*"])
+    result.stderr.no_fnmatch_line("*git fetch*")
+
+
+@pytest.mark.parametrize("option", ["--fp8-baselines-from=main", "--fp8-base-git=main"])
 def test_a_machine_without_git_is_to_get_it(pytester, path, option):
     result = pytester.runpytest(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

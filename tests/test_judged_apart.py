@@ -1,4 +1,4 @@
-"""Tests of one case that ask otherwise: another floor, other questions or checkpoints. Each is judged by its own mark."""
+"""Tests of one case that ask otherwise: another floor, other questions, other checkpoints. Its own mark judges each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers.fakes import FakeProcess, H200, install
+from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8.case import Case
 from pytest_fp8.markers import one_of_each
 from pytest_fp8.report.ledger import Ledger
@@ -91,6 +91,28 @@ def test_each_test_has_the_checkpoints_it_asks_for(pytester, monkeypatch, reques
     assert {a["store"] for name, a in requests if name == "save"} == {"dcp", "safetensors"}
     assert any(a["optimizer"] for name, a in requests if name == "save")
     assert any(name == "resume" for name, _ in requests)
+
+
+@pytest.mark.parametrize("floor", ["0", "-1", "float('nan')", "float('inf')", "'1.0'", "True"])
+@pytest.mark.parametrize("emulated", [False, True])
+def test_a_floor_that_nothing_can_be_held_against_is_refused(pytester, monkeypatch, floor, emulated):
+    install(monkeypatch, None if emulated else H200)
+    asks = {"ask_first": f"fp8_pair.assert_faster({floor})", "ask_second": "pass"}
+    mark = "emulated=True, backend='torchao'" if emulated else ""
+    pytester.makepyfile(SPEED.format(first=mark, second=mark, **asks))
+    result = pytester.runpytest("-k", "test_first")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*floor of a case", "*expected: a speedup over BF16 above 0*", "*seen: *", "*next: *"])
+
+
+def test_a_question_that_the_mark_leaves_out_names_the_mark(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    asks = {"ask_first": "fp8_pair.assert_memory()", "ask_second": "fp8_pair.assert_faster()"}
+    pytester.makepyfile(SPEED.format(first="questions=('layers',)", second="questions=('layers',)", **asks))
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-strict")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*next: *add 'memory' to questions= in the mark*", "*add 'speedup' to questions=*"])
+    result.stdout.no_fnmatch_line("*emulated*")
 
 
 def decision(verdict: Verdict) -> Decision:

@@ -170,8 +170,9 @@ def test_the_layers_question_fails_on_converted_adapters(evidence):
 def test_a_target_without_a_linear_of_that_name_is_refused():
     from pytest_fp8.zoo.adapters import add_adapters
 
-    with pytest.raises(ValueError, match="no Linear is named 'gate'"):
+    with pytest.raises(ValueError, match="no Linear is named 'gate'") as error:
         add_adapters(build(), 8, ("gate", "q_proj"))
+    assert "lora_targets=('down_proj', '" in error.value.fp8_next, "those that this model has"
 
 
 # -- cases --------------------------------------------------------------------------------------------------------

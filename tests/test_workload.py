@@ -141,6 +141,28 @@ def test_what_cannot_be_sent_is_named_with_the_function_that_refers_to_it():
     assert refused.value.seen.startswith("batch, which refers to lock: TypeError")
 
 
+def test_what_a_class_s_methods_refer_to_is_named_too():
+    import threading
+
+    lock = threading.Lock()
+
+    class Base:
+        def __init__(self):
+            super().__init__()
+
+    class Model(Base):
+        def forward(self, x):
+            with lock:
+                return x
+
+    with pytest.raises(Fp8Error, match="cannot be sent") as refused:
+        Workload(build=Model, batch=nothing).ship()
+    assert refused.value.seen.startswith("build, which refers to lock: TypeError")
+    with pytest.raises(Fp8Error) as refused:
+        Workload(build=lambda: Model().train(), batch=nothing).ship()
+    assert refused.value.seen.startswith("build, which refers to Model, which refers to lock: TypeError")
+
+
 def test_what_reads_like_a_drawn_name_and_is_none_counts():
     one, other = "0" * 32, "1" * 32
     assert name(lambda: one) != name(lambda: other)

@@ -9,8 +9,10 @@ pytest.importorskip("torchao")
 
 from helpers.loops import CASE, batch, build, loop, serve
 from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.pool import Arm
 from pytest_fp8.backends.torchao import NotContiguousError
 from pytest_fp8.errors import SettingsError
+from pytest_fp8.shipping import ship
 from pytest_fp8.worker.answers.token_count import LaterBatchError, explain_rows
 from pytest_fp8.worker.training.step import WorkloadError
 
@@ -35,6 +37,13 @@ def loss(model, rows):
         ({"step": lambda model, batch, optimizer: None}, "too many positional arguments"),
         ({"optimizer": torch.optim.AdamW([torch.ones(1, requires_grad=True)])}, "AdamW"),
         ({"leave": ("head")}, "'head'"),
+        ({"leave": None}, "None, a NoneType"),
+        ({"leave": (3,)}, "(3,), a tuple"),
+        ({"learning_rate": float("nan")}, "nan, a float"),
+        ({"learning_rate": -1.0}, "-1.0, a float"),
+        ({"learning_rate": "1e-3"}, "'1e-3', a str"),
+        ({"learning_rate": True}, "True, a bool"),
+        ({"version": [1]}, "[1], a list"),
     ],
 )
 def test_what_is_no_function_of_these_arguments_is_refused_at_once(wrong, seen):
@@ -54,6 +63,9 @@ def test_what_is_no_function_of_these_arguments_is_refused_at_once(wrong, seen):
         {"batch": torch.ones},
         {"loss": lambda model, x, scale=2: x},
         {"leave": ("head",)},
+        {"leave": ["head", "*.router"]},
+        {"learning_rate": 1, "version": 2},
+        {"version": "tuned"},
     ],
 )
 def test_classes_defaults_and_open_arguments_are_fine(given):
@@ -78,6 +90,37 @@ def test_what_is_not_one_batch_is_named(given, words):
     with pytest.raises(WorkloadError, match=words) as error:
         serve(batch=given, loss=loss)
     assert "batches[step % len(batches)]" in error.value.fp8_next or "torch.from_numpy" in error.value.fp8_next
+
+
+def schedule(parameters):
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD(parameters, lr=0.1), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "next_step"),
+    [
+        ({"optimizer": schedule}, r"optimizer schedule\(\) must give the optimizer.*a StepLR", "optimizer.scheduler ="),
+        ({"convert": lambda model: (model, 1)}, "must give the model, it gave a tuple", "return the converted model"),
+        ({"precision": lambda: None}, "must give a context, it gave nothing", "with statement"),
+    ],
+)
+def test_what_a_function_gives_in_place_of_its_own_is_named(given, words, next_step):
+    with pytest.raises(WorkloadError, match=words) as error:
+        serve(loss=loss, **given)
+    assert next_step in error.value.fp8_next
+
+
+def test_a_result_that_no_process_can_be_sent_is_named_as_one():
+    server = serve(loss=loss)
+    with pytest.raises(TypeError, match="a generator, cannot be sent back") as error:
+        server.call(ship(lambda model: (value for value in model.parameters()), "the function"))
+    assert "list(...)" in error.value.fp8_next
+
+
+@pytest.mark.parametrize("given", [None, 3, lambda: 3, torch.nn.Linear(2, 2)])
+def test_what_an_arm_is_asked_to_call_must_be_a_function_of_the_model(given):
+    with pytest.raises(SettingsError, match=r"what call\(\) was given"):
+        Arm.call(None, given)
 
 
 def test_an_iterator_at_its_end_asks_for_batches_by_step():

@@ -89,12 +89,12 @@ class Arm:
         return process
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Run ``function(model)`` on the live model inside the arm's process and give its result.
-
-        Function and result travel as pickles. A result with torch tensors in it imports torch in pytest's process.
-        """
+        """Run ``function(model)`` on the live model inside the arm's process and give its result. Both travel as
+        pickles. A result with torch tensors in it imports torch in pytest's process."""
         from pytest_fp8.shipping import ship, unship
+        from pytest_fp8.workload import require_function
 
+        require_function("function", function, ("model",), "what call() was given")
         return unship(self.request("call", function=ship(function, "the function")))
 
 

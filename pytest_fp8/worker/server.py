@@ -10,6 +10,7 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
+from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.plain import to_plain
 from pytest_fp8.shipping import ship, unship
@@ -28,6 +29,13 @@ from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_
 from pytest_fp8.worker.run.engine import Engine
 from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
+
+
+class UnsendableError(TypeError):
+    """A result of a function of the user that no other process can be given."""
+
+    fp8_cause = "it goes back to the test as a pickle: a generator, a module with hooks, an open file cannot"
+    fp8_next = "give plain data or tensors: list(...), tensor.detach().cpu()"
 
 
 class ArmServer:
@@ -172,4 +180,9 @@ class ArmServer:
 
     def call(self, function: str) -> str:
         """Run a shipped function of the user on the live model; its result is shipped back."""
-        return ship(unship(function)(self.engine.model), "the function's result")
+        result = unship(function)(self.engine.model)
+        try:
+            return ship(result, "the function's result")
+        except SettingsError as error:
+            kind = type(result).__name__
+            raise UnsendableError(f"the function's result, a {kind}, cannot be sent back: {error.seen}") from None

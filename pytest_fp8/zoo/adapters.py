@@ -21,7 +21,10 @@ class NoSuchLinear(ValueError):
     """The model has no Linear of an adapter target's name."""
 
     fp8_cause = "lora_targets are the last parts of Linears' names; the default is the projections of a Llama"
-    fp8_next = "name the model's own Linears: lora_targets=('fc1', 'fc2')"
+
+    def __init__(self, missing: str, names: Sequence[str]) -> None:
+        super().__init__(f"no Linear is named {missing!r}; this model has {', '.join(names) or 'none'}")
+        self.fp8_next = f"name the model's own Linears: lora_targets={tuple(names[:4])!r}"
 
 
 def add_adapters(model: torch.nn.Module, rank: int, targets: Sequence[str] = ()) -> torch.nn.Module:
@@ -39,6 +42,6 @@ def add_adapters(model: torch.nn.Module, rank: int, targets: Sequence[str] = ())
     wanted = list(targets or PROJECTIONS)
     missing = [target for target in wanted if target not in names]
     if missing:
-        raise NoSuchLinear(f"no Linear is named {missing[0]!r}; this model has {', '.join(sorted(names))}")
+        raise NoSuchLinear(missing[0], sorted(names))
     config = LoraConfig(r=rank, lora_alpha=ALPHA * rank, lora_dropout=0.0, target_modules=wanted, task_type=None)
     return get_peft_model(model, config, autocast_adapter_dtype=False)  # type: ignore[no-any-return]

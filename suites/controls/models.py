@@ -183,10 +183,10 @@ def rows(step: int) -> torch.Tensor:
     return torch.randn(128, 32)
 
 
-LOOPED = Workload(build=build_looped, batch=rows, step=looped, name="looped")
-RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped, name="looped")
-ROUTER = Workload(build=build_with_router, batch=text, loss=loss, name="router")
-ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss, name="adapters")
-HOOKED = Workload(build=build_hooked, batch=text, loss=loss, name="hooked")
-TIED = Workload(build=build_tied, batch=text, loss=loss, name="tied")
-FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows, name="float_head")
+LOOPED = Workload(build=build_looped, batch=rows, step=looped)
+RECOMPUTING = Workload(build=build_recomputing, batch=rows, step=looped)
+ROUTER = Workload(build=build_with_router, batch=text, loss=loss)
+ADAPTERS = Workload(build=build_with_adapters, batch=text, loss=loss)
+HOOKED = Workload(build=build_hooked, batch=text, loss=loss)
+TIED = Workload(build=build_tied, batch=text, loss=loss)
+FLOAT_HEAD = Workload(build=build_float_head, batch=wide_rows)

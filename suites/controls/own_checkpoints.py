@@ -95,5 +95,5 @@ def load(model: Any, optimizer: Any, folder: Any) -> None:
         optimizer.average = state["average"]
 
 
-SAVED = Workload(build=build, batch=batch, loss=loss, optimizer=optimizer, save=save, load=load, name="saved")
+SAVED = Workload(build=build, batch=batch, loss=loss, optimizer=optimizer, save=save, load=load)
 CASE = Case("own", "torchao", "tensorwise", emulated=True, name="saved")

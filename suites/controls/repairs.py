@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
 
 OURS = "found by trying faults on this gate"
-STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3, name="student")
+STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, loss_steps=20)
 
 
@@ -171,7 +171,7 @@ class OtherNorm(Control):
     source = OURS
     question, cause = "numerics", "operators of blocks.0.norm"
     case = micro(model="own", loss_steps=3, loss_seeds=1)
-    workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step, name="shifted")
+    workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step)
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         from torch.nn.functional import rms_norm

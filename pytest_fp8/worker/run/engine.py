@@ -30,6 +30,7 @@ from pytest_fp8.worker.run.first_step import first_step
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.training import ranks
+from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.parallel import inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts, has_hooks
 from pytest_fp8.worker.training.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
@@ -122,7 +123,7 @@ class Engine:
     def _convert(self) -> Conversion:
         own = self._own_fp8()
         if own is not None and own.convert is not None:
-            self.model = own.converted(self.model)
+            self.model = converted(own.convert, self.model)
             return observed_conversion(self.model, self.originals, self.backend.is_fp8_layer, own.leave)
         self._prepared = self.backend.prepare(self.model, self.setup.optimizer, self.case, self.compiled)
         self.model = self._prepared.model
@@ -133,7 +134,7 @@ class Engine:
     def _precision(self) -> Callable[[], Any]:
         own = self._own_fp8()
         if own is not None and own.precision is not None:
-            return own.precision
+            return checked_precision(own.precision)
         return self.backend.precision(self.case.recipe, self.case.full_options)
 
     def _own_fp8(self) -> Workload | None:

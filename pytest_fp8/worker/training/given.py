@@ -65,6 +65,34 @@ def require_unconverted(model: torch.nn.Module) -> None:
         )
 
 
+def converted(convert: Callable[[Any], Any], model: torch.nn.Module) -> torch.nn.Module:
+    """The model that the workload's ``convert`` gives; ``model`` itself where it works in place and gives nothing."""
+    given = convert(model)
+    if given is None or isinstance(given, torch.nn.Module):
+        return model if given is None else given
+    raise WorkloadError(
+        f"the workload's convert {name_of(convert)} must give the model, it gave {described(given)}",
+        "what it gives is trained in the model's place",
+        "return the converted model, or nothing where the conversion works in place",
+    )
+
+
+def checked_precision(precision: Callable[[], Any]) -> Callable[[], Any]:
+    """The workload's ``precision``, which raises :class:`WorkloadError` where it gives no context."""
+
+    def checked() -> Any:
+        given = precision()
+        if not (hasattr(type(given), "__enter__") and hasattr(type(given), "__exit__")):
+            raise WorkloadError(
+                f"the workload's precision {name_of(precision)} must give a context, it gave {described(given)}",
+                "the forward pass runs inside: with precision():",
+                "return what a with statement takes: precision=lambda: torch.autocast('cuda', torch.bfloat16)",
+            )
+        return given
+
+    return checked
+
+
 def batch_of(own: Workload, step: int) -> Any:
     """What the workload's ``batch(step)`` gives. Raises :class:`WorkloadError` where no step can be trained with it."""
     try:
@@ -207,6 +235,13 @@ def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
+    if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        raise WorkloadError(
+            f"the workload's optimizer {name_of(function)} must give the optimizer, it gave its schedule, a "
+            f"{type(given).__name__}",
+            "the schedule is followed as the optimizer's own",
+            "optimizer.scheduler = schedule, and return the optimizer",
+        )
     if isinstance(innermost(given), torch.optim.Optimizer):
         return given  # type: ignore[no-any-return]
     raise WorkloadError(
