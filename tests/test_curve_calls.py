@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.loss.evidence import Curve
+from pytest_fp8.questions.loss.presence import TOO_EXACT
 from pytest_fp8.worker.run.call_watch import LOOKED_AT, CallWatch
 from pytest_fp8.worker.run.engine import Engine
 
@@ -32,9 +34,9 @@ def calls(arm, steps=4, **how):
 def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
     seen = calls(engine(recipe))
     assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
-    looks = [(step, error) for each in seen.errors.values() for step, error in each]
-    assert sorted(step for step, _ in looks) == sorted([*range(4)] * LOOKED_AT)
-    assert all(0 < error <= LARGEST for _, error in looks)
+    looks = [look for each in seen.errors.values() for look in each]
+    assert sorted(step for step, *_ in looks) == sorted([*range(4)] * LOOKED_AT)
+    assert all(0 < error <= LARGEST and share > 0.5 for _, error, share in looks)
 
 
 def test_recomputed_calls_are_counted_too():
@@ -63,8 +65,37 @@ def test_an_output_with_a_part_missing_is_far_off():
     own = layer.forward
     layer.forward = lambda x: own(x) * (torch.arange(64) < 48)
     errors = dict(calls(arm, steps=12).errors)
-    assert all(error > 0.05 for _, error in errors.pop("model.layers.0.self_attn.q_proj"))
-    assert all(error <= LARGEST for each in errors.values() for _, error in each)
+    assert all(error > 0.05 for _, error, _ in errors.pop("model.layers.0.self_attn.q_proj"))
+    assert all(error <= LARGEST for each in errors.values() for _, error, _ in each)
+
+
+def test_the_library_s_function_without_casts_is_too_exact():
+    from torchao.float8.config import CastConfig, ScalingType
+
+    arm = engine()
+    layer, off = arm.model.model.layers[0].self_attn.q_proj, CastConfig(scaling_type=ScalingType.DISABLED)
+    casts = [name for name in vars(layer.config) if name.startswith("cast_config")]
+    layer.config = replace(layer.config, **dict.fromkeys(casts, off))
+    seen = calls(arm, steps=12)
+    assert (list(seen.fp8), list(seen.other)) == ([14] * 12, [0] * 12), "its autograd function is that of FP8"
+    errors = dict(seen.errors)
+    assert all(share < TOO_EXACT for *_, share in errors.pop("model.layers.0.self_attn.q_proj"))
+    assert all(share > 0.5 for each in errors.values() for *_, share in each)
+
+
+def test_a_product_whose_operands_fp8_holds_exactly_is_not_too_exact():
+    """The rounding of the result is all there is, and a layer with casts has as much."""
+    arm = engine()
+    layer = arm.model.model.layers[0].self_attn.q_proj
+    own = layer.forward
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.sign() * 0.5)
+    layer.forward = lambda x: own((x.sign() * 2).detach() + x * 0)
+    inside = []
+    layer.register_forward_pre_hook(lambda module, given: ((given[0].sign() * 2).detach() + given[0] * 0,))
+    seen = calls(arm, steps=1)
+    inside = [share for each in seen.errors.values() for *_, share in each]
+    assert min(inside) > 0.5
 
 
 def test_copies_made_inside_a_step_do_not_take_the_hooks_along():

@@ -166,6 +166,27 @@ def test_another_epsilon_is_seen_in_a_norm_of_any_class(layer_norm):
     assert "0.02" in found[0].fp8
 
 
+def activated():
+    import torch
+
+    class Activated(torch.nn.Sequential):
+        @property
+        def norm(self):
+            return self[1]
+
+    return Activated(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Linear(32, 32))
+
+
+@pytest.mark.parametrize(("words", "differ"), [("tanh", True), ("none", False)])
+def test_a_word_among_an_operator_s_arguments_is_a_setting(words, differ):
+    def other(activation):
+        activation.approximate = words
+
+    found = compare(ledgers(build=activated, loss=squares, convert=converted(other)))
+    assert len(found) == differ
+    assert all("gelu bfloat16 none" in one.reference and "gelu bfloat16 tanh" in one.fp8 for one in found)
+
+
 def test_what_accelerate_merely_calls_is_compared():
     pytest.importorskip("accelerate")
     case = replace(CASE, backend="accelerate_torchao")

@@ -99,8 +99,21 @@ def test_calls_that_say_nothing_of_fp8_pass(calls):
     verdict_of(decided(with_calls(calls)), Verdict.PASS)
 
 
-def products(*errors, layer="up"):
-    return LayerCalls([1] * 20, [0] * 20, {layer: list(enumerate(errors))})
+def products(*errors, layer="up", share=0.97):
+    """``share``: of the error of FP8 at its finest, one for all or one for each."""
+    shares = share if isinstance(share, list) else [share] * len(errors)
+    return LayerCalls([1] * 20, [0] * 20, {layer: list(zip(range(20), errors, shares, strict=False))})
+
+
+def test_a_product_that_is_more_exact_than_fp8_can_be_fails_with_its_step():
+    calls = products(*[0.001] * 8, share=[0.97] * 5 + [0.003] + [1.4] * 2)
+    decision = decided(with_calls(calls))
+    verdict_of(decision, Verdict.FAIL, "multiplied in high precision", "0.3% of that error in step 5, seed 1", "1 of 8")
+    assert decision.numbers["named"]
+
+
+def test_products_that_are_as_exact_as_fp8_can_be_pass():
+    verdict_of(decided(with_calls(products(*[0.001] * 8, share=0.05))), Verdict.PASS)
 
 
 def test_one_product_that_is_wrong_among_right_ones_fails():

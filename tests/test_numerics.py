@@ -52,9 +52,9 @@ def gradients(off=0.05, times=1.0, **changes):
     return replace(Gradients(sketches, [], 5.0, 7), **changes)
 
 
-def evidence(products=(), fp8=None, later=(), **changes):
+def evidence(products=(), fp8=None, later=(), evaluated=(), evaluated_later=(), **changes):
     """Healthy evidence of three roles of two layers, but for ``products``, which replace those of their layer and
-    role."""
+    role; and for products of evaluations."""
     mine = {(p.layer, p.role): p for layer in ("up", "down") for p in [replace(SOUND, layer=layer)]}
     for role in ROLES:
         for layer in ("up", "down"):
@@ -65,7 +65,8 @@ def evidence(products=(), fp8=None, later=(), **changes):
     first = list(mine.values())
     sound = [replace(SOUND, layer=p.layer, role=p.role) for p in first]
     later = list(({(p.layer, p.role): p for p in sound} | {(p.layer, p.role): p for p in later}).values())
-    return NumericsEvidence(ArmNumerics(first, fp8 or gradients(), None, later), replace(bf16, **changes))
+    mine = ArmNumerics(first, fp8 or gradients(), None, later, evaluated, evaluated_later)
+    return NumericsEvidence(mine, replace(bf16, **changes))
 
 
 def judge(case=CASE, layers=None, **given):
@@ -109,6 +110,7 @@ def test_sound_arms_pass_and_say_how_near_they_are():
         (wrong(role=WGRAD, gain=0.5, sqnr=3.0), ["a part of the product is missing"]),
         (wrong(role=WGRAD, gain=0.928, sqnr=17.1), ["a part of the product is missing"]),
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["nothing to do with this layer's operands"]),
+        (wrong(role=WGRAD, gain=0.989, sqnr=19.5, lost=0.008), ["wgrad of up: some rows or columns", "a tile at the"]),
         (wrong(role=DGRAD, sqnr=11.0), ["SQNR 11.0 dB", "28.5 dB that the recipe's casts give", "E5M2 where E4M3"]),
         (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
     ],
@@ -135,16 +137,55 @@ def test_a_sound_product_is_left_alone(product):
 @pytest.mark.parametrize(
     ("product", "words"),
     [
-        (wrong(role=DGRAD, sqnr=14.0), ["wrong dgrad product after 12 training steps", "kept from an earlier step"]),
+        (wrong(role=DGRAD, sqnr=14.0), ["wrong dgrad product after 13 training steps", "kept from an earlier step"]),
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["wgrad of up: something that is kept", "right in the first step"]),
         (wrong(role=DGRAD, gain=0.43, sqnr=2.4, lost=0.56), ["dgrad of up: a part of the product is missing"]),
         (wrong(role=DGRAD, gain=0.889, sqnr=9.8), ["that is kept from an earlier step", "or a part of the product"]),
-        (wrong(gain=2.0, sqnr=-0.01), ["fprop of up: a wrong scale", "in step 12"]),
+        (wrong(gain=2.0, sqnr=-0.01), ["fprop of up: a wrong scale", "in step 13"]),
         (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
     ],
 )
 def test_a_product_that_is_wrong_after_training_steps_is_named(product, words):
     verdict_of(judge(later=[product]), Verdict.FAIL, *words)
+
+
+@pytest.mark.parametrize(
+    ("look", "product", "words"),
+    [
+        ("evaluated", wrong(gain=2.0, sqnr=-0.01), ["product in an evaluation\n", "a wrong scale", "in eval mode"]),
+        ("evaluated", wrong(sqnr=14.0), ["product in an evaluation\n", "E5M2 where E4M3"]),
+        (
+            "evaluated_later",
+            wrong(sqnr=14.0),
+            ["in an evaluation after 13 training steps", "kept from an earlier step"],
+        ),
+    ],
+)
+def test_a_product_that_is_wrong_in_an_evaluation_alone_is_named(look, product, words):
+    verdict_of(judge(**{look: [product]}), Verdict.FAIL, *words, "right in the training step")
+    sound = {"evaluated": [SOUND], "evaluated_later": [SOUND]}
+    decision = judge(**sound)
+    verdict_of(decision, Verdict.PASS)
+    assert decision.numbers["evaluated"] == 2
+    verdict_of(judge(**{**sound, look: [wrong(sqnr=55.0)]}), Verdict.PASS)
+
+
+def test_what_a_layer_of_the_reference_does_in_an_evaluation_too_is_not_judged():
+    alike = evidence(evaluated=[wrong(gain=3.0, sqnr=-6.0)])
+    alike = replace(alike, bf16=replace(alike.bf16, evaluated=[replace(SOUND, sqnr=2.0, own_sqnr=55.0)]))
+    verdict_of(check_numerics(CASE, alike, layers_evidence()), Verdict.PASS)
+
+
+def test_an_evaluation_is_named_after_what_is_wrong_in_training():
+    late, evaluated = wrong(role=DGRAD, sqnr=11.0), wrong(gain=2.0, sqnr=-0.01)
+    verdict_of(judge(later=[late], evaluated=[evaluated]), Verdict.FAIL, "wrong dgrad product after 13 training steps")
+
+
+def test_delayed_scaling_has_its_wider_limits_in_evaluations_too():
+    seen = [replace(SOUND, sqnr=SOUND.own_sqnr - 8.0)]
+    delayed, current = (Case("1b", "transformer_engine", recipe) for recipe in ("delayed", "current"))
+    verdict_of(judge(delayed, layers_evidence(case=delayed), evaluated=seen), Verdict.PASS)
+    verdict_of(judge(current, layers_evidence(case=current), evaluated=seen), Verdict.FAIL, "in an evaluation")
 
 
 def test_the_first_step_is_named_before_later_ones():

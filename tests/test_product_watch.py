@@ -127,6 +127,74 @@ def test_a_weight_that_is_not_renewed_shows_after_training_steps():
     assert distance(found["later"]) > 1
 
 
+def wide():
+    return torch.nn.Sequential(torch.nn.Linear(32, 1280), torch.nn.GELU(), torch.nn.Linear(1280, 32))
+
+
+@pytest.mark.parametrize(("lines", "role"), [(slice(-16, None), FPROP), (slice(0, 16), FPROP)])
+def test_a_tile_at_either_end_of_a_wide_layer_is_among_what_is_compared(lines, role):
+    server = serve(build=wide)
+    layer = server.engine.model[0]
+    own, written = layer.forward, torch.ones(1280)
+    written[lines] = 0
+    layer.forward = lambda x: own(x) * written
+    far = {(p["layer"], p["role"]): p["own_sqnr"] - p["sqnr"] for p in products(server)}
+    assert far["0", role] > 2
+    assert far["2", role] < 0.1
+
+
+def test_a_layer_that_adds_to_its_weight_s_gradient_by_itself_is_compared_in_its_other_products():
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x @ weight.t()
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight = ctx.saved_tensors
+            dw, held = dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1]), layer.weight
+            held.grad = dw if held.grad is None else held.grad + dw
+            return dy @ weight, None
+
+    server = serve(build=lambda: torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32, bias=False)))
+    layer = server.engine.model[1]
+    layer.forward = lambda x: Fused.apply(x, layer._parameters["weight"])
+    found = {(p["layer"], p["role"]) for p in products(server)}
+    assert {("1", FPROP), ("1", DGRAD)} <= found
+    assert ("1", WGRAD) not in found
+
+
+def test_an_evaluation_is_looked_at_and_leaves_the_arm_as_it_was():
+    server = serve()
+    found = server.numerics(moved=False)
+    linears = [name for name, module in server.engine.model.named_modules() if isinstance(module, torch.nn.Linear)]
+    for look in ("evaluated", "evaluated_later"):
+        assert [(p["layer"], p["role"]) for p in found[look]] == [(name, FPROP) for name in linears]
+        assert all(abs(p["own_sqnr"] - p["sqnr"]) < 0.1 for p in found[look])
+    assert server.engine.model.training
+    layer = server.engine.model[0]
+    own = layer.forward
+    layer.forward = lambda x: own(x) if layer.training else 2 * own(x)
+    again = server.numerics(moved=False)
+    assert next(p["gain"] for p in again["evaluated"]) == pytest.approx(2, rel=0.02)
+    assert again["products"] == found["products"]
+
+
+def test_a_model_that_cannot_be_evaluated_alone_has_no_such_products():
+    class Eager(torch.nn.Sequential):
+        def forward(self, x):
+            if not self.training:
+                raise RuntimeError("trains only")
+            return super().forward(x)
+
+    server = serve(build=lambda: Eager(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))
+    found = server.numerics(moved=False)
+    assert found["evaluated"] == found["evaluated_later"] == []
+    assert found["products"]
+    assert server.engine.model.training
+
+
 def shared_input():
     """Two layers of one input, one of them called twice; and a penalty on its weight."""
 

@@ -206,6 +206,8 @@ class FakeProcess:
             "gradients": self._gradients(self.is_fp8),
             "moved": self._gradients(True) if moved else None,
             "later": self._products(),
+            "evaluated": self._products(),
+            "evaluated_later": self._products(),
             "outputs": {},
         }
 

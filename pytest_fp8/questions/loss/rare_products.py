@@ -37,7 +37,7 @@ def _wrong(evidence: LossEvidence) -> Iterator[tuple[str, int, int, float, float
     """Layer, seed, step, the product's error, and the error that the layer's products have on the median."""
     curves = sorted(evidence.fp8.items())
     for layer in dict.fromkeys(name for _, curve in curves for name in curve.calls.errors):
-        errors = [(s, step, e) for s, curve in curves for step, e in curve.calls.errors.get(layer, ())]
+        errors = [(s, step, e) for s, curve in curves for step, e, _ in curve.calls.errors.get(layer, ())]
         usual = median([error for *_, error in errors] or [0.0])
         if usual <= SOUND:
             yield from ((layer, s, step, error, usual) for s, step, error in errors if not error <= WRONG)

@@ -18,6 +18,8 @@ from pytest_fp8.questions.numerics.gradients import Difference, differences, fin
 from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, later_limits_of, limits_of
 from pytest_fp8.questions.numerics.products import (
     distance,
+    evaluated_products,
+    find_in_evaluations,
     find_in_later_products,
     find_in_products,
     gain_error,
@@ -31,7 +33,7 @@ QUESTION = "numerics"
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
     """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients,
-    then products after training steps."""
+    then products after training steps and in evaluations."""
     limits, found = limits_of(case.backend, case.recipe), differences(evidence)
     numbers = _numbers(evidence, found, limits)
     finding = (
@@ -41,6 +43,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_in_products(case, evidence, limits)
         or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
+        or find_in_evaluations(case, evidence, later_limits_of(case.backend, case.recipe))
         or _nothing(numbers, layers)
         or undecided(found)
     )
@@ -85,6 +88,7 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "later": len(later),
         "later_distance_db": max((distance(product) for product in later), default=None),
         "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
+        "evaluated": len(evaluated_products(evidence)),
         "roles": roles,
         "sqnr_db": min((product.sqnr for product in judged), default=None),
         "underflow": max((product.underflow for product in judged), default=0.0),

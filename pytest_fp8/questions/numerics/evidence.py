@@ -13,9 +13,10 @@ BUCKETS = 1024
 """Numbers that stand for one parameter's gradient. The size of a difference is then known to about 2 %, and a gain to a
 thirtieth of the relative difference."""
 
-LATER = 12
-"""Training steps before products are looked at again: more than what is renewed every few steps
-needs, and fewer than the shortest loss curve of the suite has (20)."""
+LATER = 13
+"""Training steps before products are looked at again: more than what is renewed every few steps needs, fewer than the
+shortest loss curve of the suite has (20), and a prime: a fault of each second, third or fourth step is then not one of
+step 0 and right in this one, nor the reverse."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class ArmNumerics:
     """With its Linears' weights moved at random by as much as FP8 moves products. Asked of the reference alone."""
     later: Sequence[ProductCheck]
     """As ``products``, after :data:`LATER` training steps as the arm runs them."""
+    evaluated: Sequence[ProductCheck] = ()
+    """Forward products of an evaluation with the first weights; empty where the model cannot be evaluated alone."""
+    evaluated_later: Sequence[ProductCheck] = ()
+    """The same after :data:`LATER` training steps."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
     arms; in the order in which the calls ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import promised_casts
@@ -23,6 +24,9 @@ ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
     "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, so that "
     "values underflow or saturate, or a tensor that is kept from an earlier step",
     "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
+)
+LEFT_OUT = (
+    "some rows or columns of the result are zero and the others right: a tile at the edge that a kernel leaves out"
 )
 BIAS = "its output is off by one constant row: the bias is added twice or missing; the product itself is right"
 ONE_ROW = 0.8
@@ -43,6 +47,13 @@ def judged_products(evidence: NumericsEvidence) -> list[ProductCheck]:
 def later_products(evidence: NumericsEvidence) -> list[ProductCheck]:
     """The same after training steps. A layer must only multiply in the reference's first step, too."""
     return _judged(evidence.fp8.later, [*evidence.bf16.products, *evidence.bf16.later])
+
+
+def evaluated_products(evidence: NumericsEvidence) -> list[ProductCheck]:
+    """Those of evaluations, of layers that only multiply in the reference's first step and in its evaluations."""
+    fp8, bf16 = evidence.fp8, evidence.bf16
+    alone = [*bf16.products, *bf16.evaluated, *bf16.evaluated_later]
+    return _judged([*fp8.evaluated, *fp8.evaluated_later], alone)
 
 
 def _judged(products: Sequence[ProductCheck], reference: Sequence[ProductCheck]) -> list[ProductCheck]:
@@ -70,15 +81,48 @@ def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> 
 
 def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
     """The same of the step after training steps. Asked where the first step is right."""
-    return _find(case, later_products(evidence), limits, later=True)
+    return _find(case, later_products(evidence), limits, LATER_STEP)
 
 
-def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, later: bool = False) -> Finding | None:
+def find_in_evaluations(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
+    """The same of evaluations. Asked where both watched steps are right."""
+    judged = evaluated_products(evidence)
+    first = [product for product in judged if product in evidence.fp8.evaluated]
+    return _find(case, first, limits, EVALUATION) or _find(case, judged, limits, LATER_EVALUATION)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """When products were looked at, in the words of a message."""
+
+    when: str = ""
+    beside: str = ""
+    """What is right beside it."""
+    where: str = ""
+    """Where to compare by hand."""
+    later: bool = False
+    """Whether all was right before the training steps."""
+
+
+FIRST_STEP = _Look()
+LATER_STEP = _Look(f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True)
+EVALUATION = _Look(
+    " in an evaluation", "; right in the training step that was watched", " in eval mode, without gradients"
+)
+LATER_EVALUATION = _Look(
+    f" in an evaluation after {LATER} training steps",
+    "; right in the training steps that were watched",
+    f" after {LATER} training steps, without replacing the parameter",
+    later=True,
+)
+
+
+def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, look: _Look = FIRST_STEP) -> Finding | None:
     wrong: dict[tuple[str, str], list[ProductCheck]] = defaultdict(list)
     for product in products:
         cause = _cause(product, limits)
         if cause:
-            cause = _later_cause(product, cause) if later else cause
+            cause = _later_cause(product, cause) if look.later else cause
             wrong[product.role, cause].append(product)
     if not wrong:
         return None
@@ -91,21 +135,19 @@ def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, later: b
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
     return fail(
-        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product"
-        + (f" after {LATER} training steps" if later else ""),
+        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product" + look.when,
         expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
         f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
         "tensors",
         seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
         f"zero that should not be"
-        + ("; right in the first step" if later else "")
+        + look.beside
         + (f"; also {some(others)}" if others else "")
         + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
         cause=f"{role} of {worst.layer}: {cause}",
         next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
-        + (f" in step {LATER}" if later else "")
-        + ", and "
-        "compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
+        + look.where
+        + ", and compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
     )
 
 
@@ -140,6 +182,8 @@ def _cause(product: ProductCheck, limits: Limits) -> str:
     rest = 10 * math.log10(product.gain**2 / noise)
     if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
         return SCALE
+    if not off and product.lost > MANY_ZEROS / 2:
+        return LEFT_OUT
     if not off or gain > 1:
         return COARSE
     # |seen|^2 over |exact|^2: at most the gain where a part is missing, near 1 where other values are in its place.

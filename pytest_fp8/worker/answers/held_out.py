@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.worker.state.own_state import own_state_kept
 from pytest_fp8.worker.state.training_state import buffers_kept, generators_kept
 from pytest_fp8.worker.training.model_output import first_inputs, inputs_noted, output_of
 from pytest_fp8.worker.training.ranks import reshard
@@ -66,6 +68,20 @@ def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
             if step is not None:
                 return first_inputs(model, lambda: step(model, batch, engine.optimizer, engine.precision))
             return first_inputs(model, lambda: engine.loss_of(model, batch))
+
+
+def evaluated(engine: Engine, inputs: tuple[Any, Any] | None, is_fp8_layer: Callable[[torch.nn.Module], bool]) -> bool:
+    """Evaluate, and put back what the model keeps besides its weights, but for FP8 layers, as ``is_fp8_layer`` names
+    them. Whether it could be evaluated: not where it takes gradients in its own forward pass, or without ``inputs``.
+    """
+    if inputs is None:
+        return False
+    try:
+        with own_state_kept(engine.model, is_fp8_layer):
+            evaluate(engine, inputs)
+    except Exception:
+        return False
+    return True
 
 
 def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.answers.held_out import evaluate, held_out_inputs
+from pytest_fp8.worker.answers.held_out import evaluated, held_out_inputs
 from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.own_state import own_state_kept
 from pytest_fp8.worker.state.shards import full, is_plain
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.watch.product_accuracy import is_product
@@ -93,16 +92,7 @@ class LoadWatch:
         return False
 
     def _evaluated(self) -> bool:
-        """Whether the model could be evaluated. One that takes gradients in its own forward pass cannot be."""
-        if self._inputs is None:
-            return False
-        layers = set(self._layers.values())
-        try:
-            with own_state_kept(self._engine.model, layers.__contains__):
-                evaluate(self._engine, self._inputs)
-        except Exception:
-            return False
-        return True
+        return evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__)
 
     def _compare(self, name: str) -> Callable[..., None]:
         def compare(layer: Any, args: Any, kwargs: Any, output: Any) -> None:

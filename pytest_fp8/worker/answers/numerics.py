@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.worker.answers.gradients import gradients, moved_gradients
+from pytest_fp8.worker.answers.held_out import evaluated, held_out_inputs
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
 from pytest_fp8.worker.answers.outputs import OutputWatch
 from pytest_fp8.worker.answers.product_watch import ProductWatch
@@ -23,9 +24,10 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     outputs = OutputWatch(engine)
     return {
         "products": products(engine, seed, outputs),
+        "evaluated": evaluated_products(engine, seed),
         "gradients": gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
-        "later": later_products(engine, seed),
+        **later_products(engine, seed),
         "outputs": outputs.noted(),
     }
 
@@ -42,8 +44,21 @@ def products(engine: Engine, seed: int = SEED, *others: Observer) -> list[dict[s
     return watch.checks()
 
 
-def later_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
-    """The same of step :data:`LATER` of a training run, whose steps before it ran as the arm runs them.
+def evaluated_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
+    """The same of an evaluation of a held-out batch, with the weights that the arm has: forward products alone. Weights
+    are no views here, so that a layer finds the copy of one that it keeps beside it. Empty where none could be made."""
+    if engine.backend.compiles_itself:
+        return []
+    watch, inputs = ProductWatch(engine), held_out_inputs(engine, seed)
+    with watch.watching():
+        done = evaluated(engine, inputs, engine.backend.is_fp8_layer)
+    engine.park()
+    return watch.checks() if done else []
+
+
+def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str, Any]]]:
+    """``later``: as :func:`products`, of step :data:`LATER` of a training run, whose steps before it ran as the arm
+    runs them; ``evaluated_later``: of an evaluation after them.
 
     A layer's products are compared with its own tensors, so any weights will do. What is kept from step to step and
     not renewed (a transposed weight, an input, a scale) is right in the first step.
@@ -54,4 +69,4 @@ def later_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
         engine.step(engine.training_batch(seed, step))
     watch = ProductWatch(engine)
     instrumented_step(engine, watch, seed=seed, step=LATER, restart=False)
-    return watch.checks()
+    return {"later": watch.checks(), "evaluated_later": evaluated_products(engine, seed)}

@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.casts import E4M3, LINE, Cast
 from pytest_fp8.questions.loss.evidence import LayerCalls
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.worker.training.restored import hooked
-from pytest_fp8.worker.watch.product_accuracy import is_product
+from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, is_product
 
 LOOKED_AT = 3
 """Layers of a step whose product is looked at, drawn anew in each step."""
 ROWS, COLUMNS = 16, 64
 """Of a product that are compared, drawn at random."""
+FINEST = Cast(E4M3, LINE), Cast(E4M3, LINE)
+"""Of both operands: what FP8 products are nearest to the exact ones with, whatever the recipe promises."""
 DRAWS = 16
 """Choices of rows and columns that are drawn ahead and taken in turn: on a GPU a draw in each call would wait."""
 
@@ -47,7 +50,8 @@ class CallWatch:
         self._looks: list[tuple[int, str, int]] = []
         """Step, layer, and the number of values of its output."""
         self._norms: list[torch.Tensor] = []
-        """Three of each look: of the values' error, of the exact values, of the whole output."""
+        """Four of each look: of the values' error, of the error that :data:`FINEST` gives, of the exact values, of the
+        whole output."""
         self._drawn: dict[int, list[torch.Tensor]] = {}
 
     def next_step(self) -> None:
@@ -68,13 +72,14 @@ class CallWatch:
 
     def noted(self) -> LayerCalls:
         """What was seen, after the last step."""
-        norms = torch.stack(self._norms).view(-1, 3).tolist() if self._norms else []
-        found: dict[str, list[tuple[int, float]]] = {}
-        for (step, name, values), (wrong, exact, made) in zip(self._looks, norms, strict=True):
+        norms = torch.stack(self._norms).view(-1, 4).tolist() if self._norms else []
+        found: dict[str, list[tuple[int, float, float]]] = {}
+        for (step, name, values), (wrong, own, exact, made) in zip(self._looks, norms, strict=True):
             # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
             power = max(exact**2 / (ROWS * COLUMNS), made**2 / values)
             if power:
-                found.setdefault(name, []).append((step, wrong**2 / (ROWS * COLUMNS) / power))
+                error = wrong**2 / (ROWS * COLUMNS) / power
+                found.setdefault(name, []).append((step, error, (wrong / own) ** 2 if own else 1.0))
         return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
 
     def _before(self, name: str) -> Callable[..., None]:
@@ -110,11 +115,17 @@ class CallWatch:
         with torch.no_grad(), _disable_current_modes(), torch.autocast(self._device.type, enabled=False):
             made = output.detach().reshape(-1, output.shape[-1])
             rows, columns = self._some(len(made), ROWS), self._some(made.shape[1], COLUMNS)
-            exact = given.detach().reshape(-1, given.shape[-1])[rows].float() @ weight.detach()[columns].float().t()
-            if bias is not None and bias.numel():
-                exact += bias.detach()[columns].float()
-            wrong = made.index_select(0, rows).index_select(1, columns).float() - exact
-            norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in (wrong, exact, made)]
+            left, right = given.detach().reshape(-1, given.shape[-1]), weight.detach()
+            expected = Expected(
+                Operand(left[rows], left.new_ones(())),
+                Operand(right[columns], right.new_ones(())),
+                FINEST,
+                output.dtype,
+                bias.detach()[columns] if bias is not None and bias.numel() else None,
+            )
+            wrong = made.index_select(0, rows).index_select(1, columns).double() - expected.exact
+            looked_at = (wrong, expected.own - expected.exact, expected.exact, made)
+            norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in looked_at]
         self._looks.append((len(self._calls) - 1, name, made.numel()))
         self._norms += norms
 

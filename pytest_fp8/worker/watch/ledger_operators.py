@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,14 +173,16 @@ class OperatorWatch(TorchDispatchMode):
             self.draws.append(Draw(self.where(), self.modules.owner(), what, shape, before))
         if self.phase:
             operator = func._schema.name.removeprefix("aten::")
-            self._note(operator, args, _flat((args, kwargs)), result)
+            self._note(operator, args, _flat((args, kwargs)), result, partial(_texts, func, args, kwargs))
             made = _flat(result) if torch.Tag.nondeterministic_seeded in func.tags else []
             if made:
                 # A dropout gives its mask beside its result.
                 self.on_draw(operator, made[operator == "native_dropout"], self.where() == RECOMPUTE)
         return result
 
-    def _note(self, operator: str, args: Any, given: list[torch.Tensor], result: Any) -> None:
+    def _note(
+        self, operator: str, args: Any, given: list[torch.Tensor], result: Any, texts: Callable[[], list[str]]
+    ) -> None:
         flags = 0
         for tensor in given:
             flags |= self.flags(tensor)
@@ -201,7 +204,7 @@ class OperatorWatch(TorchDispatchMode):
             flags |= COMPUTED
         counted = operator not in NOT_COUNTED and not routed and not products and self.where() == "forward"
         if counted and collective is None and not _by_a_library():
-            self._count(operator, args, made)
+            self._count(operator, args, made, texts())
         if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
             self._wait()
         addresses = {_address(tensor) for tensor in given}
@@ -211,7 +214,7 @@ class OperatorWatch(TorchDispatchMode):
             size = ROUTED if chosen or (flags & ROUTED and not restored) else 0
             self._mark(tensor, flags & COMPUTED | size, fresh=_address(tensor) not in addresses)
 
-    def _count(self, operator: str, args: Any, made: list[torch.Tensor]) -> None:
+    def _count(self, operator: str, args: Any, made: list[torch.Tensor], texts: list[str]) -> None:
         owner = self.modules.owner()
         dtype = dtype_name(made[0]) if made else "nothing"
         numbers = ",".join(f"{value:.4g}" for value in args if isinstance(value, float))
@@ -223,7 +226,8 @@ class OperatorWatch(TorchDispatchMode):
         elif owner not in self.modules.of_torch and operator not in NORMS:
             # The rate of a dropout is a setting; a number in a module of the user's may count steps.
             self._added, numbers = numbers if operator.startswith("add") else "", ""
-        self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {numbers}".rstrip()] += 1
+        settings = ",".join(filter(None, [numbers, *texts]))
+        self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {settings}".rstrip()] += 1
 
     def _read(self, tensor: torch.Tensor, flags: int) -> None:
         if not self.uncertain and not flags & ROUTED:
@@ -254,6 +258,14 @@ def _chooses_rows(operator: str, given: list[torch.Tensor], made: list[torch.Ten
     if operator in ("slice", "narrow", "split_with_sizes") and given and given[0].dim():
         return any(part.dim() == given[0].dim() and part.shape[0] != given[0].shape[0] for part in made)
     return False
+
+
+def _texts(func: Any, args: Any, kwargs: Any) -> list[str]:
+    """The words among an operator's arguments, such as the approximation of a GELU; defaults, too."""
+    arguments = func._schema.arguments
+    given = {each.name: value for each, value in zip(arguments, args, strict=False)} | (kwargs or {})
+    words = (given.get(each.name, each.default_value) for each in arguments)
+    return [word for word in words if isinstance(word, str)]
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

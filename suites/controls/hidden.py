@@ -1,0 +1,180 @@
+"""Controls of faults that hide where nobody looks: at a tensor's edge, in each second step, in evaluations, behind a
+function that says FP8 and casts nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from controls.control import Control, micro
+from controls.execution import fp8_layers, with_forward
+from controls.numerics import WrongBackward
+from pytest_fp8.case import Case
+from pytest_fp8.worker.run.fault_points import BreakableEngine
+from pytest_fp8.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fp8.backends.base import Conversion
+
+OURS = "found by trying faults on this gate"
+
+
+def build_wide() -> torch.nn.Module:
+    """Two layers, with more outputs between them than are compared of a product."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(64, 1280), torch.nn.GELU(), torch.nn.Linear(1280, 64))
+
+
+def rows(step: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(128, 64)
+
+
+def loss(model: Any, given: torch.Tensor) -> torch.Tensor:
+    error: torch.Tensor = (model(given) - given.sin()).float()
+    return error.square().mean()
+
+
+WIDE = Workload(build=build_wide, batch=rows, loss=loss)
+CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, loss_steps=20)
+
+
+class LastTile(Control):
+    """The last 16 of 1280 rows of a weight's gradient stay zero, as where a kernel's last tile is left out."""
+
+    number, id = 111, "wgrad-last-tile"
+    title = "the last 16 of 1280 rows of a wgrad are zero"
+    source = OURS
+    question, cause = "numerics", "a tile at the edge that a kernel leaves out"
+    case, workload = CASE, WIDE
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        from torch import Tensor
+        from torch.autograd import Function
+
+        class Lost(Function):
+            @staticmethod
+            def forward(ctx: Any, weight: Tensor) -> Tensor:
+                return weight.view_as(weight)
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+                kept = gradients[0].clone()
+                kept[-16:] = 0
+                return kept
+
+        layer = fp8_layers(engine)[0]
+        own = layer.forward
+
+        def forward(given: Tensor) -> Any:
+            weight = layer._parameters["weight"]
+            layer._parameters["weight"] = Lost.apply(weight)  # type: ignore[no-untyped-call]
+            try:
+                return own(given)
+            finally:
+                layer._parameters["weight"] = weight
+
+        layer.forward = forward
+
+
+class EachSecondStep(WrongBackward):
+    """One layer's weight gradient is twice as large in steps 1, 3, 5 and so on, as where one of two buffers is added
+    to and not written."""
+
+    number, id = 112, "wgrad-each-second-step"
+    title = "one layer's wgrad is doubled in each second step"
+    source = OURS
+    cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        self._engine, self._step = engine, 0
+        super().converted(engine, meant)
+
+    def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        # The optimizer's state is empty in the first step after a restart.
+        self._step = self._step + 1 if self._engine.optimizer.state else 0
+        return 2 * dw if self._step % 2 else dw
+
+
+class CastsLeftOut(Control):
+    """In two of three steps each FP8 layer calls the library's own function with all casts switched off, as a plan for
+    sensitive steps has it."""
+
+    number, id = 113, "casts-left-out"
+    title = "torchao's own function without casts in two of three steps"
+    source = OURS
+    question, cause = "loss", "an FP8 layer multiplied in high precision while the arm trained"
+    case = micro()
+
+    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        from dataclasses import replace
+
+        from torchao.float8.config import CastConfig, ScalingType
+
+        off = CastConfig(scaling_type=ScalingType.DISABLED)
+        for layer in fp8_layers(engine):
+            own = layer.__dict__.setdefault("_own_config", layer.config)
+            casts = [name for name in vars(own) if name.startswith("cast_config")]
+            layer.config = replace(own, **dict.fromkeys(casts, off)) if step % 3 else own
+
+
+class WrongInEvaluations(Control):
+    """Each FP8 layer's output is a tenth too large in eval mode, and right in training."""
+
+    number, id = 114, "wrong-in-evaluations"
+    title = "outputs are 10 % too large in eval mode alone"
+    source = OURS
+    question, cause = "numerics", "product in an evaluation"
+    case = micro("rowwise")
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        def larger(layer: Any) -> Any:
+            own = layer.forward
+            return lambda x: own(x) if layer.training else 1.1 * own(x)
+
+        with_forward(engine, larger)
+
+
+class CopyOnTheParameter(Control):
+    """One layer computes with a copy of its weight that it keeps on the parameter and never renews. Who looks at the
+    layer with another tensor in the parameter's place finds a fresh copy."""
+
+    number, id = 115, "copy-on-the-parameter"
+    title = "one layer's copy of its weight, kept on the parameter, is never renewed"
+    source = OURS
+    question, cause = "numerics", "product in an evaluation after 13 training steps"
+    case, workload = CASE, WIDE
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        layer = fp8_layers(engine)[0]
+        own = layer.forward
+
+        def forward(given: torch.Tensor) -> Any:
+            weight = layer._parameters["weight"]
+            if not hasattr(weight, "_copy"):
+                weight._copy = weight.detach().clone()
+            layer._parameters["weight"] = weight._copy + (weight - weight.detach())
+            try:
+                return own(given)
+            finally:
+                layer._parameters["weight"] = weight
+
+        layer.forward = forward
+
+
+class OtherApproximation(Control):
+    """The conversion also changes how the GELU is computed: by its approximation with tanh."""
+
+    number, id = 116, "other-approximation"
+    title = "another approximation of the GELU in the FP8 arm"
+    source = OURS
+    question, cause = "layers", "operators of 1"
+    case, workload = CASE, WIDE
+    verdicts = ("INVALID",)
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        activation: Any = engine.model[1]  # type: ignore[index]
+        activation.approximate = "tanh"
