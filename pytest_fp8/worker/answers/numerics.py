@@ -47,9 +47,10 @@ def products(engine: Engine, seed: int = SEED, *others: Observer) -> list[dict[s
 def evaluated_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
     """The same of an evaluation of a held-out batch, with the weights that the arm has: forward products alone. Weights
     are no views here, so that a layer finds the copy of one that it keeps beside it. Empty where none could be made."""
-    if engine.backend.compiles_itself:
+    watch = ProductWatch(engine)
+    if engine.backend.compiles_itself or not watch.layers:
         return []
-    watch, inputs = ProductWatch(engine), held_out_inputs(engine, seed)
+    inputs = held_out_inputs(engine, seed)
     with watch.watching():
         done = evaluated(engine, inputs, engine.backend.is_fp8_layer)
     engine.park()

@@ -57,12 +57,13 @@ class ProductWatch:
         self._casts: Casts = promised_casts(case.backend, case.recipe, case.full_options)
         modules = dict(engine.model.named_modules())
         names = engine.originals if case == case.reference() else modules
-        self._layers = {
+        self.layers = {
             name: modules[name]
             for name in names
             if (case == case.reference() or backend.is_fp8_layer(modules[name])) and is_product(modules[name])
         }
-        self._names = {id(module): name for name, module in self._layers.items()}
+        """Those whose products can be seen: none under ZeRO-3, which holds no whole weight between steps."""
+        self._names = {id(module): name for name, module in self.layers.items()}
         self._phase = ""
         self._open: list[_Call] = []
         self._calls: dict[str, int] = {}
@@ -77,11 +78,11 @@ class ProductWatch:
     def watching(self) -> Iterator[None]:
         self._gathered = {
             name: self._lines_of(full(weight))
-            for name, module in self._layers.items()
+            for name, module in self.layers.items()
             if (weight := module._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
         }
         handles: list[Any] = []
-        for name, module in self._layers.items():
+        for name, module in self.layers.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             # Before other hooks, which may change the output. Always, because an early end of a recomputation is an
             # exception, and the weight must be put back.
