@@ -101,10 +101,12 @@ def test_memory_is_the_worst_ranks():
 def test_products_of_all_ranks_are_judged():
     def numerics(rank):
         gradients = {"silent": [], "sketches": {"w": "same"}, "loss": float(rank), "data": rank, "random": "r"}
-        return {"products": [rank], "later": [-rank], "gradients": gradients, "moved": None, "outputs": {}}
+        looks = {"products": [rank], "later": [-rank], "evaluated": [10 * rank], "evaluated_later": [-10 * rank]}
+        return {**looks, "gradients": gradients, "moved": None, "outputs": {}}
 
     told = merged("numerics", [numerics(1), numerics(2)])
     assert (told["products"], told["later"]) == ([1, 2], [-1, -2])
+    assert (told["evaluated"], told["evaluated_later"]) == ([10, 20], [-10, -20])
     assert told["gradients"]["loss"] == 1.5
 
 

@@ -143,7 +143,7 @@ def test_a_tile_at_either_end_of_a_wide_layer_is_among_what_is_compared(lines, r
     assert far["2", role] < 0.1
 
 
-def test_a_layer_that_adds_to_its_weight_s_gradient_by_itself_is_compared_in_its_other_products():
+def test_a_layer_that_adds_to_its_weight_s_gradient_by_itself_has_no_wgrad_to_compare():
     class Fused(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight):

@@ -83,8 +83,8 @@ class SpeedQuestion:
             cases=self.gated_cases,
         )
         kept = decide(history=self.history("speedup"), floor=None)
-        fast = decide(floor=floor) if (floor := self.arms.case.floor) else None
-        known = fast is None or fast.verdict is Verdict.PASS or fast.interval[1] < floor
+        fast = decide(floor=self.arms.case.floor)
+        known = fast.verdict is Verdict.PASS or fast.interval[1] < self.arms.case.floor
         return kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known
 
     def timing(self, look: int) -> TimingEvidence:
