@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8.case import Case
 from pytest_fp8.markers import one_of_each
 from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.report.reading import read_report
 from pytest_fp8.verdicts import Decision, Verdict
 
 SPEED = """
@@ -30,12 +29,12 @@ FASTER = {"ask_first": "fp8_pair.assert_faster()", "ask_second": "fp8_pair.asser
 
 @pytest.fixture
 def requests(monkeypatch):
-    """(operation, arguments) of every request to a fake arm."""
+    """(process, operation, arguments) of every request to a fake arm."""
     asked = []
     real = FakeProcess.request
 
     def noted(self, operation, timeout=0, **arguments):
-        asked.append((operation, arguments))
+        asked.append((self.pid, operation, arguments))
         return real(self, operation, timeout, **arguments)
 
     monkeypatch.setattr(FakeProcess, "request", noted)
@@ -50,8 +49,7 @@ def test_each_test_is_held_to_the_floor_of_its_own_mark(pytester, monkeypatch, s
     result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-p", "no:randomly")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*expected: above floor 1.50x*"])
-    entries = json.loads((pytester.path / "out/report.json").read_text())["entries"]
-    [row] = entries.values()
+    [row] = read_report(pytester.path / "out/report.json")["entries"].values()
     assert row["namesakes"] == 0
     assert row["decisions"]["faster"]["verdict"] == "FAIL", "whichever test was asked last"
 
@@ -60,7 +58,7 @@ def test_tests_of_one_case_share_its_arms_and_its_blocks(pytester, monkeypatch, 
     def blocks():
         requests.clear()
         assert pytester.runpytest("--fp8-gpu=h200", "-k", chosen).ret == 0
-        return [asked for asked in requests if asked[0] == "blocks"]
+        return [asked[1:] for asked in requests if asked[1] == "blocks"]
 
     world = install(monkeypatch, H200, speedup=1.2)
     pytester.makepyfile(SPEED.format(first="floor=1.0", second="floor=1.1", **FASTER))
@@ -85,12 +83,12 @@ def test_each_test_has_the_checkpoints_it_asks_for(pytester, monkeypatch, reques
     asks = {"ask_first": "fp8_pair.assert_checkpoints()", "ask_second": "fp8_pair.assert_checkpoints()"}
     pytester.makepyfile(SPEED.format(first="checkpoint_formats=('dcp',), resume=False", second="", **asks))
     assert pytester.runpytest("--fp8-gpu=h200", "-k", "test_first").ret == 0
-    assert {(a["store"], a["optimizer"]) for name, a in requests if name == "save"} == {("dcp", False)}
+    assert {(a["store"], a["optimizer"]) for _, name, a in requests if name == "save"} == {("dcp", False)}
     requests.clear()
     assert pytester.runpytest("--fp8-gpu=h200").ret == 0
-    assert {a["store"] for name, a in requests if name == "save"} == {"dcp", "safetensors"}
-    assert any(a["optimizer"] for name, a in requests if name == "save")
-    assert any(name == "resume" for name, _ in requests)
+    assert {a["store"] for _, name, a in requests if name == "save"} == {"dcp", "safetensors"}
+    assert any(a["optimizer"] for _, name, a in requests if name == "save")
+    assert any(name == "resume" for _, name, _ in requests)
 
 
 @pytest.mark.parametrize("floor", ["0", "-1", "float('nan')", "float('inf')", "'1.0'", "True"])
@@ -115,6 +113,58 @@ def test_a_question_that_the_mark_leaves_out_names_the_mark(pytester, monkeypatc
     result.stdout.no_fnmatch_line("*emulated*")
 
 
+@pytest.mark.parametrize("asked", ["layers", "memory"])
+def test_a_speed_is_timed_on_processes_that_no_test_had_profiled(pytester, monkeypatch, requests, asked):
+    install(monkeypatch, H200, speedup=1.2)
+    asks = {
+        "ask_first": "fp8_pair.assert_layers()",
+        "ask_second": f"fp8_pair.assert_{asked}(); fp8_pair.assert_faster()",
+    }
+    pytester.makepyfile(SPEED.format(first="questions=('layers',)", second="", **asks))
+    assert pytester.runpytest("--fp8-gpu=h200").ret == 0
+    profiled, timed = set(), []
+    for process, operation, _ in requests:
+        if operation == "layers":
+            profiled.add(process)
+        if operation == "blocks":
+            timed.append(process)
+            assert process not in profiled
+    assert timed
+
+
+def test_a_known_fail_of_one_test_does_not_stand_for_the_missing_answer_of_another(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=1.2)
+    pytester.makepyfile(SPEED.format(first="floor=9.0", second="questions=('layers',)", **FASTER))
+    pytester.makeconftest("""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[0].add_marker(pytest.mark.xfail(reason="known slow"))
+    """)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    result.stdout.fnmatch_lines(["*1 of 1 questions have no answer on the declared GPU*", "*faster: NOT_EXERCISED*"])
+    assert result.ret == 1
+    [row] = read_report(pytester.path / "out/report.json")["entries"].values()
+    assert (row["decisions"]["faster"]["verdict"], row["unanswered"]["faster"]["verdict"]) == ("FAIL", "NOT_EXERCISED")
+
+
+@pytest.mark.parametrize("tolerances", [(0.05, 0.01), (0.01, 0.05)])
+def test_an_update_measures_until_the_strictest_tolerance_can_be_gated_at(pytester, monkeypatch, tolerances):
+    def hold(values, *_, **__):
+        return 0.03 if len(values) < 4 else 0.005
+
+    install(monkeypatch, H200, speedup=1.2)
+    monkeypatch.setattr("pytest_fp8.questions.speed.question.processes_hold", hold)
+    asks = {"ask_first": "fp8_pair.assert_speedup()", "ask_second": "fp8_pair.assert_speedup()"}
+    first, second = (f"tolerance={each}" for each in tolerances)
+    pytester.makepyfile(SPEED.format(first=first, second=second, **asks))
+    update = ("--fp8-update-baselines", "--fp8-reason=first", "--fp8-processes=3", "--fp8-report-dir=out")
+    pytester.runpytest("--fp8-gpu=h200", *update).assert_outcomes(passed=2)
+    [row] = read_report(pytester.path / "out/report.json")["entries"].values()
+    assert row["metrics"]["speedup"]["tolerance"] == 0.01
+    assert len(row["metrics"]["speedup"]["values"]) == 4
+
+
 def decision(verdict: Verdict) -> Decision:
     return Decision("loss", verdict, verdict.value.lower())
 
@@ -127,6 +177,35 @@ def test_of_two_asserted_answers_the_ledger_keeps_the_worse(order):
         said.note("case", "loss", decision(verdicts[index]))
         said.asserted("case", "loss")
     assert [answer.verdict for answer in said.answers()] == ["NOT_EXERCISED"]
+
+
+@pytest.mark.parametrize("verdicts", [(Verdict.FAIL, Verdict.PASS), (Verdict.PASS, Verdict.INVALID)])
+def test_of_the_answers_of_two_workers_the_worse_is_kept(verdicts):
+    def told(verdict):
+        said = Ledger()
+        said.note(said.row("case", ""), "faster", decision(verdict))
+        said.asserted("case", "faster")
+        return said.to_json()
+
+    whole = Ledger()
+    for verdict in (*verdicts, *verdicts):
+        whole.merge(told(verdict))
+    [answer] = whole.answers()
+    assert answer.verdict == next(v.value for v in verdicts if v is not Verdict.PASS)
+    assert whole.entries["case"].asserted == ["faster"]
+
+
+def test_a_missing_answer_of_one_worker_is_kept_beside_the_fail_of_another():
+    whole = Ledger()
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+        said = Ledger()
+        said.note(said.row("case", ""), "faster", decision(verdict))
+        said.asserted("case", "faster")
+        whole.merge(said.to_json())
+    again = Ledger()
+    again.merge(whole.to_json())
+    assert again.entries["case"].decisions["faster"]["verdict"] == "FAIL"
+    assert [answer.verdict for answer in again.answers()] == ["INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize("order", [("look", "assert"), ("assert", "look")])

@@ -170,6 +170,17 @@ def test_a_product_that_is_wrong_in_an_evaluation_alone_is_named(look, product, 
     verdict_of(judge(**{**sound, look: [wrong(sqnr=55.0)]}), Verdict.PASS)
 
 
+def test_an_fp8_arm_that_alone_cannot_be_evaluated_is_said():
+    def said(error, evaluated=(SOUND,)):
+        alone = evidence()
+        alone = replace(alone, fp8=replace(alone.fp8, evaluation_error=error))
+        return check_numerics(CASE, replace(alone, bf16=replace(alone.bf16, evaluated=evaluated)), layers_evidence())
+
+    verdict_of(said("RuntimeError: no kernel\nmore"), Verdict.PASS, "alone raises RuntimeError: no kernel")
+    assert "raises" not in said("").message
+    assert "raises" not in said("RuntimeError: trains only", evaluated=()).message, "BF16's cannot be, either"
+
+
 def test_what_a_layer_of_the_reference_does_in_an_evaluation_too_is_not_judged():
     alike = evidence(evaluated=[wrong(gain=3.0, sqnr=-6.0)])
     alike = replace(alike, bf16=replace(alike.bf16, evaluated=[replace(SOUND, sqnr=2.0, own_sqnr=55.0)]))

@@ -10,6 +10,7 @@ import torch
 from helpers.arms import CASE, spec
 from pytest_fp8 import Case
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
+from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.answers.gradients import rotated, sketch
 from pytest_fp8.worker.server import ArmServer
@@ -179,6 +180,28 @@ def test_an_evaluation_is_looked_at_and_leaves_the_arm_as_it_was():
     again = server.numerics(moved=False)
     assert next(p["gain"] for p in again["evaluated"]) == pytest.approx(2, rel=0.02)
     assert again["products"] == found["products"]
+
+
+def test_an_evaluation_asks_for_no_batch_that_a_curve_would_not_ask_for():
+    batches = [torch.randn(32, 32) for _ in range(2 * LATER)]
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+
+    server = serve(build=build, batch=lambda step: batches[step])
+    assert server.numerics(moved=False)["evaluated"]
+
+
+def test_a_layer_that_cannot_compute_without_gradients_is_told_with_its_error():
+    def refuse(module, given):
+        if not torch.is_grad_enabled():
+            raise RuntimeError("no kernel for inference")
+
+    server = serve()
+    server.engine.model[0].register_forward_pre_hook(refuse)
+    found = server.numerics(moved=False)
+    assert found["evaluation_error"] == "RuntimeError: no kernel for inference"
+    assert found["evaluated"] == []
 
 
 def test_a_model_that_cannot_be_evaluated_alone_has_no_such_products():

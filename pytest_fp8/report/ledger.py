@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pytest_fp8.verdicts import Decision
 
 
+NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
+
+
 @dataclass
 class Entry:
     """One case: its decisions by question (verdict, headline, numbers) and its measurements by metric."""
@@ -41,6 +44,20 @@ class Entry:
     """Number of distinct workloads under one case id; 0 where there is one."""
     evidence: dict[str, Any] = field(default_factory=dict)
     """What pictures show; see ``report/evidence.py``. Gathered where a report is written."""
+    unanswered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Asserted question -> its worst answer that is none, where ``decisions`` has the FAIL of another test, which may
+    be known."""
+
+    def keep(self, question: str, said: dict[str, Any]) -> None:
+        """Of the answers to several tests that assert a question, and may ask for another floor or other checkpoints,
+        the worst is kept."""
+        held = [self.decisions[question]] if question in self.asserted else []
+        held += [self.unanswered[question]] if question in self.unanswered else []
+        said, *others = sorted([*held, said], key=lambda one: WORST_FIRST.index(one["verdict"]))
+        self.decisions[question] = said
+        without = [one for one in others if one["verdict"] in NO_ANSWER]
+        if said["verdict"] == "FAIL" and without:
+            self.unanswered[question] = without[0]
 
 
 @dataclass
@@ -102,14 +119,11 @@ class Ledger:
             entry.decisions[question] = self.recent[question]
 
     def asserted(self, case: str, question: str) -> None:
-        """A test asserted this question: it needs an answer. Of the answers to several tests, which may ask for another
-        floor or other checkpoints, the worst is kept."""
-        entry, said = self.entries[case], self.recent[question]
+        """A test asserted this question: it needs an answer."""
+        entry = self.entries[case]
+        entry.keep(question, self.recent[question])
         if question not in entry.asserted:
             entry.asserted.append(question)
-            entry.decisions[question] = said
-        elif WORST_FIRST.index(said["verdict"]) < WORST_FIRST.index(entry.decisions[question]["verdict"]):
-            entry.decisions[question] = said
 
     def answers(self) -> list[Answer]:
         """How each asserted question ended, case by case. A case that fails as a known defect is not among them."""
@@ -124,19 +138,21 @@ class Ledger:
                 decision["verdict"] == "NOT_EXERCISED" and bool(decision["numbers"].get(NO_BASELINE)),
             )
             for entry in self.entries.values()
-            for question, decision in entry.decisions.items()
-            if question in entry.asserted
+            for question in entry.asserted
+            for decision in [entry.unanswered.get(question, entry.decisions[question])]
         ]
 
     def measure(self, case: str, metric: str, values: list[Any], tolerance: float | None = None) -> None:
         """``tolerance``: the case's own; ``None``: the metric's."""
         from pytest_fp8.baselines.metrics import METRICS
 
-        known = METRICS[metric]
-        self.entries.setdefault(case, Entry(case)).metrics[metric] = {
+        known, metrics = METRICS[metric], self.entries.setdefault(case, Entry(case)).metrics
+        asked = known.tolerance if tolerance is None else tolerance
+        metrics[metric] = {
             "unit": known.unit,
             "direction": known.direction,
-            "tolerance": known.tolerance if tolerance is None else tolerance,
+            # Of several tests with tolerances of their own the strictest.
+            "tolerance": min(asked, metrics.get(metric, {}).get("tolerance", asked)),
             "values": values,
         }
 
@@ -205,7 +221,12 @@ class Ledger:
             theirs = from_plain(Entry, fields)
             entry = self.entries.setdefault(name, Entry(name))
             entry.case_hash, entry.gpu = theirs.case_hash, theirs.gpu
-            entry.decisions.update(theirs.decisions)
+            entry.decisions |= {q: said for q, said in theirs.decisions.items() if q not in entry.asserted}
+            for question in theirs.asserted:
+                entry.keep(question, theirs.decisions[question])
+                entry.asserted += [question] if question not in entry.asserted else []
+            for question, said in theirs.unanswered.items():
+                entry.keep(question, said)
             entry.metrics.update(theirs.metrics)
             entry.timing.update(theirs.timing)
             entry.errors.extend(theirs.errors)
@@ -215,7 +236,6 @@ class Ledger:
                 (entry.failed, theirs.failed),
             ):
                 mine.extend(each for each in more if each not in mine)
-            entry.asserted.extend(theirs.asserted)
             entry.evidence.update(theirs.evidence)
             entry.namesakes = max(entry.namesakes, theirs.namesakes)
         # By name: which worker has which cases, and which ends first, is chance.

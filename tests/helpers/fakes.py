@@ -208,6 +208,7 @@ class FakeProcess:
             "later": self._products(),
             "evaluated": self._products(),
             "evaluated_later": self._products(),
+            "evaluation_error": "",
             "outputs": {},
         }
 

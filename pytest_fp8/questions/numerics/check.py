@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pytest_fp8.case import Case
+from pytest_fp8.errors import first_line
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
@@ -56,7 +57,16 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         if numbers["products"]
         else "no layer's products can be seen by themselves"
     )
-    return Decision(QUESTION, Verdict.PASS, products + (gradients and f", {gradients}"), numbers=numbers)
+    said = products + (gradients and f", {gradients}") + _not_evaluated(evidence)
+    return Decision(QUESTION, Verdict.PASS, said, numbers=numbers)
+
+
+def _not_evaluated(evidence: NumericsEvidence) -> str:
+    """What is to be said of an FP8 arm that cannot be evaluated where BF16's can."""
+    error = evidence.fp8.evaluation_error
+    if not error or not evidence.bf16.evaluated:
+        return ""
+    return f"; in eval mode, under no_grad(), the FP8 arm alone raises {first_line(error)}"
 
 
 def gradients_in_words(numbers: Mapping[str, Any]) -> str:

@@ -81,6 +81,8 @@ class ArmNumerics:
     """Forward products of an evaluation with the first weights; empty where the model cannot be evaluated alone."""
     evaluated_later: Sequence[ProductCheck] = ()
     """The same after :data:`LATER` training steps."""
+    evaluation_error: str = ""
+    """What the model raised in the first of the two; empty where it did not."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
     arms; in the order in which the calls ended."""

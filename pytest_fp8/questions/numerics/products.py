@@ -86,8 +86,8 @@ def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limit
 
 def find_in_evaluations(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
     """The same of evaluations. Asked where both watched steps are right."""
-    judged = evaluated_products(evidence)
-    first = [product for product in judged if product in evidence.fp8.evaluated]
+    judged, early = evaluated_products(evidence), {id(product) for product in evidence.fp8.evaluated}
+    first = [product for product in judged if id(product) in early]
     return _find(case, first, limits, EVALUATION) or _find(case, judged, limits, LATER_EVALUATION)
 
 

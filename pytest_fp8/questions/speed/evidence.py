@@ -97,7 +97,8 @@ def timing_for_baseline(
                 break
         return evidence
 
-    return arms.once("timing update", taken)
+    # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
+    return arms.once(f"timing update {arms.case.tolerance}", taken)
 
 
 def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:

@@ -59,6 +59,7 @@ class SpeedQuestion:
 
     def first_timing(self) -> TimingEvidence:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
+        self._renew_profiled()
         if self.processes is not None:
             return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
         return self.timing(0)
@@ -94,13 +95,16 @@ class SpeedQuestion:
     def decide(self, floor: float | None) -> tuple[Decision, list[Row]]:
         """The decision, and what a baseline stores of it. ``floor``: the speedup over BF16 to exceed; ``None``: the
         stored baseline is asked. Raises ``ArmError``."""
-        profiled = any(self.arms.answered(what) for what in ("layers", "loss", "ledger", "numerics"))
-        if profiled and not self.arms.answered("timing"):
-            # A test that was marked for another question has had the arms profiled.
-            self.arms.renew()
+        self._renew_profiled()
         against = floor is None and self.processes is None
         evidence, decision = look_again(self._looks(), lambda evidence: self._judge(evidence, floor, against))
         return decision, self._rows(evidence)
+
+    def _renew_profiled(self) -> None:
+        """Fresh processes where a test that was marked for another question has had the arms profiled."""
+        profiled = any(self.arms.answered(what) for what in ("layers", "loss", "ledger", "numerics"))
+        if profiled and not self.arms.answered("timing"):
+            self.arms.renew()
 
     def _looks(self) -> Iterator[TimingEvidence] | Iterable[TimingEvidence]:
         return [self.first_timing()] if self.processes is not None else timing_looks(self.arms, self.timer)

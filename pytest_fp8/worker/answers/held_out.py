@@ -56,32 +56,40 @@ def output_on(engine: Engine, batch: Any) -> torch.Tensor:
         return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))
 
 
-def held_out_inputs(engine: Engine, seed: int) -> tuple[Any, Any] | None:
-    """Arguments of the model on a held-out batch; ``None`` where the loss or step calls parts of the model alone."""
-    own, step, model = engine.setup.own, engine.own_step, engine.wrapped
+def inputs_of(engine: Engine, seed: int, step: int = STEP, whole: bool = True) -> tuple[Any, Any] | None:
+    """Arguments of the model on the batch of a step, by default a held-out one; ``None`` where the loss or step calls
+    parts of the model alone. ``whole``: of all ranks together."""
+    own, own_step, model = engine.setup.own, engine.own_step, engine.wrapped
     with generators_kept(), buffers_kept(model), torch.compiler.set_stance("force_eager"):
         seed_generators(seed)
-        batch = engine.training_batch(seed, STEP, whole=True)
+        batch = engine.training_batch(seed, step, whole=whole)
         if own is None:
             return (), {"input_ids": batch["input_ids"]}
         with engine.precision(), forward_alone(engine.optimizer):
-            if step is not None:
-                return first_inputs(model, lambda: step(model, batch, engine.optimizer, engine.precision))
+            if own_step is not None:
+                return first_inputs(model, lambda: own_step(model, batch, engine.optimizer, engine.precision))
             return first_inputs(model, lambda: engine.loss_of(model, batch))
 
 
-def evaluated(engine: Engine, inputs: tuple[Any, Any] | None, is_fp8_layer: Callable[[torch.nn.Module], bool]) -> bool:
+def not_evaluated(
+    engine: Engine, inputs: tuple[Any, Any] | None, is_fp8_layer: Callable[[torch.nn.Module], bool]
+) -> str | None:
     """Evaluate, and put back what the model keeps besides its weights, but for FP8 layers, as ``is_fp8_layer`` names
-    them. Whether it could be evaluated: not where it takes gradients in its own forward pass, or without ``inputs``.
-    """
+    them. ``None`` where that was done; else why not: the error's text, or an empty one without ``inputs``. A model that
+    takes gradients in its own forward pass cannot be evaluated. Of several ranks one may be out of memory alone, and
+    the others in a collective: that is raised."""
     if inputs is None:
-        return False
+        return ""
     try:
         with own_state_kept(engine.model, is_fp8_layer):
             evaluate(engine, inputs)
-    except Exception:
-        return False
-    return True
+    except torch.OutOfMemoryError:
+        if engine.case.gpus > 1:
+            raise
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def evaluate(engine: Engine, inputs: tuple[Any, Any]) -> None:

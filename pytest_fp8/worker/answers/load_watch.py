@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.worker.answers.held_out import evaluated, held_out_inputs
+from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import full, is_plain
 from pytest_fp8.worker.training.restored import hooked
@@ -41,7 +41,7 @@ class LoadWatch:
             for name, module in live.items()
             if engine.backend.is_fp8_layer(module) and is_product(module) and _is_trained(module._parameters["weight"])
         }
-        self._inputs = held_out_inputs(engine, SEED) if self._layers else None
+        self._inputs = inputs_of(engine, SEED) if self._layers else None
         self._before: dict[str, torch.Tensor] = {}
         self._errors: dict[str, torch.Tensor] = {}
 
@@ -92,7 +92,7 @@ class LoadWatch:
         return False
 
     def _evaluated(self) -> bool:
-        return evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__)
+        return not_evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__) is None
 
     def _compare(self, name: str) -> Callable[..., None]:
         def compare(layer: Any, args: Any, kwargs: Any, output: Any) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.worker.answers.gradients import gradients, moved_gradients
-from pytest_fp8.worker.answers.held_out import evaluated, held_out_inputs
+from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
 from pytest_fp8.worker.answers.outputs import OutputWatch
 from pytest_fp8.worker.answers.product_watch import ProductWatch
@@ -22,9 +22,12 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
     of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
     outputs = OutputWatch(engine)
+    found = products(engine, seed, outputs)
+    evaluated, error = evaluated_products(engine, 0, seed)
     return {
-        "products": products(engine, seed, outputs),
-        "evaluated": evaluated_products(engine, seed),
+        "products": found,
+        "evaluated": evaluated,
+        "evaluation_error": error,
         "gradients": gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
         **later_products(engine, seed),
@@ -44,17 +47,18 @@ def products(engine: Engine, seed: int = SEED, *others: Observer) -> list[dict[s
     return watch.checks()
 
 
-def evaluated_products(engine: Engine, seed: int = SEED) -> list[dict[str, Any]]:
-    """The same of an evaluation of a held-out batch, with the weights that the arm has: forward products alone. Weights
-    are no views here, so that a layer finds the copy of one that it keeps beside it. Empty where none could be made."""
+def evaluated_products(engine: Engine, step: int, seed: int = SEED) -> tuple[list[dict[str, Any]], str]:
+    """The same of an evaluation of a step's batch with the weights that the arm has: forward products alone. Weights
+    are no views here, so that a layer finds the copy of one that it keeps beside it. Without any where the model cannot
+    be evaluated; then also the error's text, if there was one."""
     watch = ProductWatch(engine)
     if engine.backend.compiles_itself or not watch.layers:
-        return []
-    inputs = held_out_inputs(engine, seed)
+        return [], ""
+    inputs = inputs_of(engine, seed, step, whole=False)
     with watch.watching():
-        done = evaluated(engine, inputs, engine.backend.is_fp8_layer)
+        error = not_evaluated(engine, inputs, engine.backend.is_fp8_layer)
     engine.park()
-    return watch.checks() if done else []
+    return (watch.checks(), "") if error is None else ([], error)
 
 
 def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str, Any]]]:
@@ -70,4 +74,4 @@ def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str,
         engine.step(engine.training_batch(seed, step))
     watch = ProductWatch(engine)
     instrumented_step(engine, watch, seed=seed, step=LATER, restart=False)
-    return {"later": watch.checks(), "evaluated_later": evaluated_products(engine, seed)}
+    return {"later": watch.checks(), "evaluated_later": evaluated_products(engine, LATER, seed)[0]}
