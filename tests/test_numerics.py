@@ -111,6 +111,7 @@ def test_sound_arms_pass_and_say_how_near_they_are():
         (wrong(role=WGRAD, gain=0.928, sqnr=17.1), ["a part of the product is missing"]),
         (wrong(role=WGRAD, gain=0.5, sqnr=0.0), ["nothing to do with this layer's operands"]),
         (wrong(role=WGRAD, gain=0.989, sqnr=19.5, lost=0.008), ["wgrad of up: some rows or columns", "a tile at the"]),
+        (wrong(role=DGRAD, gain=1.004, sqnr=11.3, lost=0.01), ["dgrad of up: operands are coarser than the recipe's"]),
         (wrong(role=DGRAD, sqnr=11.0), ["SQNR 11.0 dB", "28.5 dB that the recipe's casts give", "E5M2 where E4M3"]),
         (wrong(gain=math.nan, sqnr=math.nan), ["not finite"]),
     ],

@@ -43,6 +43,44 @@ def state(model):
     return int(model.seen), model.number, model.frozen, model.enter.weight.requires_grad, model.training
 
 
+def remembering():
+    """A model that keeps its last output for the next step: as a tensor, which is none at first; and one in place."""
+    import torch
+
+    class Remembering(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+            self.hidden, self.mean = None, torch.zeros(32)
+
+        def forward(self, x):
+            hidden = self.enter(x if self.hidden is None else x + self.hidden)
+            self.hidden = hidden.detach()
+            self.mean += hidden.detach().float().mean(0).cpu()
+            return self.leave(hidden)
+
+    return Remembering()
+
+
+def test_tensors_that_a_model_keeps_from_step_to_step_are_put_back():
+    import torch
+
+    engine = serve(build=remembering, step=loop()).engine
+    first = engine.curve(seed=1, steps=4)["losses"]
+    engine.curve(seed=0, steps=5)
+    kept, content, mean = engine.model.hidden, engine.model.hidden.clone(), engine.model.mean.clone()
+    with engine.standing_still():
+        engine.step(engine.training_batch(0, 0))
+        assert engine.model.hidden is not kept
+    assert engine.model.hidden is kept
+    assert torch.equal(engine.model.hidden, content)
+    assert torch.equal(engine.model.mean, mean)
+    assert engine.curve(seed=1, steps=4)["losses"] == first, "whatever was asked before"
+    engine.restart(0)
+    assert engine.model.hidden is None
+    assert not engine.model.mean.any()
+
+
 def test_a_schedule_in_the_step_stands_at_the_same_place_in_both_arms():
     fp8, reference = (serve(case, build=counting, step=unfreezing) for case in (CASE, CASE.reference()))
     fp8.engine.curve(seed=0, steps=6)

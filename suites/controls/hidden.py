@@ -3,6 +3,7 @@ function that says FP8 and casts nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
@@ -42,6 +43,21 @@ WIDE = Workload(build=build_wide, batch=rows, loss=loss)
 CASE = Case("own", "torchao", "tensorwise", name="wide", emulated=True, loss_steps=20)
 
 
+def with_weight(layer: Any, changed: Callable[[Any], Any]) -> None:
+    """Let a layer compute with what ``changed`` makes of its weight."""
+    own = layer.forward
+
+    def forward(given: torch.Tensor) -> Any:
+        weight = layer._parameters["weight"]
+        layer._parameters["weight"] = changed(weight)
+        try:
+            return own(given)
+        finally:
+            layer._parameters["weight"] = weight
+
+    layer.forward = forward
+
+
 class LastTile(Control):
     """The last 16 of 1280 rows of a weight's gradient stay zero, as where a kernel's last tile is left out."""
 
@@ -66,18 +82,7 @@ class LastTile(Control):
                 kept[-16:] = 0
                 return kept
 
-        layer = fp8_layers(engine)[0]
-        own = layer.forward
-
-        def forward(given: Tensor) -> Any:
-            weight = layer._parameters["weight"]
-            layer._parameters["weight"] = Lost.apply(weight)  # type: ignore[no-untyped-call]
-            try:
-                return own(given)
-            finally:
-                layer._parameters["weight"] = weight
-
-        layer.forward = forward
+        with_weight(fp8_layers(engine)[0], Lost.apply)
 
 
 class EachSecondStep(WrongBackward):
@@ -149,20 +154,12 @@ class CopyOnTheParameter(Control):
     case, workload = CASE, WIDE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
-        layer = fp8_layers(engine)[0]
-        own = layer.forward
-
-        def forward(given: torch.Tensor) -> Any:
-            weight = layer._parameters["weight"]
+        def kept(weight: Any) -> Any:
             if not hasattr(weight, "_copy"):
                 weight._copy = weight.detach().clone()
-            layer._parameters["weight"] = weight._copy + (weight - weight.detach())
-            try:
-                return own(given)
-            finally:
-                layer._parameters["weight"] = weight
+            return weight._copy + (weight - weight.detach())
 
-        layer.forward = forward
+        with_weight(fp8_layers(engine)[0], kept)
 
 
 class OtherApproximation(Control):

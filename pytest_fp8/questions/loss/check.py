@@ -41,7 +41,7 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
 
 
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
-    """Hard rules first (finite, same data, trained alike, close at step 1, FP8 to the end, not bit-equal), then
+    """Hard rules first (finite, same data, trained alike, close at step 1, not bit-equal, FP8 to the end), then
     the gap. Where that does not fail, the reference must have learnt something.
 
     ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
@@ -71,9 +71,9 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         trained_otherwise,
         lambda _: still,
         first_step,
+        _bit_equal,
         lambda _: lost,
         rare_products,
-        _bit_equal,
     )
     for rule in hard:
         found = found or rule(evidence)

@@ -182,7 +182,9 @@ def _cause(product: ProductCheck, limits: Limits) -> str:
     rest = 10 * math.log10(product.gain**2 / noise)
     if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
         return SCALE
-    if not off and product.lost > MANY_ZEROS / 2:
+    own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
+    # Values that are left out take their share of the power with them; those that underflow are small ones.
+    if not off and product.lost > MANY_ZEROS / 2 and error - own_error < 2 * product.lost:
         return LEFT_OUT
     if not off or gain > 1:
         return COARSE

@@ -15,6 +15,8 @@ from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.training_state import buffers_kept
 
+LARGEST = 2**24
+"""Values of a tensor that is noted: a table of data that a model holds is not copied for each pass."""
 MODE, TRAINED = "mode", "trained"
 WORDS = {
     (MODE, True): "put into train mode",
@@ -27,18 +29,23 @@ WORDS = {
 class OwnState:
     """As it is now, without the buffers: a restart takes these from a fresh model.
 
-    Attributes count where they are numbers, flags or text of the user's own modules. A converted layer is a library's,
-    and keeps its own.
+    Attributes count where they are numbers, flags, text or tensors of the user's own modules, such as a hidden state
+    that is kept from step to step. A converted layer is a library's, and keeps its own.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
-        self._attributes = [
+        held = [
             (module, key, value)
             for module in modules
             if not is_of_a_library(type(module).__module__)
             for key, value in vars(module).items()
-            if type(value) in (int, float, bool, str)
+        ]
+        self._attributes = [each for each in held if type(each[2]) in (int, float, bool, str)]
+        self._tensors = [
+            (module, key, value, value.detach().clone() if value is not None else None)
+            for module, key, value in held
+            if value is None or (type(value) is torch.Tensor and value.numel() <= LARGEST and not value.is_meta)
         ]
         self._attributes += [(module, "training", module.training) for module in modules]
         self._trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -47,6 +54,13 @@ class OwnState:
         for module, key, value in self._attributes:
             if vars(module).get(key) != value:
                 setattr(module, key, value)
+        for module, key, tensor, content in self._tensors:
+            now = vars(module).get(key)
+            if now is not tensor and type(now) in (torch.Tensor, type(None)):
+                setattr(module, key, tensor)
+            if tensor is not None and content is not None and not torch.equal(tensor, content):
+                with torch.no_grad():
+                    tensor.copy_(content)
         for parameter, trained in self._trained:
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
