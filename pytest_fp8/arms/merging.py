@@ -184,10 +184,9 @@ def _curve(answers: Sequence[Answer]) -> Any:
 def _numerics(answers: Sequence[Answer]) -> Any:
     return {
         **answers[0],
-        "products": [product for answer in answers for product in answer["products"]],
         **{
             look: [product for answer in answers for product in answer[look]]
-            for look in ("later", "evaluated", "evaluated_later")
+            for look in ("products", "later", "evaluated", "evaluated_later")
         },
         "gradients": _gradients([answer["gradients"] for answer in answers]),
         "moved": _gradients([a["moved"] for a in answers]) if answers[0]["moved"] is not None else None,

@@ -98,7 +98,7 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "later": len(later),
         "later_distance_db": max((distance(product) for product in later), default=None),
         "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
-        "evaluated": len(evaluated_products(evidence)),
+        "evaluated": sum(map(len, evaluated_products(evidence))),
         "roles": roles,
         "sqnr_db": min((product.sqnr for product in judged), default=None),
         "underflow": max((product.underflow for product in judged), default=0.0),

@@ -49,11 +49,12 @@ def later_products(evidence: NumericsEvidence) -> list[ProductCheck]:
     return _judged(evidence.fp8.later, [*evidence.bf16.products, *evidence.bf16.later])
 
 
-def evaluated_products(evidence: NumericsEvidence) -> list[ProductCheck]:
-    """Those of evaluations, of layers that only multiply in the reference's first step and in its evaluations."""
+def evaluated_products(evidence: NumericsEvidence) -> tuple[list[ProductCheck], list[ProductCheck]]:
+    """Those of the evaluation with the first weights and of the later one, of layers that only multiply in the
+    reference's first step and in its evaluations."""
     fp8, bf16 = evidence.fp8, evidence.bf16
-    alone = [*bf16.products, *bf16.evaluated, *bf16.evaluated_later]
-    return _judged([*fp8.evaluated, *fp8.evaluated_later], alone)
+    reference = [*bf16.products, *bf16.evaluated, *bf16.evaluated_later]
+    return _judged(fp8.evaluated, reference), _judged(fp8.evaluated_later, reference)
 
 
 def _judged(products: Sequence[ProductCheck], reference: Sequence[ProductCheck]) -> list[ProductCheck]:
@@ -86,9 +87,8 @@ def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limit
 
 def find_in_evaluations(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
     """The same of evaluations. Asked where both watched steps are right."""
-    judged, early = evaluated_products(evidence), {id(product) for product in evidence.fp8.evaluated}
-    first = [product for product in judged if id(product) in early]
-    return _find(case, first, limits, EVALUATION) or _find(case, judged, limits, LATER_EVALUATION)
+    first, later = evaluated_products(evidence)
+    return _find(case, first, limits, EVALUATION) or _find(case, later, limits, LATER_EVALUATION)
 
 
 @dataclass(frozen=True)
