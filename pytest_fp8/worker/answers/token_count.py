@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CHECKED = 3
 """Timing batches that are looked at before training: those that the warm-up trains on."""
+REFUSED = f"divisible by {ALIGNMENT}"
+"""What torch says of a size that its FP8 products do not take."""
 
 
 class TokenCountError(ValueError):
@@ -48,9 +50,22 @@ class LaterBatchError(TokenCountError):
     )
 
 
-def require_aligned_rows(engine: Engine) -> None:
+class UnreadOutputError(TokenCountError):
+    """A layer whose output no loss reads was compiled, with a number of rows that FP8 kernels do not take."""
+
+    fp8_cause = (
+        "no loss reads what this layer gives, and torch.compile traces its backward pass all the same; the weight "
+        "gradient's inner size is the number of rows, and FP8 kernels take multiples of 16"
+    )
+    fp8_next = (
+        "leave the layer in BF16, Workload(leave=(names,)); or give it a multiple of 16 rows; with compile=False in "
+        "the mark it takes any number of them"
+    )
+
+
+def require_aligned_rows(engine: Engine, failed: Exception | None) -> None:
     """Run forward passes, or hand-written steps that change no weight, on the batches of the warm-up, and raise
-    :class:`TokenCountError`.
+    :class:`TokenCountError`. ``failed``: what a warm-up step has raised.
 
     With emulated FP8 the layers are then watched during training as well: a CPU multiplies sizes that no FP8 kernel
     takes, a router sends other rows to them in each step, and a later batch may be shorter. Layers that were seen to be
@@ -65,6 +80,9 @@ def require_aligned_rows(engine: Engine) -> None:
     for index in range(CHECKED):
         seen += _look_at(engine, first, functools.partial(engine.timing_batch, index))
         first.append(engine.setup.drawn)
+    unread = [call.error for call in seen if not call.trains and call.error is not None]
+    if unread and REFUSED in str(failed):
+        raise UnreadOutputError(str(unread[0])) from failed
     if engine.case.emulated:
         trained = {call.layer for call in seen if call.trains}
         free = {call.layer for call in seen if not call.trains and (call.error or call.layer not in trained)}

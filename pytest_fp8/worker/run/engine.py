@@ -48,7 +48,9 @@ WARM_UP = ("first step", "second step", "second step")
 class Engine:
     """One trainable variant of a case, live on its device."""
 
-    def __init__(self, spec: ArmSpec, explain_failure: Callable[[Engine], None] | None = None) -> None:
+    def __init__(
+        self, spec: ArmSpec, explain_failure: Callable[[Engine, Exception | None], None] | None = None
+    ) -> None:
         """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
         emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
@@ -141,10 +143,10 @@ class Engine:
         """The workload in the FP8 arm, whose own conversion and precision count there; ``None`` in the reference."""
         return self.setup.own if recipe_facts(self.case.backend, self.case.recipe).roles else None
 
-    def _warm_up(self, explain_failure: Callable[[Engine], None] | None) -> None:
+    def _warm_up(self, explain_failure: Callable[[Engine, Exception | None], None] | None) -> None:
         """Run three training steps; the first of them compile."""
         if self.case.emulated and explain_failure is not None:
-            explain_failure(self)
+            explain_failure(self, None)
         try:
             for phase, batch in zip(WARM_UP, self.timing_batches, strict=False):
                 with self._timed(phase):
@@ -155,7 +157,7 @@ class Engine:
         except Exception as error:
             # Of several ranks this one may be alone in its error, and the others in a collective that it would join.
             if explain_failure is not None and self.case.gpus == 1:
-                explain_failure(self)
+                explain_failure(self, error)
             self.backend.raise_explained(error)
             raise
 
