@@ -17,6 +17,9 @@ TENSOR, LINE, BLOCK, SQUARE, MX = "tensor", "line", "1x128", "128x128", "1x32"
 """One scale for a tensor; one for each line along the product's inner dimension; one for 128 values of such a line; one
 for a square of 128 x 128; one for 32 values of a line."""
 
+INPUT, WEIGHT, GRADIENT = "input", "weight", "gradient"
+"""A layer's operands: each is cast once, and multiplied in two of its three products."""
+
 
 @dataclass(frozen=True)
 class Cast:

@@ -131,6 +131,12 @@ class Backend(ABC):
         """What this FP8 layer keeps between steps to scale by, by name; empty where scaling is dynamic."""
         return {}
 
+    def operand_scales(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """What this FP8 layer multiplies its operands by before the cast, by the operands' names in
+        :mod:`pytest_fp8.casts`, where that is known before the operand is; empty where the scale is taken from the
+        operand itself. Copies: scales move on."""
+        return {}
+
     def new_layer(self, module: torch.nn.Module) -> Any:
         """A layer like this FP8 layer as it is before its first step, without memory for weights. ``None`` where there
         is none to make."""

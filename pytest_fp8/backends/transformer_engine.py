@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
+from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
 
 if TYPE_CHECKING:
     import torch
@@ -146,6 +147,17 @@ class TransformerEngine(Backend):
             for key, state in states.items()
             if hasattr(state, "amax_history")
             for name in ("scale", "amax_history")
+        }
+
+    def operand_scales(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Of delayed scaling, by the positions of ``FP8FwdTensorIdx`` and ``FP8BwdTensorIdx`` (its constants.py)."""
+        meta = getattr(module, "fp8_meta", {})
+        places = {INPUT: ("scaling_fwd", 0), WEIGHT: ("scaling_fwd", 1), GRADIENT: ("scaling_bwd", 0)}
+        states = {operand: (meta.get(key), index) for operand, (key, index) in places.items()}
+        return {
+            operand: cast(Any, state).scale[index].clone()
+            for operand, (state, index) in states.items()
+            if hasattr(state, "amax_history")
         }
 
     def new_layer(self, module: torch.nn.Module) -> Any:

@@ -46,7 +46,7 @@ UNMEASURED = Limits(sqnr_db=3.0, gain=0.02, gradients=4.0)
 """Of recipes without healthy arms in :data:`SPREAD`. An e5m2 operand in place of an e4m3 one costs 4.5 dB."""
 LATER_DELAYED = Limits(sqnr_db=12.0, gain=0.1, gradients=4.0)
 """Of delayed scaling's products in a later step, whose scales are those of past steps. Not measured yet: about twice
-what is allowed where its scales have seen the batch, and room for the largest values of a batch that saturate."""
+what is allowed where its scales have seen the batch."""
 ALLOWANCE = 2.0
 """Limits are this many times the largest value that any healthy sample showed."""
 

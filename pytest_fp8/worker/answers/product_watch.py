@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.casts import SQUARE, Casts, promised_casts
+from pytest_fp8.casts import GRADIENT, INPUT, SQUARE, WEIGHT, Casts, promised_casts
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
@@ -41,6 +41,8 @@ class _Call:
     amax: torch.Tensor | None = None
     lines: Operand | None = None
     """Of the weight, for dgrad, where it may be gone before the backward pass."""
+    scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What the layer multiplied its input and weight by, where it knew that before."""
     expected: dict[Role, Expected] = field(default_factory=dict)
 
 
@@ -71,6 +73,8 @@ class ProductWatch:
         self._indices: dict[int, torch.Tensor] = {}
         self._gathered: dict[str, dict[Role, Operand]] = {}
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
+        self._scales: dict[str, dict[str, torch.Tensor]] = {}
+        """Layer -> the scales of its last forward pass, which a recomputation uses again although they moved on."""
 
     # -- the observer -----------------------------------------------------------------------------------------------
 
@@ -154,6 +158,9 @@ class ProductWatch:
         if (call.given.shape[-1], output.shape[-1]) != (weight.shape[1], weight.shape[0]):
             return
         with torch.no_grad(), _disable_current_modes():
+            if call.role == FPROP:
+                self._scales[call.name] = self._engine.backend.operand_scales(module)
+            call.scales = self._scales.get(call.name, {})
             self._compare_fprop(call, output, module._parameters.get("bias"))
         if not output.requires_grad or not torch.is_grad_enabled():
             return
@@ -177,7 +184,7 @@ class ProductWatch:
         given = call.given.detach().reshape(-1, call.given.shape[-1])
         rows, outs = self._some(len(given)), self._some(output.shape[-1])
         expected = Expected(
-            Operand(given[rows], given.abs().amax()),
+            Operand(given[rows], given.abs().amax(), scale=call.scales.get(INPUT)),
             self._weight(call, outs, FPROP),
             self._casts.get(FPROP),
             output.dtype,
@@ -193,13 +200,14 @@ class ProductWatch:
             amax = gradient.abs().amax()
             rows = self._some(len(gradient))
             weight = call.lines or self._weight(call, self._some(call.weight.shape[1]), DGRAD)
-            left = Operand(gradient[rows], amax)
+            scale = self._engine.backend.operand_scales(self.layers[call.name]).get(GRADIENT)
+            left = Operand(gradient[rows], amax, scale=scale)
             call.expected[DGRAD] = Expected(left, weight, self._casts.get(DGRAD), gradient.dtype)
             if call.columns is None or call.amax is None:
                 return
             outs = self._some(gradient.shape[1])
-            left = Operand(gradient[:, outs].t(), amax)
-            right = Operand(call.columns.t(), call.amax)
+            left = Operand(gradient[:, outs].t(), amax, scale=scale)
+            right = Operand(call.columns.t(), call.amax, scale=call.scales.get(INPUT))
             call.expected[WGRAD] = Expected(left, right, self._casts.get(WGRAD), gradient.dtype)
             call.columns = None
 
@@ -230,13 +238,14 @@ class ProductWatch:
         if call.name in self._gathered:
             return self._gathered[call.name][role]
         # A weight that is kept in FP8 only (Unsloth, quantized_model_init): its values as they are.
-        dense = call.weight.detach().dequantize() if _is_quantized(call.weight) else call.weight.detach()
+        quantized = _is_quantized(call.weight)
+        dense = call.weight.detach().dequantize() if quantized else call.weight.detach()
         dense = dense if role == FPROP else dense.t()
         casts = self._casts.get(role)
         squares = None
         if casts is not None and casts[1].scales == SQUARE:
             squares = square_amax(dense)[torch.div(lines, 128, rounding_mode="floor")]
-        return Operand(dense[lines], dense.abs().amax(), squares)
+        return Operand(dense[lines], dense.abs().amax(), squares, None if quantized else call.scales.get(WEIGHT))
 
     def _lines_of(self, weight: torch.Tensor) -> dict[Role, Operand]:
         rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
