@@ -25,6 +25,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 ENVIRONMENT = dict(os.environ)
 CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_DIR")
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
+ANY_PYTEST = (
+    "test_loss_unit.py",
+    "test_ranks.py",
+    "test_report_json.py",
+    "test_reports.py",
+    "test_strange_but_sound.py",
+)
+"""Their inner pytest is a way to an arm's answer or a report: the oldest one shows nothing more."""
 
 
 def pytest_configure(config):
@@ -55,8 +63,8 @@ def pytest_ignore_collect(collection_path, config):
         text = collection_path.read_text()
         if fast(config) and SLOW_MODULE in text:
             return True
-        if config.option.markexpr == "inner_pytest" and "pytester" not in text:
-            return True
+        if config.option.markexpr == "inner_pytest":
+            return "pytester" not in text or collection_path.name in ANY_PYTEST or None
     return None
 
 
