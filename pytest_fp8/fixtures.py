@@ -23,10 +23,12 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
         _fail(
             "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
-            seen="no mark fp8",
-            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names; pytest gives "
-            "methods of a unittest.TestCase none, marked or not",
-            next_step="add the mark (pytest --markers shows its arguments); make a plain class of a unittest.TestCase",
+            seen="no mark fp8 that goes with it",
+            cause="fp8_case, fp8_pair, bf16_model and fp8_model need a case, which the mark names where the test, or a "
+            "fixture that it takes, has one of them as an argument; pytest gives methods of a unittest.TestCase none, "
+            "marked or not",
+            next_step="add the mark (pytest --markers shows its arguments); take fp8_pair as an argument in place of "
+            "request.getfixturevalue('fp8_pair'); make a plain class of a unittest.TestCase",
         )
     return case  # type: ignore[no-any-return]
 

@@ -241,18 +241,18 @@ def _refuse_in_ci(environment: Mapping[str, str]) -> None:
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    """What was given. Precedence: option, environment, ini. An empty one is a variable that nobody set: with it a gate
-    would ask nothing."""
+    """What was given. Precedence: option, environment, ini. An empty one of the first two is a variable that nobody
+    set: with it a gate would ask nothing."""
     given = config.getoption(option.dest)
     if given in (None, [], False):
         if option.environment not in os.environ:
             return config.getini(option.dest)
         given = os.environ[option.environment]
     for text in given if isinstance(given, list) else [given]:
-        if option.metavar and option.dest not in MAY_BE_EMPTY and not str(text).strip():
+        if option.dest not in MAY_BE_EMPTY and not str(text).strip():
             refuse(
                 f"{option.flag} is given and empty",
-                expected=f"{option.flag}={option.metavar}, or nothing at all",
+                expected=f"{option.flag}={option.metavar}, or nothing at all" if option.metavar else "true or false",
                 seen=f"{option.flag}= or {option.environment}=, without a value",
                 cause=f"a variable that is not set, as in {option.flag}=$NAME",
                 next_step="set the variable, or leave the option out",

@@ -188,14 +188,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         else:
             session.interim.write(ledger, session.settings.report_dir, lambda: origin_of(session))
     if report.when == "call":
-        from pytest_fp8.report.formats import properties, shown_verdict
+        from pytest_fp8.report.formats import properties, told_verdict
 
         asked = ledger.taken()
-        verdict = shown_verdict(asked)
+        verdict = told_verdict(report, asked)
         if report.passed:
             report.fp8_verdict = verdict
         # JUnit writes them as the test's properties.
-        found = properties(case.id, "FAIL" if report.failed else verdict, asked)
+        found = properties(case.id, verdict, asked)
         item.user_properties += found
         report.user_properties += found
         html = item.config.getoption("htmlpath", None)

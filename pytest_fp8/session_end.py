@@ -31,7 +31,8 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         from pytest_fp8.report.files import remove_report
 
         # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
-        remove_report(settings.report_dir, replaced=bool(ledger.entries))
+        if session.interim.found_report(settings.report_dir):
+            remove_report(settings.report_dir, replaced=bool(ledger.entries))
     # Before an update: a candidate has the stored sessions and this one, which would be stored already.
     if settings.report_dir is not None and ledger.entries:
         _report(session, settings.report_dir, origin)

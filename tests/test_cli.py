@@ -229,6 +229,20 @@ def test_diff_against_a_git_revision(run, project):
     assert "worse: h200/1b-torchao-rowwise" in out
 
 
+def test_a_folder_that_is_gone_since_a_git_revision_has_lost_all(run, project):
+    git = ["git", "-C", str(project), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    moved = project / "elsewhere"
+    (project / "baselines").rename(moved)
+    code, out, _ = run("diff", "--git", "main")
+    assert code == 1
+    assert "1 removed: h200/1b-torchao-rowwise" in out
+    code, out, _ = run("diff", "--git", "main", "elsewhere")
+    assert code == 0
+    assert "removed" not in out
+
+
 def test_a_run_s_candidates_are_of_a_part_of_the_cases(run, project):
     write_baseline(project / "out/candidates", baseline(Case("8b", "torchao", "rowwise")))
     code, out, _ = run("diff", "baselines", "out/candidates")

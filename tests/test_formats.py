@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,43 @@ def test_a_run_writes_them_all(failing):
     text = Path("junit.xml").read_text()
     assert '<property name="fp8_speedup" value="0.8' in text
     assert '<property name="fp8_headline" value="' in text
+
+
+def test_files_of_others_stay_where_a_report_is_written(failing):
+    mine = failing.path / "out/candidates/mine/work.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    (failing.path / "out/index.html").write_text("mine")
+    for _ in range(2):
+        failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+        assert mine.read_text() == "{}"
+        assert (failing.path / "out/report.json").exists()
+    stored = {path.parent.name for path in (failing.path / "out/candidates").glob("*/*.json")}
+    assert stored == {"mine", "h200"}
+
+
+def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise")
+
+        @pytest.mark.xfail(reason="known")
+        def test_known(fp8_pair): fp8_pair.assert_faster()
+
+        def test_skips(fp8_pair): pytest.skip("not today")
+
+        def test_fails(fp8_pair): fp8_pair.assert_faster()
+
+        def test_passes(fp8_pair): fp8_pair.assert_layers()
+        """
+    )
+    pytester.runpytest("--fp8-gpu=h200", "--junit-xml=junit.xml").assert_outcomes(
+        xfailed=1, skipped=1, failed=1, passed=1
+    )
+    text = Path("junit.xml").read_text()
+    assert re.findall(r'name="fp8_verdict" value="(\w+)"', text) == ["FAIL", "NOT_EXERCISED", "FAIL", "PASS"]
 
 
 def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypatch):

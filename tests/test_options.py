@@ -51,6 +51,15 @@ def test_a_value_that_is_given_and_empty_is_refused(pytester, monkeypatch, optio
     set_so.stderr.fnmatch_lines([f"*{option.flag} is given and empty", f"*{option.environment}=*"])
 
 
+@pytest.mark.parametrize("option", [one for one in OPTIONS if not one.metavar], ids=lambda o: o.dest)
+def test_a_switch_whose_variable_is_empty_is_refused(pytester, monkeypatch, option):
+    pytester.makepyfile("def test_mine(): pass")
+    monkeypatch.setenv(option.environment, "")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option.flag} is given and empty", "*true or false*"])
+
+
 def test_a_report_among_the_baselines_is_refused(pytester):
     pytester.makepyfile("def test_mine(): pass")
     for options in (

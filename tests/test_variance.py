@@ -188,6 +188,20 @@ def test_a_gpu_s_components_are_of_its_own_histories(folder, capsys):
     assert outdated_components(folder, files, "h200") == []
 
 
+def test_a_gpu_without_a_speed_has_no_components(folder, capsys):
+    [mine] = readable(read_folder(folder)).values()
+    path = folder / "emulated" / NAME
+    session = replace(mine.sessions[0], metrics={"fp8_layers": [4]})
+    write_baseline(folder, replace(mine, gpu="emulated", sessions=(session,)))
+    path.write_text("{}")
+    assert main(["baselines", "variance", "--dir", str(folder)]) == 0
+    assert "emulated: no case of it has a speed" in capsys.readouterr().out
+    assert not path.exists()
+    assert read_components(Folder(folder), "h200").cases == 1
+    assert main(["baselines", "variance", "--gpu", "emulated", "--dir", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {}
+
+
 def test_a_gpu_without_baselines_is_one_error(folder, capsys):
     assert main(["baselines", "variance", "--gpu", "h100", "--dir", str(folder)]) == 2
     assert "no baselines of h100" in capsys.readouterr().err

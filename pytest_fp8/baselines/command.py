@@ -130,7 +130,13 @@ def diff(options: argparse.Namespace) -> int:
     if options.git is not None and options.b is not None:
         raise SettingsError("diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two")
     if options.git is not None:
-        old, new = readable(read_revision(options.dir, options.git)), readable(read_folder(options.a or options.dir))
+        old = readable(read_revision(options.dir, options.git))
+        # A folder that is gone has none of them left.
+        new = (
+            {}
+            if options.a is None and old and not options.dir.exists()
+            else readable(read_folder(options.a or options.dir))
+        )
     else:
         old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
     require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})
@@ -140,7 +146,7 @@ def diff(options: argparse.Namespace) -> int:
     revisions = [compare_histories(old.get(key), new[key], tolerances.get(key[1])) for key in wanted if key in new]
     side = options.b or options.a or options.dir
     # A run's candidates are of the cases that it measured.
-    removed = side.is_dir() and side.name != CANDIDATES
+    removed = not side.is_file() and side.name != CANDIDATES
     only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]
     if options.json:
         differences = [revision_to_json(revision) for revision in revisions]

@@ -36,7 +36,7 @@ def read_folder(folder: Path) -> Files:
 
 def read_revision(folder: Path, revision: str) -> Files:
     """The baselines of a folder as they were at a git revision. Raises :class:`BaselineError`."""
-    return _read(Revision(folder if folder.is_dir() else folder.parent, revision))
+    return _read(Revision(folder.parent if folder.is_file() else folder, revision))
 
 
 def readable(files: Files) -> dict[tuple[str, str], Baseline]:

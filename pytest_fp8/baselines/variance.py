@@ -126,7 +126,7 @@ def add_variance(actions: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the components of each GPU; gives the exit code 0. Raises :class:`BaselineError`."""
+    """Write the components of each GPU with speeds; gives the exit code 0. Raises :class:`BaselineError`."""
     found = readable(read_folder(options.dir))
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
     if not gpus:
@@ -137,12 +137,19 @@ def run(options: argparse.Namespace) -> int:
             next_step="pytest-fp8 baselines list",
         )
     contents = {gpu: estimated(b for (g, _), b in sorted(found.items()) if g == gpu) for gpu in gpus}
+    without = [gpu for gpu, content in contents.items() if not content["cases"]]
+    contents = {gpu: content for gpu, content in contents.items() if gpu not in without}
     with updating(options.dir):
+        for gpu in without:
+            # Of an earlier release, or of histories that are gone: the gate could not read it.
+            (options.dir / gpu / NAME).unlink(missing_ok=True)
         for gpu, content in contents.items():
             write_atomically(options.dir / gpu / NAME, json.dumps(content, indent=1, sort_keys=True) + "\n")
     if options.json:
         print(json.dumps(contents, indent=1, sort_keys=True))
         return 0
+    for gpu in without:
+        print(f"{gpu}: no case of it has a speed, so that nothing is estimated")
     for gpu, content in contents.items():
         print("\n".join([f"{gpu}:", *lines(_parsed(content)), f"wrote {options.dir / gpu / NAME}"]))
     return 0

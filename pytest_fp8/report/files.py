@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,21 +76,37 @@ def _to_github(summary: str, file: str) -> list[str]:
     return []
 
 
+def holds_report(folder: Path) -> bool:
+    """Whether a session has left its report there: ``report.json`` is one of ours."""
+    from pytest_fp8.baselines.strict import Unsound, parse, read_regular
+    from pytest_fp8.report.reading import MOST_BYTES
+
+    try:
+        found = parse(read_regular(folder / "report.json", MOST_BYTES))
+    except (Unsound, OSError):
+        return False
+    return isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}
+
+
 def remove_report(folder: Path, replaced: bool) -> None:
     """Remove what lies beside a session's report in a folder, and its candidates; the report itself where it is not
-    ``replaced`` by the next one at once. Nothing goes where ``report.json`` is none of ours."""
-    from pytest_fp8.baselines.strict import Unsound, parse, read_regular
+    ``replaced`` by the next one at once. Files of others stay, and folders with such files."""
+    from pytest_fp8.baselines.store import load_baseline
     from pytest_fp8.report.formats import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
-    from pytest_fp8.report.reading import MOST_BYTES
     from pytest_fp8.report.summary import NAME as SUMMARY
 
-    with contextlib.suppress(Unsound, OSError):
-        found = parse(read_regular(folder / "report.json", MOST_BYTES))
-        if isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}:
-            for name in (SUMMARY, BENCHER, ACTION, PAGE, *([] if replaced else ["report.json"])):
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / CANDIDATES, ignore_errors=True)
+    for name in (SUMMARY, BENCHER, ACTION, PAGE, *([] if replaced else ["report.json"])):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / CANDIDATES).is_symlink():
+        return
+    for path in (folder / CANDIDATES).glob("*/*.json"):
+        with contextlib.suppress(BaselineError, OSError):
+            load_baseline(path)
+            path.unlink()
+    for empty in (*(folder / CANDIDATES).glob("*/"), folder / CANDIDATES):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
 
 
 def finite(value: Any) -> Any:

@@ -26,12 +26,21 @@ class Interim:
         self.origin: dict[str, Any] = {}
         """Where the session's measurements come from, once it was looked up."""
         self._next = 0.0
+        self._earlier: bool | None = None
 
     def close(self, ledger: Ledger) -> None:
         """The session ends: add what workers have told that ended without a last word."""
         self.closed = True
         for told in self.told.values():
             ledger.merge(told)
+
+    def found_report(self, folder: Path) -> bool:
+        """Whether an earlier session's report lay in the folder before this session's first."""
+        if self._earlier is None:
+            from pytest_fp8.report.files import holds_report
+
+            self._earlier = holds_report(folder)
+        return self._earlier
 
     def write(self, ledger: Ledger, folder: Path | None, origin: Callable[[], dict[str, Any]]) -> None:
         """Write the report of what is known, unless the last one is recent. The end of the session writes it whole, and
@@ -42,6 +51,7 @@ class Interim:
         from pytest_fp8.errors import Fp8Error
         from pytest_fp8.report.files import write_report
 
+        self.found_report(folder)
         known = Ledger()
         known.merge(ledger.to_json())
         for told in self.told.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pytest_fp8.verdicts import Decision
 
 
+NUMBERED = " #"
+"""Between a case's id and the number of a further model that was asked under it."""
 NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
 
 
@@ -95,7 +98,7 @@ class Ledger:
         """The name of the entry of a case with this workload: the case's id, with a number for each further one."""
         rows = self._rows.setdefault(case, {})
         if workload not in rows:
-            rows[workload] = f"{case} #{len(rows) + 1}" if rows else case
+            rows[workload] = f"{case}{NUMBERED}{len(rows) + 1}" if rows else case
             self.entries.setdefault(rows[workload], Entry(rows[workload]))
             for row in rows.values() if len(rows) > 1 else ():
                 self.entries[row].namesakes = len(rows)
@@ -217,10 +220,14 @@ class Ledger:
 
     def merge(self, data: Mapping[str, Any]) -> None:
         """Add what an xdist worker learned: its :meth:`to_json`. Raises ``PlainDataError`` where a key is missing."""
-        for name, fields in data["entries"].items():
+        taken: set[str] = set()
+        for fields in data["entries"].values():
             theirs = from_plain(Entry, fields)
-            entry = self.entries.setdefault(name, Entry(name))
-            entry.case_hash, entry.gpu = theirs.case_hash, theirs.gpu
+            row = self._row_of(theirs, taken)
+            taken.add(row)
+            entry = self.entries.setdefault(row, Entry(row))
+            if theirs.case_hash:
+                entry.case_hash, entry.gpu = theirs.case_hash, theirs.gpu
             entry.decisions |= {q: said for q, said in theirs.decisions.items() if q not in entry.asserted}
             for question in theirs.asserted:
                 entry.keep(question, theirs.decisions[question])
@@ -237,7 +244,7 @@ class Ledger:
             ):
                 mine.extend(each for each in more if each not in mine)
             entry.evidence.update(theirs.evidence)
-            entry.namesakes = max(entry.namesakes, theirs.namesakes)
+        self._count_namesakes()
         # By name: which worker has which cases, and which ends first, is chance.
         self.entries = dict(sorted(self.entries.items()))
         for reason, tests in data["not_run"].items():
@@ -256,3 +263,21 @@ class Ledger:
                 for case, tests in self.open_tests.items()
             }
         self.durations = added(self.durations, data["durations"])
+
+    def _row_of(self, theirs: Entry, taken: set[str]) -> str:
+        """The row that another process's entry belongs to. Each process numbers the models of one case as they come:
+        rows are the same where the hash of the case is. An error before the arms were there has none. ``taken``: rows
+        of that process's other entries."""
+        base = theirs.case.partition(NUMBERED)[0]
+        rows = [theirs.case, base, *(f"{base}{NUMBERED}{number}" for number in range(2, len(self.entries) + 3))]
+        free = [row for row in rows if row not in taken]
+        held = {row: self.entries[row].case_hash for row in free if row in self.entries}
+        alike = (row for row in free if held.get(row) == theirs.case_hash)
+        unknown = (row for row in free if row not in held or "" in (held[row], theirs.case_hash))
+        return next(alike, "") or next(unknown)
+
+    def _count_namesakes(self) -> None:
+        names = Counter(row.partition(NUMBERED)[0] for row in self.entries)
+        for row, entry in self.entries.items():
+            count = names[row.partition(NUMBERED)[0]]
+            entry.namesakes = count if count > 1 else 0
