@@ -315,7 +315,7 @@ def test_a_step_that_calls_parts_of_the_model_is_told_to_call_the_model():
         return loss.detach()
 
     server = serve(step=by_parts)
-    with pytest.raises(StepError, match=r"by_parts\(\) never called the model itself") as error:
+    with pytest.raises(StepError, match=r"by_parts\(\) did not call the model itself before") as error:
         server.logits(seed=0)
     assert "model.training_step(...)" in error.value.fp8_cause
     assert "call model(...) in the step" in error.value.fp8_next

@@ -76,7 +76,7 @@ def gradients_in_words(numbers: Mapping[str, Any]) -> str:
         parts.append(f"gradients within {numbers['gradient_error']:.1%} of BF16's")
     if numbers["by_gain"]:
         parts.append(f"{numbers['by_gain']} sensitive ones within a factor of 1 +-{numbers['gain_error']:.2f}")
-    return ", ".join(parts)
+    return ", ".join(parts) if numbers["gradients"] else "no gradient can be compared"
 
 
 def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> dict[str, Any]:

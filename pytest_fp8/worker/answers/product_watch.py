@@ -125,6 +125,8 @@ class ProductWatch:
 
     def _before(self, name: str) -> Callable[..., Any]:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if module is not self.layers[name]:
+                return None
             given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             if given is None or type(given) not in (torch.Tensor, torch.nn.Parameter) or not given.numel():
                 self._open.append(_Call(name, "", torch.empty(0), torch.empty(0)))
@@ -137,7 +139,7 @@ class ProductWatch:
             if torch.is_grad_enabled() and weight.requires_grad and _can_be_viewed(weight):
                 call.parameter = weight
                 call.weight = weight.view_as(weight)
-                module._parameters["weight"] = call.weight  # type: ignore[assignment]
+                module._parameters["weight"] = call.weight
             self._open.append(call)
 
             def replaced(value: Any) -> Any:
@@ -147,7 +149,13 @@ class ProductWatch:
 
         return before
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProductWatch:
+        """A step may copy the model, hooks and all. What calls the copy is no call of these layers."""
+        return self
+
     def _after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if id(module) not in self._names:
+            return
         call = self._open.pop()
         if call.parameter is not None:
             module._parameters["weight"] = call.parameter

@@ -27,7 +27,7 @@ from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
 from pytest_fp8.worker.run.first_step import first_step
-from pytest_fp8.worker.state.own_state import OwnState, own_state_kept
+from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.given import checked_precision, converted
@@ -208,7 +208,8 @@ class Engine:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
-        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer):
+        weights = weights_kept(self.model) if self.setup.own is not None else nullcontext()
+        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer), weights:
             yield
 
     # -- training -----------------------------------------------------------------------------------------------------

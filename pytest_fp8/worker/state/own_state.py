@@ -7,16 +7,20 @@ compared after equally many steps, although one of them may have run more passes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.state.shards import is_plain, is_sharded
 from pytest_fp8.worker.state.training_state import buffers_kept
+from pytest_fp8.worker.training.restored import values_kept
 
 LARGEST = 2**24
 """Values of a tensor that is noted: a table of data that a model holds is not copied for each pass."""
+MOST_KEPT = 4 * 2**30
+"""Bytes of weights that are copied for a pass."""
 MODE, TRAINED = "mode", "trained"
 WORDS = {
     (MODE, True): "put into train mode",
@@ -92,3 +96,12 @@ def own_state_kept(model: torch.nn.Module, is_fp8_layer: Callable[[torch.nn.Modu
             yield
     finally:
         state.restore()
+
+
+def weights_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """The weights of a user's model, which a pass may move past the optimizer that the step is given: with a second
+    one, with one that steps in the backward pass, or by averages that a forward pass takes. Sharded weights, and those
+    of a model that is too large to be copied, may move."""
+    plain = [p for p in model.parameters() if is_plain(p) and not is_sharded(p)]
+    size = sum(p.numel() * p.element_size() for p in plain)
+    return values_kept(plain) if size <= MOST_KEPT else nullcontext()

@@ -183,9 +183,10 @@ def first_output(
             raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
         return output.detach()
     raise StepError(
-        f"the step {name_of(step)} never called the model itself, so there is no output to compare",
+        f"the step {name_of(step)} did not call the model itself before its first backward pass, so there is no output "
+        "to compare",
         "it calls a part of the model or another method, as in model.encoder(...) or model.training_step(...), or it "
-        "uses another object than the model it is given",
+        "uses another object than the model it is given, such as a copy",
         "call model(...) in the step and do that work in the model's forward(); make a wrapper around the model in "
         "build() or convert()",
     )
