@@ -175,3 +175,38 @@ class OtherApproximation(Control):
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         activation: Any = engine.model[1]  # type: ignore[index]
         activation.approximate = "tanh"
+
+
+class ScaledGradient(Control):
+    """A hook that the conversion leaves on one layer's weight makes its gradient a tenth smaller: less than FP8 itself
+    moves gradients, and no product shows it."""
+
+    number, id = 117, "scaled-gradient"
+    title = "a hook makes one layer's weight gradient 10 % smaller"
+    source = OURS
+    question, cause = "numerics", "something multiplies it in the FP8 arm alone"
+    case = micro()
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        weight: Any = fp8_layers(engine)[2].weight
+        weight.register_hook(lambda gradient: 0.9 * gradient)
+
+
+class LateGradient(Control):
+    """The gradient of one layer's weight is that of the step before; in the first step, which has none, it is right."""
+
+    number, id = 118, "late-gradient"
+    title = "one layer trains on the gradient of the step before"
+    source = OURS
+    question, cause = "numerics", "a gradient that is kept from an earlier step"
+    case = micro()
+
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
+        kept: list[torch.Tensor] = []
+
+        def late(gradient: torch.Tensor) -> torch.Tensor:
+            kept.append(gradient.clone())
+            return kept.pop(0) if len(kept) > 1 else gradient
+
+        weight: Any = fp8_layers(engine)[2].weight
+        weight.register_hook(late)

@@ -67,6 +67,17 @@ class Gradients:
 
 
 @dataclass(frozen=True)
+class HandedOn:
+    """A layer's weight gradient as ``optimizer.step()`` finds it, beside the sum of what its products gave."""
+
+    layer: str
+    cosine: float
+    """Between the two."""
+    factor: float
+    """Least-squares factor between them: that of clipping, of a loss scale."""
+
+
+@dataclass(frozen=True)
 class ArmNumerics:
     """One arm's answer to ``numerics``."""
 
@@ -83,6 +94,11 @@ class ArmNumerics:
     """The same after :data:`LATER` training steps."""
     evaluation_error: str = ""
     """What the model raised in the first of the two; empty where it did not."""
+    handed_on: Sequence[HandedOn] = ()
+    """Of the step with ``products``, for each call of ``optimizer.step()``; empty on several GPUs, and where gradients
+    never meet an optimizer."""
+    handed_on_later: Sequence[HandedOn] = ()
+    """Of the step with ``later``."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Module -> few values of what its first call in the step gave, float32 in base64, at the same places in both
     arms; in the order in which the calls ended."""

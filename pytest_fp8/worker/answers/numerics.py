@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.questions.numerics.evidence import LATER
 from pytest_fp8.worker.answers.gradients import gradients, moved_gradients
+from pytest_fp8.worker.answers.handed_on import HandedOnWatch
 from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, fit_scales, instrumented_step
 from pytest_fp8.worker.answers.outputs import OutputWatch
@@ -22,7 +23,9 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
     :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`. All of it from the weights and the first batches
     of ``seed``. ``moved``: whether the gradients at moved weights are wanted, too."""
     outputs = OutputWatch(engine)
-    found = products(engine, seed, outputs)
+    watch = ProductWatch(engine)
+    handed_on = HandedOnWatch(engine, watch)
+    found = products(engine, seed, watch, handed_on, outputs)
     evaluated, error = evaluated_products(engine, 0, seed)
     return {
         "products": found,
@@ -30,15 +33,15 @@ def numerics(engine: Engine, moved: bool, seed: int = SEED) -> dict[str, Any]:
         "evaluation_error": error,
         "gradients": gradients(engine, seed),
         "moved": moved_gradients(engine, seed) if moved else None,
+        "handed_on": handed_on.noted(),
         **later_products(engine, seed),
         "outputs": outputs.noted(),
     }
 
 
-def products(engine: Engine, seed: int = SEED, *others: Observer) -> list[dict[str, Any]]:
+def products(engine: Engine, seed: int, watch: ProductWatch, *others: Observer) -> list[dict[str, Any]]:
     """One instrumented step; a record for each product compared, with the fields of
     :class:`pytest_fp8.questions.numerics.evidence.ProductCheck`. ``others`` watch the same step."""
-    watch = ProductWatch(engine)
     engine.restart(seed)
     fit_scales(engine, seed)
     # Gradients are compared from equal buffers: a codebook that this step moves would not be the same in both arms.
@@ -62,8 +65,8 @@ def evaluated_products(engine: Engine, step: int, seed: int = SEED) -> tuple[lis
 
 
 def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str, Any]]]:
-    """``later``: as :func:`products`, of step :data:`LATER` of a training run, whose steps before it ran as the arm
-    runs them; ``evaluated_later``: of an evaluation after them.
+    """``later`` and ``handed_on_later``: as :func:`products`, of step :data:`LATER` of a training run, whose steps
+    before it ran as the arm runs them; ``evaluated_later``: of an evaluation after them.
 
     A layer's products are compared with its own tensors, so any weights will do. What is kept from step to step and
     not renewed (a transposed weight, an input, a scale) is right in the first step.
@@ -73,5 +76,7 @@ def later_products(engine: Engine, seed: int = SEED) -> dict[str, list[dict[str,
     for step in range(LATER):
         engine.step(engine.training_batch(seed, step))
     watch = ProductWatch(engine)
-    instrumented_step(engine, watch, seed=seed, step=LATER, restart=False)
-    return {"later": watch.checks(), "evaluated_later": evaluated_products(engine, LATER, seed)[0]}
+    handed_on = HandedOnWatch(engine, watch)
+    instrumented_step(engine, watch, handed_on, seed=seed, step=LATER, restart=False)
+    evaluated, _ = evaluated_products(engine, LATER, seed)
+    return {"later": watch.checks(), "handed_on_later": handed_on.noted(), "evaluated_later": evaluated}

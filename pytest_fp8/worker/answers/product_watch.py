@@ -75,6 +75,8 @@ class ProductWatch:
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
         """Layer -> the scales of its last forward pass, which a recomputation uses again although they moved on."""
+        self.on_wgrad: Callable[[str, torch.Tensor | None], None] | None = None
+        """Called with the layer and what is compared of one call's weight gradient; ``None``: it was not seen."""
 
     # -- the observer -----------------------------------------------------------------------------------------------
 
@@ -221,13 +223,26 @@ class ProductWatch:
 
     def _compare(self, call: _Call, role: Role, seen: torch.Tensor | None) -> None:
         expected = call.expected.pop(role, None)
+        if (expected is None or seen is None) and role == WGRAD and self.on_wgrad is not None:
+            self.on_wgrad(call.name, None)
         # A layer that adds to its weight's gradient by itself gives none: the parameter's is compared with BF16's.
         if expected is None or seen is None:
             return
         with torch.no_grad(), _disable_current_modes():
             seen = seen.detach().reshape(-1, seen.shape[-1])
             rows, columns = self._some(len(seen)), self._some(seen.shape[1])
-            self._found.append((call.name, role, expected.compare(seen[rows][:, columns])))
+            compared = seen[rows][:, columns]
+            self._found.append((call.name, role, expected.compare(compared)))
+            if role == WGRAD and self.on_wgrad is not None:
+                self.on_wgrad(call.name, compared)
+
+    def sample_of(self, weight: torch.nn.Parameter | None) -> torch.Tensor | None:
+        """A weight's gradient in the rows and columns that are compared of the products that lead to it."""
+        if weight is None or weight.grad is None or type(weight.grad) is not torch.Tensor:
+            return None
+        with torch.no_grad(), _disable_current_modes():
+            rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
+            return weight.grad.detach()[rows][:, columns].double()
 
     def _note_fused(self, module: torch.nn.Module, _: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """A product of a library's function that does not call the layer (Unsloth): its forward product alone."""

@@ -1,0 +1,83 @@
+"""Judges what optimizers are given of weight gradients, beside what the products gave: as in BF16. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.numerics.evidence import LATER, HandedOn, NumericsEvidence
+
+SAME = 0.999
+"""Cosine from which the reference's optimizer is given what the products gave, times a factor."""
+ANOTHER = 0.98
+"""Cosine below which an FP8 layer's is something else. The two are the same numbers in a sound arm, rounded to BF16
+once more for each micro-batch: 0.9994 at least in 115 sound workloads (``benchmarks.healthy``). Not measured yet on a
+GPU."""
+COMMON = 0.005
+"""The reference's factors lie this close together where one factor is common to all layers: clipping by the whole norm,
+a loss scale. Others follow from each layer's own numbers, which FP8 moves."""
+FACTOR = 0.02
+"""An FP8 layer's factor may differ from the common one by this. In those sound workloads: by 0.15 % at most."""
+LEAST_LAYERS = 3
+"""To tell one layer's factor from that of all."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    layer: str
+    mine: HandedOn
+    reference: HandedOn
+
+
+def find_in_handed_on(evidence: NumericsEvidence) -> Finding | None:
+    """FAIL names the layers whose weight gradients something changes in the FP8 arm alone, between the backward pass
+    and ``optimizer.step()``."""
+    first = _find(evidence.fp8.handed_on, evidence.bf16.handed_on, "")
+    return first or _find(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later, f" after {LATER} training steps")
+
+
+def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) -> Finding | None:
+    pairs = _paired(mine, reference)
+    others = [pair for pair in pairs if not pair.mine.cosine >= ANOTHER]
+    scaled = [] if others else _scaled(pairs)
+    if not (others or scaled):
+        return None
+    worst = min(others, key=lambda pair: pair.mine.cosine) if others else scaled[0]
+    seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else _factors(worst, pairs)
+    also = [pair.layer for pair in others or scaled if pair.layer != worst.layer]
+    return fail(
+        f"the optimizer is given other weight gradients of {len(others or scaled)} FP8 layer(s) than their products "
+        f"gave{when}",
+        expected="the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",
+        seen=f"{worst.layer}: {seen}" + (f"; also {some(also)}" if also else ""),
+        cause="a gradient that is kept from an earlier step, or another layer's, takes its place in the FP8 arm"
+        if others
+        else "something multiplies it in the FP8 arm alone: a hook on the weight, or a line of the step",
+        next_step=f"compare {worst.layer}.weight.grad before optimizer.step() with that at the end of backward(); look "
+        "for register_hook() and for lines that write to .grad",
+    )
+
+
+def _paired(mine: Sequence[HandedOn], reference: Sequence[HandedOn]) -> list[_Pair]:
+    """Of layers that have as many in both arms: those of the same calls of ``optimizer.step()``, where the reference's
+    optimizer is given what the products gave."""
+    pairs: list[_Pair] = []
+    for layer in dict.fromkeys(each.layer for each in mine):
+        own, other = ([each for each in arm if each.layer == layer] for arm in (mine, reference))
+        if len(own) == len(other):
+            pairs += [_Pair(layer, *both) for both in zip(own, other, strict=True) if both[1].cosine >= SAME]
+    return pairs
+
+
+def _scaled(pairs: Sequence[_Pair]) -> list[_Pair]:
+    common = median(pair.reference.factor for pair in pairs) if len(pairs) >= LEAST_LAYERS else 0.0
+    if not common or any(abs(pair.reference.factor / common - 1) > COMMON for pair in pairs):
+        return []
+    mine = median(pair.mine.factor for pair in pairs)
+    return [pair for pair in pairs if not abs(pair.mine.factor - mine) <= FACTOR * abs(mine)]
+
+
+def _factors(worst: _Pair, pairs: Sequence[_Pair]) -> str:
+    return f"times {worst.mine.factor:.3f}, of the other layers {median(pair.mine.factor for pair in pairs):.3f}"
