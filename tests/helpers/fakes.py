@@ -208,6 +208,8 @@ class FakeProcess:
             "later": self._products(),
             "evaluated": self._products(),
             "evaluated_later": self._products(),
+            "handed_on": [],
+            "handed_on_later": [],
             "evaluation_error": "",
             "outputs": {},
         }
