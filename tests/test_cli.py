@@ -241,6 +241,16 @@ def test_a_folder_that_is_gone_since_a_git_revision_has_lost_all(run, project):
     code, out, _ = run("diff", "--git", "main", "elsewhere")
     assert code == 0
     assert "removed" not in out
+    # git removes the folders that it leaves empty.
+    deep = project / "ci/baselines"
+    deep.parent.mkdir()
+    moved.rename(deep)
+    for arguments in (["add", "."], ["commit", "-qam", "deep"], ["rm", "-rq", "ci"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert not deep.parent.exists()
+    code, out, _ = run("diff", "--git", "main", "--dir", str(deep))
+    assert code == 1
+    assert "1 removed: h200/1b-torchao-rowwise" in out
 
 
 def test_a_run_s_candidates_are_of_a_part_of_the_cases(run, project):

@@ -15,6 +15,8 @@ from pytest_fp8.report.files import write_beside
 from pytest_fp8.report.formats import bencher, benchmark_action, properties
 from pytest_fp8.report.summary import markdown
 
+STORED = next((Path(__file__).parents[1] / "baselines/h100").glob("1b-*.json"))
+
 
 def test_the_summary_has_a_row_per_case_and_says_what_to_do():
     failed = decision("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")
@@ -129,13 +131,26 @@ def test_files_of_others_stay_where_a_report_is_written(failing):
     mine = failing.path / "out/candidates/mine/work.json"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
+    store = failing.path / "store/h100/b.json"
+    store.parent.mkdir(parents=True)
+    store.write_text(STORED.read_text())
+    (failing.path / "out/candidates/h100").symlink_to(store.parent)
     (failing.path / "out/index.html").write_text("mine")
     for _ in range(2):
         failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
         assert mine.read_text() == "{}"
+        assert store.exists()
         assert (failing.path / "out/report.json").exists()
     stored = {path.parent.name for path in (failing.path / "out/candidates").glob("*/*.json")}
-    assert stored == {"mine", "h200"}
+    assert stored >= {"mine", "h200"}
+
+
+def test_a_folder_in_a_file_s_place_ends_no_session_by_its_own_error(failing):
+    failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    (failing.path / "out/summary.md").unlink()
+    (failing.path / "out/summary.md").mkdir()
+    result = failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
+    result.stdout.fnmatch_lines(["*not all of the report was written*"])
 
 
 def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester, monkeypatch):

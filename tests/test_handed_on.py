@@ -13,8 +13,9 @@ from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
 LAYERS = ("a", "b", "c", "d")
 
 
-def arm(cosines=(1.0,) * 4, factors=(1.0,) * 4, layers=LAYERS):
-    return [HandedOn(*each) for each in zip(layers, cosines, factors, strict=True)]
+def arm(cosines=(1.0,) * 4, factors=(1.0,) * 4, layers=LAYERS, lengths=None):
+    lengths = lengths or (1.0,) * len(layers)
+    return [HandedOn(*each) for each in zip(layers, cosines, factors, lengths, strict=True)]
 
 
 def found(fp8, bf16=None, later=None):
@@ -33,6 +34,8 @@ def found(fp8, bf16=None, later=None):
         (arm(factors=(0.31,) * 4), arm()),
         # Each layer is clipped by its own norm: FP8 moves these.
         (arm(factors=(0.3, 0.5, 0.8, 1.0)), arm(factors=(0.33, 0.52, 0.75, 1.0))),
+        # One layer's norm is above its limit in FP8 alone.
+        (arm(factors=(1.0, 0.96, 1.0, 1.0), lengths=(1.0, 1.05, 1.0, 0.97)), arm()),
         # A penalty, a projection, noise: BF16's optimizer is given something else as well.
         (arm(cosines=(0.5, 1.0, 1.0, 1.0)), arm(cosines=(0.6, 1.0, 1.0, 1.0))),
         # Too few layers to tell one factor from that of all.
@@ -106,3 +109,28 @@ def test_an_arm_notes_what_its_optimizer_is_given():
     for server in (plain, own):
         assert server.engine.optimizer.step.__name__ == "step"
         assert "step" not in vars(server.engine.optimizer), "nothing is left of the watch"
+
+
+@pytest.mark.slow
+def test_a_step_with_a_closure_notes_nothing():
+    import torch
+
+    from pytest_fp8.worker.server import ArmServer
+
+    server = ArmServer(
+        spec(optimizer=lambda parameters: torch.optim.LBFGS(parameters, max_iter=2), loss=None, step=closed)
+    )
+    noted = server.numerics(moved=False)
+    assert noted["handed_on"] == noted["handed_on_later"] == []
+    assert noted["products"]
+
+
+def closed(model, batch, optimizer, precision):
+    def closure():
+        optimizer.zero_grad()
+        with precision():
+            loss = (model(batch) - batch).float().square().mean()
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).detach()

@@ -68,3 +68,10 @@ def test_an_error_before_the_arms_were_there_takes_the_row_of_its_name():
     assert list(ledger.entries) == ["own"]
     assert ledger.entries["own"].case_hash == "aa"
     assert len(ledger.entries["own"].errors) == 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_an_error_of_another_model_splits_no_model(order):
+    workers = [worker(("a", "aa"), ("b", "bbb")), worker(("b", "bbb"), ("c", "c")), worker(("d", ""), ("a", "aa"))]
+    ledger = merged(*(workers[index] for index in order))
+    assert sorted(entry.case_hash for entry in ledger.entries.values() if entry.case_hash) == ["aa", "bbb", "c"]

@@ -67,13 +67,56 @@ def test_a_pass_that_moves_no_weight_moves_none(workload):
     assert all(map(torch.equal, before, server.engine.model.parameters()))
 
 
-def test_a_hook_of_the_users_stays_in_its_place():
+def test_each_weight_has_the_hook_of_one_optimizer():
     server = serve(optimizer=InBackward)
-    parameter = next(server.engine.model.parameters())
-    before = list(parameter._post_accumulate_grad_hooks.items())
+    server.numerics(moved=True)
+    for parameter in server.engine.model.parameters():
+        assert list(parameter._post_accumulate_grad_hooks.values()) == [server.engine.optimizer.now]
+
+
+def test_what_a_user_s_hook_makes_of_a_gradient_is_seen():
+    def emptied(parameter):
+        parameter.grad.zero_()
+
+    def convert(model):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+        model[2].bias.register_post_accumulate_grad_hook(emptied)
+        return model
+
+    found = serve(convert=convert).numerics(moved=False)["gradients"]
+    assert {name: share for name, share in found["zeros"].items() if share > 0.5} == {"2.bias": 1.0}
+
+
+@pytest.mark.parametrize("optimizer", [InBackward, second_beside])
+def test_a_curve_is_the_same_however_many_ran_before_it(optimizer):
+    step = {"step": both_step, "loss": None} if optimizer is second_beside else {}
+    server = serve(optimizer=optimizer, **step)
+    server.engine.backend.calibration_passes = lambda recipe: 2
+    first = server.engine.curve(seed=0, steps=4)["losses"]
+    server.engine.curve(seed=1, steps=4)
+    server.numerics(moved=True)
+    assert server.engine.curve(seed=0, steps=4)["losses"] == first
+    server.engine.backend.calibration_passes = lambda recipe: 0
+    assert server.engine.curve(seed=0, steps=4)["losses"] == first
+
+
+def test_a_watched_step_leaves_nothing_behind():
+    import gc
+
+    from pytest_fp8.worker.answers.product_watch import ProductWatch
+
+    def values():
+        gc.collect()
+        return sum(each.numel() for each in gc.get_objects() if type(each) is torch.Tensor)
+
+    server = serve()
     server.numerics(moved=False)
-    after = list(parameter._post_accumulate_grad_hooks.items())
-    assert [hook for _, hook in after[: len(before)]] == [hook for _, hook in before]
+    before = values()
+    server.numerics(moved=False)
+    assert values() - before < 1000, "operands, samples and weights are gone"
+    assert all(not watch._gathered for watch in gc.get_objects() if isinstance(watch, ProductWatch))
 
 
 def copying(model, batch, optimizer, precision):

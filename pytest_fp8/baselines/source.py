@@ -88,15 +88,17 @@ class Revision:
     @cached_property
     def _files(self) -> Mapping[Path, bytes | str]:
         """The content of each file, or why it has none."""
-        where = self.folder if self.folder.is_dir() else self.folder.parent
-        below = "./" if self.folder.is_dir() else f"./{self.folder.name}/"
+        # Where it is gone, the first folder above that is there: git removes those that it leaves empty.
+        folder = self.folder.absolute()
+        where = next(one for one in (folder, *folder.parents) if one.is_dir())
+        prefix = "" if where == folder else f"{folder.relative_to(where).as_posix()}/"
+        below = f"./{prefix}"
         try:
             verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.revision}^{{commit}}")
             commit = git(where, *verify).strip()
             found = committed(where, commit, below)
         except GitError as error:
             raise self._error(str(error) or "no such revision", error.next_step) from error
-        prefix = "" if self.folder.is_dir() else f"{self.folder.name}/"
         return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
 
     def _error(self, seen: str, next_step: str = "") -> BaselineError:

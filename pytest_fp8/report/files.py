@@ -97,14 +97,15 @@ def remove_report(folder: Path, replaced: bool) -> None:
     from pytest_fp8.report.summary import NAME as SUMMARY
 
     for name in (SUMMARY, BENCHER, ACTION, PAGE, *([] if replaced else ["report.json"])):
-        (folder / name).unlink(missing_ok=True)
-    if (folder / CANDIDATES).is_symlink():
-        return
-    for path in (folder / CANDIDATES).glob("*/*.json"):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+    whole = folder / CANDIDATES
+    parts = [] if whole.is_symlink() else [part for part in whole.glob("*/") if not part.is_symlink()]
+    for path in [path for part in parts for path in part.glob("*.json")]:
         with contextlib.suppress(BaselineError, OSError):
             load_baseline(path)
             path.unlink()
-    for empty in (*(folder / CANDIDATES).glob("*/"), folder / CANDIDATES):
+    for empty in (*parts, whole):
         with contextlib.suppress(OSError):
             empty.rmdir()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from pytest_fp8.report.cells import interval_of
 from pytest_fp8.report.numbers import number, speed_in
-from pytest_fp8.verdicts import WORST_FIRST
 
 BENCHER, ACTION = "bencher.json", "benchmark-action.json"
 """Bencher Metric Format (`bencher run --adapter json --file`), and `tool: customBiggerIsBetter`."""
@@ -44,14 +43,14 @@ def shown_verdict(decisions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def told_verdict(report: Any, decisions: Mapping[str, Mapping[str, Any]]) -> str:
-    """The verdict of a test for other tools. ``report``: pytest's, of its call. One that failed as expected has what it
-    failed with."""
+    """The verdict of a test for other tools. ``report``: pytest's, of its call. One that failed as expected, without an
+    answer, has that."""
     if report.passed:
         return shown_verdict(decisions)
     said = {decision["verdict"] for decision in decisions.values()}
     if report.skipped and not hasattr(report, "wasxfail"):
         return "NOT_EXERCISED"
-    return "FAIL" if report.failed else next((word for word in WORST_FIRST if word in said - {"PASS"}), "FAIL")
+    return "FAIL" if report.failed else next((w for w in ("FAIL", "INVALID", "INCONCLUSIVE") if w in said), "FAIL")
 
 
 def bencher(report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:

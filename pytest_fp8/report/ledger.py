@@ -221,7 +221,8 @@ class Ledger:
     def merge(self, data: Mapping[str, Any]) -> None:
         """Add what an xdist worker learned: its :meth:`to_json`. Raises ``PlainDataError`` where a key is missing."""
         taken: set[str] = set()
-        for fields in data["entries"].values():
+        # Those with a hash first: an error before the arms were there takes a row that is left.
+        for fields in sorted(data["entries"].values(), key=lambda fields: not fields["case_hash"]):
             theirs = from_plain(Entry, fields)
             row = self._row_of(theirs, taken)
             taken.add(row)

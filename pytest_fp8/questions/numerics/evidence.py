@@ -75,6 +75,8 @@ class HandedOn:
     """Between the two."""
     factor: float
     """Least-squares factor between them: that of clipping, of a loss scale."""
+    length: float
+    """Of the sum, in the lines that are compared."""
 
 
 @dataclass(frozen=True)

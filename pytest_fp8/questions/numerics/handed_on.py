@@ -76,7 +76,10 @@ def _scaled(pairs: Sequence[_Pair]) -> list[_Pair]:
     if not common or any(abs(pair.reference.factor / common - 1) > COMMON for pair in pairs):
         return []
     mine = median(pair.mine.factor for pair in pairs)
-    return [pair for pair in pairs if not abs(pair.mine.factor - mine) <= FACTOR * abs(mine)]
+    # Clipping by each layer's norm, or each group's, that BF16 stays below: no factor is smaller than the norms' own.
+    clipped = min(pair.reference.length / pair.mine.length for pair in pairs) * (1 - FACTOR)
+    off = [(pair, pair.mine.factor / mine if mine else 0.0) for pair in pairs]
+    return [pair for pair, factor in off if not (abs(factor - 1) <= FACTOR or clipped <= factor < 1)]
 
 
 def _factors(worst: _Pair, pairs: Sequence[_Pair]) -> str:

@@ -140,19 +140,20 @@ def sketched(
 
         yield reached, phase
         return
-    with hooked([_before_others(p, noting(name)) for name, p in trained]):
+    with hooked([handle for name, p in trained for handle in _around_others(p, noting(name))]):
         yield reached, nullcontext
 
 
-def _before_others(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Register a hook that runs before the user's: an optimizer that steps in the backward pass drops the gradient."""
+def _around_others(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> list[Any]:
+    """Register a hook that runs before the user's and again after them: one may change the gradient, and an optimizer
+    that steps in the backward pass drops it."""
     others = list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).items())
-    handle = parameter.register_post_accumulate_grad_hook(hook)
+    handles = [parameter.register_post_accumulate_grad_hook(hook)]
     for key, other in others:
         # Autograd calls them in the order of a plain dict, which an OrderedDict's own moves do not change.
         del parameter._post_accumulate_grad_hooks[key]
         parameter._post_accumulate_grad_hooks[key] = other
-    return handle
+    return [*handles, *([parameter.register_post_accumulate_grad_hook(hook)] if others else [])]
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.worker.training.phases import innermost
+from pytest_fp8.worker.training.phases import closure_of, innermost
 from pytest_fp8.worker.training.restored import replaced
 
 if TYPE_CHECKING:
@@ -19,28 +20,34 @@ if TYPE_CHECKING:
 class HandedOnWatch:
     """An observer of :func:`instrumented_step` beside a :class:`ProductWatch`: at each call of ``optimizer.step()`` the
     gradients of the layers' weights, in the lines that are compared of their products. On one GPU; with several,
-    gradients are reduced between the two."""
+    gradients are reduced between the two. Not of a step with a closure, which goes backward inside it."""
 
     def __init__(self, engine: Engine, products: ProductWatch) -> None:
         self._engine, self._products = engine, products
         self._sums: dict[str, torch.Tensor | None] = {}
         """Layer -> the sum of its calls' weight gradients since the last step; ``None`` where one was not seen."""
         self._found: list[tuple[str, torch.Tensor]] = []
-        products.on_wgrad = self._add
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        if self._engine.case.gpus > 1:
+            yield
+            return
         optimizer = innermost(self._engine.optimizer)
         real = optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._note()
+            if closure_of(args, kwargs) is None:
+                with torch.no_grad(), _disable_current_modes():
+                    self._note()
+            self._sums.clear()
             return real(*args, **kwargs)
 
         # torch's schedules look for it and warn without it.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        with replaced(optimizer, "step", step) if self._engine.case.gpus == 1 else nullcontext():
+        with replaced(optimizer, "step", step), replaced(self._products, "on_wgrad", self._add):
             yield
+        self._sums.clear()
 
     def in_phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -51,8 +58,8 @@ class HandedOnWatch:
             return []
         rows = torch.stack([numbers for _, numbers in self._found]).tolist()
         return [
-            {"layer": layer, "cosine": cosine, "factor": factor}
-            for (layer, _), (cosine, factor) in zip(self._found, rows, strict=True)
+            {"layer": layer, "cosine": cosine, "factor": factor, "length": length}
+            for (layer, _), (cosine, factor, length) in zip(self._found, rows, strict=True)
         ]
 
     def _add(self, layer: str, seen: torch.Tensor | None) -> None:
@@ -60,11 +67,12 @@ class HandedOnWatch:
         self._sums[layer] = None if seen is None or before is None else before + seen.double()
 
     def _note(self) -> None:
-        sums, self._sums = self._sums, {}
-        for layer, made in sums.items():
-            gradient = self._products.sample_of(self._products.layers[layer]._parameters["weight"])
-            if made is None or gradient is None or gradient.shape != made.shape:
+        for layer, made in self._sums.items():
+            weight = self._products.layers[layer]._parameters["weight"]
+            if made is None or weight is None or type(weight.grad) is not torch.Tensor:
                 continue
+            gradient = self._products.sample_of(weight.grad).double()
             product, own, length = (gradient * made).sum(), made.square().sum(), gradient.norm()
             if own and length:
-                self._found.append((layer, torch.stack([product / (own.sqrt() * length), product / own])))
+                numbers = [product / (own.sqrt() * length), product / own, own.sqrt()]
+                self._found.append((layer, torch.stack(numbers)))

@@ -68,13 +68,14 @@ class ProductWatch:
         self._names = {id(module): name for name, module in self.layers.items()}
         self._phase = ""
         self._open: list[_Call] = []
+        self._made: list[_Call] = []
         self._calls: dict[str, int] = {}
         self._found: list[tuple[str, Role, torch.Tensor]] = []
         self._indices: dict[int, torch.Tensor] = {}
         self._gathered: dict[str, dict[Role, Operand]] = {}
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
-        """Layer -> the scales of its last forward pass, which a recomputation uses again although they moved on."""
+        """Layer -> the scales of its last forward pass, which a recomputation uses again."""
         self.on_wgrad: Callable[[str, torch.Tensor | None], None] | None = None
         """Called with the layer and what is compared of one call's weight gradient; ``None``: it was not seen."""
 
@@ -101,6 +102,10 @@ class ProductWatch:
         )
         with hooked(handles), fused:
             yield
+        # Autograd's hooks and the calls hold each other, and with them operands.
+        for call in self._made:
+            vars(call).update(given=None, weight=None, lines=None, columns=None, expected={})
+        self._made, self._gathered, self._scales = [], {}, {}
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:
@@ -178,6 +183,7 @@ class ProductWatch:
             # Where a block ends with its Linear, FSDP2 gathers the weight only after the gradient of its output came.
             with torch.no_grad(), _disable_current_modes():
                 call.lines = self._weight(call, self._some(weight.shape[1]), DGRAD)
+        self._made.append(call)
         output.register_hook(lambda gradient: self._gradient_came(call, gradient))
         if call.given.requires_grad:
             call.given.register_hook(lambda gradient: self._compare(call, DGRAD, gradient))
@@ -230,19 +236,14 @@ class ProductWatch:
             return
         with torch.no_grad(), _disable_current_modes():
             seen = seen.detach().reshape(-1, seen.shape[-1])
-            rows, columns = self._some(len(seen)), self._some(seen.shape[1])
-            compared = seen[rows][:, columns]
+            compared = self.sample_of(seen)
             self._found.append((call.name, role, expected.compare(compared)))
             if role == WGRAD and self.on_wgrad is not None:
                 self.on_wgrad(call.name, compared)
 
-    def sample_of(self, weight: torch.nn.Parameter | None) -> torch.Tensor | None:
-        """A weight's gradient in the rows and columns that are compared of the products that lead to it."""
-        if weight is None or weight.grad is None or type(weight.grad) is not torch.Tensor:
-            return None
-        with torch.no_grad(), _disable_current_modes():
-            rows, columns = self._some(weight.shape[0]), self._some(weight.shape[1])
-            return weight.grad.detach()[rows][:, columns].double()
+    def sample_of(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The rows and columns of a matrix that are compared of a product."""
+        return matrix[self._some(matrix.shape[0])][:, self._some(matrix.shape[1])]
 
     def _note_fused(self, module: torch.nn.Module, _: int, sample: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """A product of a library's function that does not call the layer (Unsloth): its forward product alone."""

@@ -193,10 +193,10 @@ class Engine:
         else:
             copy_values(self.model, values, self.fused_params, jitter)
         self.optimizer.state.clear()
+        self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
         if self._renews_optimizer:
             # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
             self.optimizer = self.setup.optimizer(self.model)
-        self.renew_scales()
 
     def renew_scales(self) -> None:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
@@ -208,8 +208,8 @@ class Engine:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
-        weights = weights_kept(self.model) if self.setup.own is not None else nullcontext()
-        with muted(self.optimizer), own_state_kept(self.model, self.backend.is_fp8_layer), weights:
+        own, is_fp8 = self.setup.own is not None, self.backend.is_fp8_layer
+        with muted(self.optimizer), own_state_kept(self.model, is_fp8), weights_kept(self.model, own):
             yield
 
     # -- training -----------------------------------------------------------------------------------------------------

@@ -98,10 +98,11 @@ def own_state_kept(model: torch.nn.Module, is_fp8_layer: Callable[[torch.nn.Modu
         state.restore()
 
 
-def weights_kept(model: torch.nn.Module) -> AbstractContextManager[None]:
+def weights_kept(model: torch.nn.Module, own: bool) -> AbstractContextManager[None]:
     """The weights of a user's model, which a pass may move past the optimizer that the step is given: with a second
-    one, with one that steps in the backward pass, or by averages that a forward pass takes. Sharded weights, and those
-    of a model that is too large to be copied, may move."""
-    plain = [p for p in model.parameters() if is_plain(p) and not is_sharded(p)]
+    one, with one that steps in the backward pass, or by averages that a forward pass takes. Sharded weights may move,
+    and those of a model that is too large to be copied, or has no room left beside it."""
+    plain = [p for p in model.parameters() if own and is_plain(p) and not is_sharded(p)]
     size = sum(p.numel() * p.element_size() for p in plain)
-    return values_kept(plain) if size <= MOST_KEPT else nullcontext()
+    room = torch.cuda.mem_get_info()[0] if any(p.is_cuda for p in plain) else 2 * MOST_KEPT
+    return values_kept(plain) if size <= min(MOST_KEPT, room / 2) else nullcontext()

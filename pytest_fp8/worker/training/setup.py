@@ -52,6 +52,8 @@ class TrainingSetup:
         """Whether it can be trained."""
         self._kept: tuple[int, torch.nn.Module] | None = None
         """A seed and the model that was built for it, in the host's memory."""
+        self._hung: dict[torch.nn.Parameter, set[int]] = {}
+        """The keys of what the workload's last optimizer hung on each parameter."""
 
     def fresh_model(self, seed: int) -> torch.nn.Module:
         """The unconverted model with the weights of ``seed``: bfloat16, on this arm's device, adapters included."""
@@ -126,7 +128,14 @@ class TrainingSetup:
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """A new optimizer of the model's parameters. Raises :class:`WorkloadError`."""
         if self.own is not None and self.own.optimizer is not None:
-            return checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
+            # One that steps in the backward pass hangs its hooks on the parameters, where they outlive it.
+            for parameter, keys in self._hung.items():
+                for key in keys & _hooks_of(parameter).keys():
+                    del _hooks_of(parameter)[key]
+            before = {parameter: set(_hooks_of(parameter)) for parameter in model.parameters()}
+            made = checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
+            self._hung = {parameter: _hooks_of(parameter).keys() - keys for parameter, keys in before.items()}
+            return made
         if self.own is not None:
             require_trainable(model, self._trainable)
         return training.adamw(model.parameters(), self._learning_rate())
@@ -146,6 +155,11 @@ class TrainingSetup:
             return tensor.to(self.device, dtype=dtype, non_blocking=True)
 
         return with_tensors(batch, placed)
+
+
+def _hooks_of(parameter: torch.nn.Parameter) -> dict[int, Any]:
+    """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
+    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 
 
 def seed_generators(seed: int) -> None:
