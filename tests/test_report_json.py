@@ -12,6 +12,7 @@ import pytest
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
 from pytest_fp8.baselines.atomic import remove_unfinished
+from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.files import finite
 from pytest_fp8.report.reading import read_report
@@ -80,6 +81,7 @@ def test_the_schema_is_in_the_docs():
     root = Path(__file__).parents[1]
     shown = root / "docs" / "report.schema.json"
     assert json.loads(shown.read_text()) == json.loads((root / "pytest_fp8/report/report.schema.json").read_text())
+    parse(shown.read_text())  # refuses a key that stands there twice
 
 
 @pytest.mark.parametrize("options", [(), ("--fp8-update-baselines", "--fp8-reason=new")], ids=["gate", "update"])

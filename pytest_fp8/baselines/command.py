@@ -131,12 +131,8 @@ def diff(options: argparse.Namespace) -> int:
         raise SettingsError("diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two")
     if options.git is not None:
         old = readable(read_revision(options.dir, options.git))
-        # A folder that is gone has none of them left.
-        new = (
-            {}
-            if options.a is None and old and not options.dir.exists()
-            else readable(read_folder(options.a or options.dir))
-        )
+        gone = options.a is None and bool(old) and not options.dir.exists()
+        new = {} if gone else readable(read_folder(options.a or options.dir))
     else:
         old, new = readable(read_folder(options.a)), readable(read_folder(options.b))
     require_gpu(options.gpu, {gpu for gpu, _ in {*old, *new}})

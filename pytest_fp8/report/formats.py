@@ -43,8 +43,8 @@ def shown_verdict(decisions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def told_verdict(report: Any, decisions: Mapping[str, Mapping[str, Any]]) -> str:
-    """The verdict of a test for other tools. ``report``: pytest's, of its call. One that failed as expected, without an
-    answer, has that."""
+    """The verdict of a test for other tools. ``report``: pytest's, of its call. One that failed as expected has FAIL,
+    or the missing answer that it failed with."""
     if report.passed:
         return shown_verdict(decisions)
     said = {decision["verdict"] for decision in decisions.values()}

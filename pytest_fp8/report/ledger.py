@@ -100,8 +100,7 @@ class Ledger:
         if workload not in rows:
             rows[workload] = f"{case}{NUMBERED}{len(rows) + 1}" if rows else case
             self.entries.setdefault(rows[workload], Entry(rows[workload]))
-            for row in rows.values() if len(rows) > 1 else ():
-                self.entries[row].namesakes = len(rows)
+            self._count_namesakes()
         return rows[workload]
 
     def begin(self, row: str, case_hash: str, gpu: str) -> None:

@@ -34,8 +34,8 @@ QUESTION = "numerics"
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
-    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients,
-    then products after training steps and in evaluations."""
+    """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients and
+    what the optimizer is given of them, then products after training steps and in evaluations."""
     limits, found = limits_of(case.backend, case.recipe), differences(evidence)
     numbers = _numbers(evidence, found, limits)
     finding = (

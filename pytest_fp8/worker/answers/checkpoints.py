@@ -99,7 +99,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         return report
     report["stale"] = LoadWatch(engine).stale_after_reload()
     # The model has been called since, and may have put other tensors in its parameters' place: param.data = ...
-    weights, aliases, scaling = weights_of(engine)
+    weights, _, _ = weights_of(engine)
     with torch.no_grad():
         if not engine.fault_points.fill(engine, weights, stored):
             for name, parameter in weights.items():

@@ -16,7 +16,7 @@ from pytest_fp8.worker.answers.moved_weights import moved_operands, moved_weight
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.state.shards import full, values_of, whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.watch.ledger_weights import random_state
 from pytest_fp8.zoo import data
@@ -147,12 +147,12 @@ def sketched(
 def _around_others(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> list[Any]:
     """Register a hook that runs before the user's and again after them: one may change the gradient, and an optimizer
     that steps in the backward pass drops it."""
-    others = list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).items())
+    others = list(hooks_of(parameter))
     handles = [parameter.register_post_accumulate_grad_hook(hook)]
-    for key, other in others:
+    hooks = hooks_of(parameter)
+    for key in others:
         # Autograd calls them in the order of a plain dict, which an OrderedDict's own moves do not change.
-        del parameter._post_accumulate_grad_hooks[key]
-        parameter._post_accumulate_grad_hooks[key] = other
+        hooks[key] = hooks.pop(key)
     return [*handles, *([parameter.register_post_accumulate_grad_hook(hook)] if others else [])]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.worker.training.phases import closure_of, innermost
+from pytest_fp8.worker.answers.instrumented import Observer
+from pytest_fp8.worker.answers.updates import around_step
+from pytest_fp8.worker.training.phases import closure_of
 from pytest_fp8.worker.training.restored import replaced
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
-class HandedOnWatch:
-    """An observer of :func:`instrumented_step` beside a :class:`ProductWatch`: at each call of ``optimizer.step()`` the
+class HandedOnWatch(Observer):
+    """Beside a :class:`ProductWatch` of the same step: at each call of ``optimizer.step()`` the
     gradients of the layers' weights, in the lines that are compared of their products. On one GPU; with several,
     gradients are reduced between the two. Not of a step with a closure, which goes backward inside it."""
 
@@ -33,24 +35,9 @@ class HandedOnWatch:
         if self._engine.case.gpus > 1:
             yield
             return
-        optimizer = innermost(self._engine.optimizer)
-        real = optimizer.step
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if closure_of(args, kwargs) is None:
-                with torch.no_grad(), _disable_current_modes():
-                    self._note()
-            self._sums.clear()
-            return real(*args, **kwargs)
-
-        # torch's schedules look for it and warn without it.
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        with replaced(optimizer, "step", step), replaced(self._products, "on_wgrad", self._add):
+        with around_step(self._engine.optimizer, self._before_step), replaced(self._products, "on_wgrad", self._add):
             yield
         self._sums.clear()
-
-    def in_phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def noted(self) -> list[dict[str, Any]]:
         """In the order of the steps, with the fields of :class:`pytest_fp8.questions.numerics.evidence.HandedOn`."""
@@ -65,6 +52,12 @@ class HandedOnWatch:
     def _add(self, layer: str, seen: torch.Tensor | None) -> None:
         before = self._sums.get(layer, 0.0)
         self._sums[layer] = None if seen is None or before is None else before + seen.double()
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if closure_of(args, kwargs) is None:
+            with torch.no_grad(), _disable_current_modes():
+                self._note()
+        self._sums.clear()
 
     def _note(self) -> None:
         for layer, made in self._sums.items():

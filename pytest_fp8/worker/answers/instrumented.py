@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,6 +29,7 @@ class Observer(Protocol):
     def in_phase(self, name: str) -> AbstractContextManager[Any]:
         """Opened around each part of the step: ``forward``, ``backward``, ``optimizer``, ``evaluation``. Micro-batches
         alternate, so that a part comes several times."""
+        return nullcontext()
 
 
 def instrumented_step(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.worker.answers.instrumented import Observer
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.zoo.batch import tensors_in
@@ -21,8 +22,8 @@ VALUES = 256
 """Of each module's output: a relative difference is then known to about 6 %."""
 
 
-class OutputWatch:
-    """An observer of :func:`.instrumented.instrumented_step`: the first call of each module."""
+class OutputWatch(Observer):
+    """The first call of each module."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -36,9 +37,6 @@ class OutputWatch:
         ]
         with hooked(handles):
             yield
-
-    def in_phase(self, name: str) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def noted(self) -> dict[str, str]:
         """The field ``outputs`` of :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`."""

@@ -100,12 +100,14 @@ class ProductWatch:
             if backend.compiles_itself
             else nullcontext()
         )
-        with hooked(handles), fused:
-            yield
-        # Autograd's hooks and the calls hold each other, and with them operands.
-        for call in self._made:
-            vars(call).update(given=None, weight=None, lines=None, columns=None, expected={})
-        self._made, self._gathered, self._scales = [], {}, {}
+        try:
+            with hooked(handles), fused:
+                yield
+        finally:
+            # Autograd's hooks and the calls hold each other, and with them operands.
+            for call in self._made:
+                vars(call).update(given=None, weight=None, lines=None, columns=None, expected={})
+            self._made, self._gathered, self._scales = [], {}, {}
 
     @contextmanager
     def in_phase(self, name: str) -> Iterator[None]:

@@ -46,6 +46,11 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
             handle.remove()
 
 
+def hooks_of(parameter: torch.Tensor) -> dict[int, Any]:
+    """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
+    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+
+
 @contextmanager
 def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """The tensors may be changed in place."""

@@ -27,6 +27,7 @@ from pytest_fp8.worker.training.given import (
     trainable,
 )
 from pytest_fp8.worker.training.ranks import part_of
+from pytest_fp8.worker.training.restored import hooks_of
 from pytest_fp8.worker.training.step import WorkloadError
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
@@ -130,11 +131,11 @@ class TrainingSetup:
         if self.own is not None and self.own.optimizer is not None:
             # One that steps in the backward pass hangs its hooks on the parameters, where they outlive it.
             for parameter, keys in self._hung.items():
-                for key in keys & _hooks_of(parameter).keys():
-                    del _hooks_of(parameter)[key]
-            before = {parameter: set(_hooks_of(parameter)) for parameter in model.parameters()}
+                for key in keys & hooks_of(parameter).keys():
+                    del hooks_of(parameter)[key]
+            before = {parameter: set(hooks_of(parameter)) for parameter in model.parameters()}
             made = checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
-            self._hung = {parameter: _hooks_of(parameter).keys() - keys for parameter, keys in before.items()}
+            self._hung = {parameter: hooks_of(parameter).keys() - keys for parameter, keys in before.items()}
             return made
         if self.own is not None:
             require_trainable(model, self._trainable)
@@ -155,11 +156,6 @@ class TrainingSetup:
             return tensor.to(self.device, dtype=dtype, non_blocking=True)
 
         return with_tensors(batch, placed)
-
-
-def _hooks_of(parameter: torch.nn.Parameter) -> dict[int, Any]:
-    """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
-    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 
 
 def seed_generators(seed: int) -> None:
