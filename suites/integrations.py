@@ -11,9 +11,8 @@ from pytest_fp8 import Case
 # weights.
 WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
 
-# Accelerate converts a tied head into a weight that nothing trains and no checkpoint carries. Layers, loss and
-# checkpoints of 1B are therefore asked in suites/test_defects.py, and not here.
-UNTIED = ("speedup", "memory")
+# Accelerate and the Trainer make of a tied head a weight of its own, which nothing trains and no checkpoint carries.
+# With Transformer Engine 1B fails its layers question (suites/test_defects.py), so no figure of it can be stored.
 MOST = {"amax_compute_algo": "max"}
 PLAIN_WEIGHTS = {"fp8_all_gather": False}
 ACCELERATE = [
@@ -27,7 +26,6 @@ ACCELERATE = [
             ("trainer_torchao", "tensorwise", PLAIN_WEIGHTS),
         )
     ),
-    Case("1b", "accelerate_te", "delayed", MOST, questions=UNTIED),
     Case("1b", "accelerate_torchao", "tensorwise", **WEIGHTS_ALONE),
     Case("1b", "trainer_torchao", "tensorwise", PLAIN_WEIGHTS, **WEIGHTS_ALONE),
 ]

@@ -43,6 +43,14 @@ def test_a_stored_baseline_belongs_to_a_case_of_the_suite(path, cases):
     assert read_baseline(folder, path.parent.name, path.stem, digest) == stored
 
 
+def test_a_case_with_figures_to_store_asks_its_layers(cases):
+    """An update stores nothing of a case whose FP8 was not shown to run."""
+    measured = [case for folder in cases.values() for case in folder.values() if case.needs_gpu]
+    kept = [case for case in measured if {"speedup", "memory", "loss"} & {*case.questions}]
+    assert kept
+    assert [case.id for case in kept if not case.asks("layers") and case.backend != "bf16"] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_a_stored_baseline_says_where_it_came_from_and_not_from_whom(path):
     for session in load_baseline(path).sessions:

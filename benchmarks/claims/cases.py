@@ -24,9 +24,6 @@ LLAMA = [
         for options in ({"amax_history_len": 32}, {"amax_compute_algo": "most_recent"}, {"fp8_format": "E4M3"})
     ),
     case("1b", "torchao", "tensorwise", compile=False),
-    # Accelerate unties the head of 1B, which is then not trained.
-    case("1b", "trainer_te", "delayed", MOST, questions=("speedup", "memory")),
-    case("1b", "accelerate_te", "delayed", MOST, compile=False, questions=("speedup", "memory")),
     case("1b", "unsloth", "rowwise", lora=16),
     case("3b", "torchao", "tensorwise"),
     # With two sequences a step the host took 15 % longer than the GPU. With four, two runs gave 1.24 and 1.23; on a

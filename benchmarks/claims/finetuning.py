@@ -169,10 +169,6 @@ FINETUNING: tuple[Claim, ...] = (
                 Case("tiny", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
                 {"model": "tiny", **VARIABLES_FIRST},
             ),
-            Near(
-                Case("1b", "trainer_te", "delayed", {"amax_compute_algo": "max"}),
-                {"model": "1B", **VARIABLES_FIRST},
-            ),
         ),
     ),
     _speed("guide-1b-speed", "a 1B Llama gains 30 %", 1.3, 1.3, GUIDE, GUIDED_1B),
