@@ -10,10 +10,10 @@ import torch
 from helpers.arms import spec
 from pytest_fp8 import Case
 from pytest_fp8.backends.transformer_engine import TransformerEngine
-from pytest_fp8.casts import E4M3, GRADIENT, INPUT, TENSOR, WEIGHT, Cast
+from pytest_fp8.casts import E4M3, E5M2, GRADIENT, INPUT, TENSOR, WEIGHT, Cast
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.server import ArmServer
-from pytest_fp8.worker.watch.product_accuracy import Operand
+from pytest_fp8.worker.watch.product_accuracy import FORMATS, Operand
 
 pytestmark = pytest.mark.slow
 
@@ -102,9 +102,24 @@ def test_a_scale_for_an_operand_sixteen_times_as_small_does_not_fit(operand, rol
 
 def test_a_scale_of_one_lets_a_small_gradient_underflow_and_does_not_fit():
     operand = Operand(1e-7 * torch.randn(64, 64), torch.tensor(4e-7), scale=torch.tensor(1.0))
-    values, underflow = operand.cast(Cast("e5m2", TENSOR))
+    values, underflow = operand.cast(Cast(E5M2, TENSOR))
     assert underflow < 0.01, "the cast that it is compared with keeps these values"
     assert values.any()
+
+
+@pytest.mark.parametrize(
+    ("form", "unused", "believed"),
+    [(E4M3, 128, True), (E4M3, 512, False), (E5M2, 8500, True), (E5M2, 1e6, True), (E5M2, 1e8, False)],
+)
+def test_a_scale_may_leave_as_much_unused_as_its_format_can_spare(form, unused, believed):
+    """Gradients fall to a thousandth of what a history of their first steps makes scales for."""
+    lines = torch.randn(64, 256)
+    dtype = FORMATS[form]
+    scale = torch.finfo(dtype).max / lines.abs().max() / unused
+    values, _ = Operand(lines, lines.abs().max(), scale=scale).cast(Cast(form, TENSOR))
+    by_hand = (lines * scale).to(dtype).float() / scale
+    assert torch.equal(values, by_hand) is believed
+    assert torch.nn.functional.cosine_similarity(values.flatten(), lines.flatten(), dim=0) > 0.99
 
 
 def test_scales_that_are_taken_from_the_operand_are_not_asked_for():

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.arms import spec
 from pytest_fp8.questions.numerics.evidence import HandedOn
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
 
 LAYERS = ("a", "b", "c", "d")
 
@@ -22,6 +22,20 @@ def found(fp8, bf16=None, later=None):
     bf16 = arm() if bf16 is None else bf16
     one = SimpleNamespace(handed_on=fp8, handed_on_later=arm() if later is None else later)
     return find_in_handed_on(SimpleNamespace(fp8=one, bf16=SimpleNamespace(handed_on=bf16, handed_on_later=arm())))
+
+
+def test_a_report_says_how_near_sound_arms_are_to_the_limits():
+    def evidence(first, later):
+        return SimpleNamespace(handed_on=first, handed_on_later=later)
+
+    clipped = arm(cosines=(1.0, 1.0, 0.9995, 1.0), factors=(0.3, 0.3, 0.3003, 0.3))
+    unlike = arm(cosines=(0.9, 1.0, 1.0, 1.0))
+    numbers = numbers_of(SimpleNamespace(fp8=evidence(clipped, arm()), bf16=evidence(arm(), unlike)))
+    assert numbers["handed_on"] == 7, "one of the reference's is something else"
+    assert numbers["handed_on_cosine"] == 0.9995
+    assert numbers["handed_on_factor"] == pytest.approx(0.001)
+    nothing = evidence([], [])
+    assert numbers_of(SimpleNamespace(fp8=nothing, bf16=nothing))["handed_on_cosine"] is None
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_an_update_without_the_presence_question_is_refused(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest(*UPDATE, "-k", "test_memory")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*the layers question was not asked in this run*"])
+    result.stdout.fnmatch_lines(["*the layers question was not asked in this run: select that test, too)"])
 
 
 def test_a_pair_is_built_once_for_all_its_questions_and_nothing_stays(suite, monkeypatch):

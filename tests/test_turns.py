@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,9 @@ from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed import evidence
+from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import (
     FURTHER,
     TimingEvidence,
@@ -241,6 +244,20 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     arms.start()
     timing = timing_of(arms, BlockTimer(arms), 0)
     assert timing.compilations == {"reference": 7, "FP8": 6}
+
+
+@pytest.mark.parametrize(("hot_reading", "invalid"), [(0, False), (6, True)])
+def test_throttled_clocks_count_where_their_blocks_do(pool, monkeypatch, hot_reading, invalid):
+    """The first six readings stand beside blocks that are taken again in longer turns."""
+    cool = Conditions(1695)
+    readings = chain(repeat(cool, hot_reading), [Conditions(1395, ("software thermal",))], repeat(cool))
+    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: next(readings))
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    decision = check_speedup(timing_of(arms, BlockTimer(arms), 0), floor=1.0, tolerance=0.02)
+    assert (decision.verdict is Verdict.INVALID) is invalid
+    told = "software thermal in 1 of 6 readings; SM clocks of 1395 to 1695 MHz"
+    assert (told in decision.message) is invalid
 
 
 class Waiting(FakeProcess):

@@ -125,7 +125,7 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
     if entry.errors:
         return f"its arms failed ({entry.errors[0]})"
     if layers is None or layers["verdict"] != "PASS":
-        seen = layers["headline"] if layers else "the layers question was not asked in this run"
+        seen = layers["headline"] if layers else "the layers question was not asked in this run: select that test, too"
         return f"FP8 was not shown to run ({seen})"
     for question, decision in entry.decisions.items():
         if decision["verdict"] == "INVALID":

@@ -16,7 +16,7 @@ from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
 from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, later_limits_of, limits_of
 from pytest_fp8.questions.numerics.products import (
     distance,
@@ -99,7 +99,10 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "layers": len({product.layer for product in judged}),
         "later": len(later),
         "later_distance_db": max((distance(product) for product in later), default=None),
+        "later_sqnr_db": min((product.sqnr for product in later), default=None),
+        "later_gain": min((product.gain for product in later), default=None),
         "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
+        **numbers_of(evidence),
         "evaluated": sum(map(len, evaluated_products(evidence))),
         "roles": roles,
         "sqnr_db": min((product.sqnr for product in judged), default=None),

@@ -38,6 +38,20 @@ def find_in_handed_on(evidence: NumericsEvidence) -> Finding | None:
     return first or _find(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later, f" after {LATER} training steps")
 
 
+def numbers_of(evidence: NumericsEvidence) -> dict[str, float | None]:
+    """How many of the FP8 arm's gradients could be judged, the least cosine of these, and the largest difference of a
+    factor to the median of its step."""
+    first = _paired(evidence.fp8.handed_on, evidence.bf16.handed_on)
+    later = _paired(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later)
+    factors = [[pair.mine.factor for pair in pairs] for pairs in (first, later)]
+    off = [abs(factor / median(step) - 1) for step in factors for factor in step if median(step)]
+    return {
+        "handed_on": len(first + later),
+        "handed_on_cosine": min((pair.mine.cosine for pair in first + later), default=None),
+        "handed_on_factor": max(off, default=None),
+    }
+
+
 def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) -> Finding | None:
     pairs = _paired(mine, reference)
     others = [pair for pair in pairs if not pair.mine.cosine >= ANOTHER]

@@ -223,11 +223,15 @@ def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[Se
         return Verdict.INVALID, {
             "headline": "the GPU's clocks were throttled",
             "expected": "no clock throttling",
-            "seen": ", ".join(sorted(set(evidence.throttles))),
-            "cause": "heat or power supply",
-            "next_step": "nvidia-smi -q -d PERFORMANCE, then run again when it is cool",
+            "seen": ", ".join(evidence.throttles) + _clocks(evidence.clocks),
+            "cause": "heat, or a power supply that gives too little: neither comes of the code under test",
+            "next_step": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE, then run again on a cooler GPU",
         }
     return _other_attention(evidence) or _outside_band(bf16_ms, baseline_ms)
+
+
+def _clocks(seen: Sequence[int]) -> str:
+    return f"; SM clocks of {min(seen)} to {max(seen)} MHz" if seen else ""
 
 
 def _other_attention(evidence: TimingEvidence) -> Finding | None:

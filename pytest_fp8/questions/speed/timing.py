@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -113,6 +114,9 @@ class BlockTimer:
         step = self._step_ms()
         turns.settling = math.ceil(SETTLING_MS / step)
         turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
+        # What was seen beside blocks that are taken again says nothing of those that count.
+        self.states.clear()
+        self.compilations.clear()
         return True
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
@@ -191,8 +195,9 @@ class BlockTimer:
 
     @property
     def throttles(self) -> list[str]:
-        """Reasons why the clocks were throttled."""
-        return sorted({word for state in self.states for word in state.throttles})
+        """Reasons why the clocks were throttled, each with the number of readings that gave it."""
+        seen = Counter(word for state in self.states for word in state.throttles)
+        return [f"{word} in {count} of {len(self.states)} readings" for word, count in sorted(seen.items())]
 
     @property
     def strangers(self) -> list[int]:

@@ -11,12 +11,14 @@ from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast
 FORMATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 SMALLEST = 1e-12
 """What a largest magnitude is taken for at least; torchao's EPS."""
-SATURATES, UNUSED = 4.0, 256.0
-"""A scale that was set before its operand was known may fit an operand as many times smaller or larger. Delayed
-scaling's are made of past steps: gradients that grow saturate until the next one. Emulated on a CPU, the largest
-gradients of a 182M model are 1.05 to 1.15 times what their scales were made for, from the third pass over equal weights
-on, as each pass rounds otherwise. An operand 8 times as large has a scale that was not renewed; and a scale for one 256
-times as large leaves E4M3 seven binades above its smallest normal number."""
+SATURATES, LEFT = 4.0, 2.0**7
+"""How badly a scale may fit that was set before its operand was known: the largest value may be 4 times what the format
+holds; and it stays 7 binades above the format's smallest normal number, 224 times below the largest of E4M3 and 7
+million times below that of E5M2. Delayed scaling's scales are made of past steps. Emulated on a CPU with a 182M model:
+inputs are up to 2.2 times what their scales were made for, and gradients 2.0 times in the second step and 1.05 to 1.15
+times from the third pass over equal weights on, as each pass rounds otherwise. A history of 1024 steps keeps the first,
+large gradients: after 13 steps gradients are down to a 8500th of them. An operand 8 times as large has a scale that was
+not renewed."""
 STATISTICS = (
     "values",
     "power",
@@ -60,7 +62,8 @@ class Operand:
         if how.powers:
             scale = torch.exp2(torch.floor(torch.log2(scale)))
         if self.scale is not None and how.scales == TENSOR:
-            scale = torch.minimum(torch.maximum(self.scale.float(), scale / UNUSED), scale * SATURATES)
+            least = scale * (torch.finfo(FORMATS[how.format]).tiny * LEFT / limit)
+            scale = torch.minimum(torch.maximum(self.scale.float(), least), scale * SATURATES)
         scaled = (self.lines.float() * scale).clamp(-limit, limit)
         values = (scaled.to(FORMATS[how.format]).float() / scale).to(self.lines.dtype)
         underflow = ((values == 0) & (self.lines != 0)).double().mean()
