@@ -88,6 +88,7 @@ def test_the_numbers_are_the_worst_of_each_role():
     assert (numbers["roles"][FPROP]["sqnr_db"], numbers["roles"][DGRAD]["sqnr_db"]) == (28.1, 28.4)
     errors = [numbers["roles"][role]["gain_error"] for role in (FPROP, DGRAD)] + [numbers["later_gain_error"]]
     assert errors == pytest.approx([0.005, 0.001, 0.004])
+    assert numbers["later_worst"].startswith("down, dgrad: gain 1.0040 and 28.40 dB, its casts gain ")
 
 
 def wrong(**changes):

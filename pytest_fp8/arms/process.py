@@ -196,7 +196,9 @@ class ArmProcess:
             f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"
             if out_of_memory
             else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
-            expected=f"{self._asked!r} to succeed",
+            expected="the model to be built and converted, and its first training steps to run"
+            if self._asked == "build"
+            else f"an answer to {self._asked!r}",
             # Where the trace is the cause, it already holds these lines.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),
             cause=cause or said["trace"],

@@ -13,7 +13,7 @@ from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.causes import cause_of
-from pytest_fp8.questions.numerics.evidence import NumericsEvidence
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
 from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
@@ -99,8 +99,7 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "layers": len({product.layer for product in judged}),
         "later": len(later),
         "later_distance_db": max((distance(product) for product in later), default=None),
-        "later_sqnr_db": min((product.sqnr for product in later), default=None),
-        "later_gain": min((product.gain for product in later), default=None),
+        "later_worst": _in_words(max(later, key=lambda product: abs(gain_error(product)))) if later else None,
         "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
         **numbers_of(evidence),
         "evaluated": sum(map(len, evaluated_products(evidence))),
@@ -115,6 +114,11 @@ def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         "limits": {"sqnr_db": limits.sqnr_db, "gain": limits.gain, "gradients": limits.gradients},
         "losses": {"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
     }
+
+
+def _in_words(product: ProductCheck) -> str:
+    own = f"gain {product.own_gain:.4f} and {product.own_sqnr:.2f} dB"
+    return f"{product.layer}, {product.role}: gain {product.gain:.4f} and {product.sqnr:.2f} dB, its casts {own}"
 
 
 def _other_data(evidence: NumericsEvidence) -> Finding | None:

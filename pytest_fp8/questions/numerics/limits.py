@@ -45,8 +45,9 @@ LEAST = Limits(sqnr_db=1.0, gain=0.01, gradients=3.0)
 UNMEASURED = Limits(sqnr_db=3.0, gain=0.02, gradients=4.0)
 """Of recipes without healthy arms in :data:`SPREAD`. An e5m2 operand in place of an e4m3 one costs 4.5 dB."""
 LATER_DELAYED = Limits(sqnr_db=12.0, gain=0.1, gradients=4.0)
-"""Of delayed scaling's products in a later step, whose scales are those of past steps: about twice what is allowed where
-its scales have seen the batch. On an H100 1B stays within 0.04 dB and 0.06 % of casts by the layer's own scales."""
+"""Of delayed scaling's products in a later step, whose scales are those of past steps: about twice what is allowed
+where its scales have seen the batch. On an H100 1B stays within 0.04 dB and 0.06 % of casts by the layer's own
+scales."""
 ALLOWANCE = 2.0
 """Limits are this many times the largest value that any healthy sample showed."""
 
@@ -66,6 +67,6 @@ def limits_of(backend: str, recipe: str) -> Limits:
 def later_limits_of(backend: str, recipe: str) -> Limits:
     """Of products after training steps. Every recipe but delayed scaling takes its scales from the tensors that are
     multiplied, so that its products are as right in any step: on a CPU, 111 sound workloads (``benchmarks.healthy``,
-    tensorwise, one seed) stay within 0.25 dB and 0.1 % of the gain; on an H100, 1B's 333 products through Accelerate and
-    through the Trainer within 0.04 dB and 0.07 %."""
+    tensorwise, one seed) stay within 0.25 dB and 0.1 % of the gain; on an H100, 1B's 333 products through Accelerate
+    and through the Trainer within 0.04 dB and 0.07 %."""
     return LATER_DELAYED if recipe == "delayed" else limits_of(backend, recipe)

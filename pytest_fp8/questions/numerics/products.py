@@ -18,8 +18,8 @@ FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^
 ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
     "it gives zeros",
     "it gives values that are not finite",
-    "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product, or is so large that "
-    "values saturate",
+    "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product, or is so large "
+    "that values saturate",
     "a part of the product is missing: of the tokens, or of an operand's values, which underflow or saturate",
     "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or stale ones",
     "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, so that "
