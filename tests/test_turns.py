@@ -246,18 +246,32 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     assert timing.compilations == {"reference": 7, "FP8": 6}
 
 
-@pytest.mark.parametrize(("hot_reading", "invalid"), [(0, False), (6, True)])
-def test_throttled_clocks_count_where_their_blocks_do(pool, monkeypatch, hot_reading, invalid):
-    """The first six readings stand beside blocks that are taken again in longer turns."""
-    cool = Conditions(1695)
-    readings = chain(repeat(cool, hot_reading), [Conditions(1395, ("software thermal",))], repeat(cool))
+def told_of(pool, monkeypatch, readings):
     monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: next(readings))
     arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    decision = check_speedup(timing_of(arms, BlockTimer(arms), 0), floor=1.0, tolerance=0.02)
-    assert (decision.verdict is Verdict.INVALID) is invalid
-    told = "software thermal in 1 of 6 readings; SM clocks of 1395 to 1695 MHz"
-    assert (told in decision.message) is invalid
+    return check_speedup(timing_of(arms, BlockTimer(arms), 0), floor=1.0, tolerance=0.02)
+
+
+COOL, HOT = Conditions(1695), Conditions(1395, ("software thermal",))
+
+
+def test_what_was_seen_beside_blocks_that_are_taken_again_does_not_count(pool, monkeypatch):
+    """The first six readings stand beside blocks that are taken again in longer turns."""
+    assert told_of(pool, monkeypatch, chain([HOT] * 6, repeat(COOL))).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("disturbed", [HOT, Conditions(1695, (), (4242,))])
+@pytest.mark.parametrize(("times", "verdict"), [(1, Verdict.PASS), (2, Verdict.INVALID)])
+def test_a_disturbed_pair_is_taken_again_once(pool, monkeypatch, disturbed, times, verdict):
+    readings = chain([COOL] * 6, *[[disturbed, *[COOL] * 5]] * times, repeat(COOL))
+    assert told_of(pool, monkeypatch, readings).verdict is verdict
+
+
+def test_throttled_clocks_are_told_with_how_often_they_were_seen(pool, monkeypatch):
+    decision = told_of(pool, monkeypatch, chain([COOL] * 6, [HOT] * 6, [HOT], repeat(COOL)))
+    assert decision.verdict is Verdict.INVALID
+    assert "software thermal in 1 of 6 readings; SM clocks of 1395 to 1695 MHz" in decision.message
 
 
 class Waiting(FakeProcess):

@@ -74,6 +74,8 @@ class BlockTimer:
         self.states: list[Conditions] = []
         """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after
         each of the three turns."""
+        self._again = False
+        """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
 
     def measure(self, processes: int, blocks: int) -> bool:
         """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs. Gives whether
@@ -82,13 +84,21 @@ class BlockTimer:
         while len(self.other) < processes:
             if self.other:
                 self.arms.renew()
-            if self.arms.takes_turns:
-                reference, other = self._in_turns(blocks)
-            else:
-                reference, other = self._alternating(blocks) if self.other else self._first_pair(blocks)
+            states, compilations = list(self.states), dict(self.compilations)
+            reference, other = self._pair(blocks)
+            if not self._again and any(state.throttles or state.strangers for state in self.states[len(states) :]):
+                # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
+                self._again, self.states, self.compilations = True, states, compilations
+                reference, other = self._pair(blocks)
             self.reference.append(reference)
             self.other.append(other)
         return fresh
+
+    def _pair(self, blocks: int) -> tuple[list[float], list[float]]:
+        """The blocks of one pair of processes, of the reference and of the other arm."""
+        if self.arms.takes_turns:
+            return self._in_turns(blocks)
+        return self._alternating(blocks) if self.other else self._first_pair(blocks)
 
     def _first_pair(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of the first pair of processes: some, and the others where these do not settle it. They show
