@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from array import array
+from base64 import b64encode
 
 import pytest
 
-from pytest_fp8.arms.merging import RanksDisagree, merged
+from pytest_fp8.arms.disagreement import _WORDS, RanksDisagree
+from pytest_fp8.arms.merging import merged
 
 
-def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, **course):
+def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, weights=None, **course):
     counts = {"forward": {"fp8": fp8, "other": other}}
     return {
         "losses": list(losses),
         "gradient_norms": list(norms),
         "data": data,
+        "weights": weights or {},
         "course": {"rates": [[1e-3]], "stepped": [1], "state": {}, "left": [], "alone": {}, **course},
         "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
         "first_products": counts,
@@ -48,11 +52,12 @@ BUILT = {
     **dict.fromkeys(("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), "a"),
     "seconds": {"build": 1.0},
 }
-WORK = ("classes", "backward", "stepped", "gradients")
+WORK = ("backward", "stepped", "gradients")
 OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "uncertain", "waits", "loss", "random")
 LEDGER = {
     **dict.fromkeys(("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype"), "a"),
     **dict.fromkeys(("switches", *WORK), "a"),
+    "classes": {"layer": "Linear"},
     **{key: [] for key in OF_EACH[:5]},
     "uncertain": False,
     "waits": {},
@@ -120,13 +125,13 @@ def test_what_needs_no_merging_is_rank_0s():
 @pytest.mark.parametrize(
     ("operation", "answers", "what", "cause"),
     [
-        ("curve", [curve(), curve(norms=(1.0, 0.6))], "gradient_norms[1]", "gradients are not reduced"),
+        ("curve", [curve(), curve(norms=(1.0, 0.6))], "the gradients' norm, step by step[1]", "gradients are not reduced"),
         ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "built or converted otherwise"),
-        ("curve", [curve(), curve(rates=[[1e-4]])], "rates[0][0]", "built or converted otherwise"),
+        ("curve", [curve(), curve(rates=[[1e-4]])], "learning rates[0][0]", "built or converted otherwise"),
         ("curve", [curve(), curve(state={"w": "float32"})], "state, w", "built or converted otherwise"),
         ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off on one of them"),
         ("layers", [layers(), layers(kinds=("bfloat16",) * 3)], "products of forward", "FP8 is off on one of them"),
-        ("layers", [layers(), layers(live_fp8=["b"])], "live_fp8[0]", "built or converted otherwise"),
+        ("layers", [layers(), layers(live_fp8=["b"])], "FP8 layers[0]", "built or converted otherwise"),
         ("layers", [layers(), layers(recipes={"a": {"recipe": "off"}})], "recipe in force, a, recipe", "otherwise"),
     ],
 )
@@ -147,9 +152,10 @@ def test_a_rank_that_differs_is_named_with_what_differs(operation, answers, what
 def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, apart):
     assert merged(operation, [answer, answer])
     for key in answer.keys() - set(apart):
+        changed = {"layer": "other"} if key == "classes" else "other"
         with pytest.raises(RanksDisagree) as found:
-            merged(operation, [answer, {**answer, key: "other"}])
-        assert found.value.what == key
+            merged(operation, [answer, {**answer, key: changed}])
+        assert found.value.what in (key, _WORDS.get(key), "modules that a step calls, layer")
 
 
 def test_a_router_may_give_ranks_other_work():
@@ -160,20 +166,72 @@ def test_a_router_may_give_ranks_other_work():
 def test_what_only_another_rank_has_is_named():
     with pytest.raises(RanksDisagree) as found:
         merged("save", [SAVED, {**SAVED, "digests": {"w": 1, "v": 3}}])
-    assert (found.value.what, found.value.first, found.value.other) == ("digests, v", "nothing", "3")
+    assert (found.value.what, found.value.first, found.value.other) == ("stored weights, v", "nothing", "3")
 
 
 def test_a_shard_that_another_rank_loads_otherwise_is_named_by_its_weight():
     saved = {"keys": ["w"], "digests": {"v": 1, "w": 2}, "optimizer_digests": {}}
     with pytest.raises(RanksDisagree) as found:
         merged("save", [saved, saved, {**saved, "digests": {"v": 1, "w": 3}}])
-    assert (found.value.rank, found.value.what) == (2, "digests, w")
+    assert (found.value.rank, found.value.what) == (2, "stored weights, w")
     assert (found.value.first, found.value.other) == ("2", "3")
 
 
 def test_a_number_that_is_none_on_every_rank_is_no_difference():
     told = merged("curve", [curve(norms=(1.0, math.nan)), curve(norms=(1.0, float("nan")))])
     assert math.isnan(told["gradient_norms"][1])
+
+
+def sketches(**of):
+    return {name: b64encode(array("f", values).tobytes()).decode() for name, values in of.items()}
+
+
+def numerics(here, at_step):
+    gradients = {"silent": [], "sketches": here, "at_step": at_step, "loss": 1.0, "data": 1, "random": "r"}
+    looks = dict.fromkeys(("products", "later", "evaluated", "evaluated_later"), [])
+    return {**looks, "gradients": gradients, "moved": None}
+
+
+def test_gradients_that_a_step_reduces_by_itself_are_those_that_the_optimizer_is_given():
+    own, others, both = (sketches(w=[x, 0.0]) for x in (3.0, 5.0, 4.0))
+    told = merged("numerics", [numerics(own, both), numerics(others, both)])["gradients"]
+    assert told["sketches"] == both
+    assert "at_step" not in told
+    clipped = sketches(w=[1.0, 0.0])
+    assert merged("numerics", [numerics(both, clipped)] * 2)["gradients"]["sketches"] == both
+
+
+def test_gradients_that_nothing_reduces_are_told_by_their_norms():
+    own, others = sketches(w=[3.0, 4.0]), sketches(w=[6.0, 8.0])
+    with pytest.raises(RanksDisagree) as found:
+        merged("numerics", [numerics(own, own), numerics(others, others)])
+    assert found.value.what == "gradients of one step, w"
+    assert (found.value.first, found.value.other) == ("a gradient of norm 5", "a gradient of norm 10")
+
+
+def test_replicas_that_go_apart_are_told():
+    with pytest.raises(RanksDisagree) as found:
+        merged("curve", [curve(weights={"w": "1"}), curve(weights={"w": "2"})])
+    assert found.value.what == "weights after training, w"
+    assert "replicas go apart" in found.value.cause
+    assert "weights" not in merged("curve", [curve(weights={"w": "1"})] * 2)
+
+
+def test_a_rank_whose_batch_has_no_image_calls_fewer_modules():
+    assert merged("ledger", [LEDGER, {**LEDGER, "classes": {**LEDGER["classes"], "vision": "Linear"}}])
+
+
+def test_of_lists_of_other_lengths_what_one_lacks_is_named():
+    with pytest.raises(RanksDisagree) as found:
+        merged("layers", [layers(live_fp8=["up", "down", "head"]), layers(live_fp8=["up", "head"])])
+    assert (found.value.what, found.value.first, found.value.other) == ("FP8 layers", "down", "2 entries")
+
+
+def test_a_mode_that_one_rank_alone_is_in_is_told_as_such():
+    with pytest.raises(RanksDisagree) as found:
+        merged("layers", [layers(in_eval=[]), layers(in_eval=["down"])])
+    assert (found.value.what, found.value.other) == ("modules in eval mode", "down")
+    assert "model.eval()" in found.value.cause
 
 
 def test_a_router_may_give_one_ranks_experts_less():

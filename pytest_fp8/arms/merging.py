@@ -12,30 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.questions.layers.products import FP8
-
-Answer = Mapping[str, Any]
-
-
-class RanksDisagree(Exception):
-    """One rank's answer is not that of rank 0."""
-
-    def __init__(self, rank: int, what: str, first: Any, other: Any, cause: str, next_step: str) -> None:
-        super().__init__(f"rank {rank}: {what}")
-        self.rank, self.what, self.first, self.other = rank, what, _short(first), _short(other)
-        self.cause, self.next_step = cause, next_step
-
-
-BUILT = "it was built or converted otherwise: code that asks for the rank, other files, other variables"
-BUILT_NEXT = "build and convert the model in the same way on every rank, before it is parallelized"
-TRAINED = "gradients are not reduced over all ranks, so that each rank trains a model of its own"
-TRAINED_NEXT = (
-    "call the parallelized model itself, not the one inside it; leave no_sync() before the last backward pass of a step"
+from pytest_fp8.arms.disagreement import (
+    APART,
+    BUILT,
+    MODE,
+    OFF,
+    STORED,
+    TRAINED,
+    WEIGHTS,
+    Answer,
+    RanksDisagree,
+    alike,
+    difference,
+    in_words,
+    require_same,
 )
-OFF = "FP8 is off on one of them, or its layers were not converted there"
-OFF_NEXT = "convert the model, and open the precision's context, in the same way on every rank"
-STORED = "it saved or loaded other values than the others: a shard that is missing, or replicas that went apart"
-STORED_NEXT = "save and load on every rank, through torch.distributed.checkpoint"
+from pytest_fp8.questions.layers.products import FP8
 
 
 def merged(operation: str, answers: Sequence[Any]) -> Any:
@@ -45,41 +37,7 @@ def merged(operation: str, answers: Sequence[Any]) -> Any:
     return merge(answers) if merge is not None else answers[0]
 
 
-# -- what all ranks must say alike ------------------------------------------------------------------------------------
-
-
-def _same(answers: Sequence[Answer], keys: Sequence[str], cause: str, next_step: str) -> None:
-    for rank, answer in enumerate(answers):
-        for key in keys:
-            if not _alike(answers[0][key], answer[key]):
-                where, first, other = _difference(answers[0][key], answer[key], key)
-                raise RanksDisagree(rank, where, first, other, cause, next_step)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Equal, where a number that is none is equal to itself."""
-    return bool(one == other) or repr(one) == repr(other)
-
-
-def _difference(first: Any, other: Any, where: str) -> tuple[str, Any, Any]:
-    """The first place where two values differ, and what is there in each."""
-    if isinstance(first, Mapping) and isinstance(other, Mapping):
-        for key in [*first, *other]:
-            if not _alike(first.get(key), other.get(key)):
-                return _difference(first.get(key), other.get(key), f"{where}, {key}")
-    if isinstance(first, list) and isinstance(other, list):
-        for index, (one, two) in enumerate(zip(first, other, strict=False)):
-            if not _alike(one, two):
-                return _difference(one, two, f"{where}[{index}]")
-        more, less = Counter(map(repr, first)), Counter(map(repr, other))
-        return where, list(more - less) or f"{len(first)} entries", list(less - more) or f"{len(other)} entries"
-    return where, first, other
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str):
-        return value if len(value) < 80 else f"{value[:40]}..."
-    return "nothing" if value is None else f"{value!r:.200}"
+# -- FP8 on every rank -------------------------------------------------------------------------------------------------
 
 
 def _require_fp8(counts: Sequence[Mapping[str, tuple[int, int]]]) -> None:
@@ -94,14 +52,14 @@ def _require_fp8(counts: Sequence[Mapping[str, tuple[int, int]]]) -> None:
             (fp8, other), (fp8_here, other_here) = pair
             if (fp8_here - fp8) * (other_here - other) < 0:
                 first, here = (f"{one} in FP8, {two} in high precision" for one, two in pair)
-                raise RanksDisagree(rank, f"products of {part}", first, here, OFF, OFF_NEXT)
+                raise RanksDisagree(rank, f"products of {part}", first, here, OFF)
 
 
 # -- one operation each -----------------------------------------------------------------------------------------------
 
 
 def _build(answers: Sequence[Answer]) -> Any:
-    _same(answers, ("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), BUILT, BUILT_NEXT)
+    require_same(answers, ("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), BUILT)
     told = {**answers[0], "seconds": _largest([answer["seconds"] for answer in answers])}
     if "memory" in told:
         told["memory"] = {
@@ -112,14 +70,15 @@ def _build(answers: Sequence[Answer]) -> Any:
 
 
 def _layers(answers: Sequence[Answer]) -> Any:
-    keys = ("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval", "dropped_behaviour", "switches")
-    _same(answers, keys, BUILT, BUILT_NEXT)
+    require_same(answers, ("in_eval",), MODE)
+    keys = ("originals", "converted", "skipped", "live_fp8", "kinds", "dropped_behaviour", "switches")
+    require_same(answers, keys, BUILT)
     for rank, answer in enumerate(answers):
         for name in answer["recipes"].keys() & answers[0]["recipes"].keys():
             pair = [{"recipes": {name: each["recipes"][name]}} for each in (answers[0], answer)]
             if pair[0] != pair[1]:
-                where, first, here = _difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
-                raise RanksDisagree(rank, where, first, here, BUILT, BUILT_NEXT)
+                where, one, two = difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
+                raise RanksDisagree(rank, where, in_words(one), in_words(two), BUILT)
     _require_fp8([_by_phase(answer["products"]) for answer in answers])
     # All times of one rank: the one whose own kernels take longest, for which the others wait.
     longest = max(answers, key=lambda answer: answer["milliseconds"].get("busy", 0.0) - answer["exposed_ms"])
@@ -136,10 +95,14 @@ def _by_phase(products: Sequence[Answer]) -> dict[str, tuple[int, int]]:
 
 
 def _ledger(answers: Sequence[Answer]) -> Any:
-    keys = ("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches")
-    _same(answers, keys, BUILT, BUILT_NEXT)
+    require_same(answers, ("before", "after"), WEIGHTS)
+    keys = ("optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches")
+    require_same(answers, keys, BUILT)
     if not any(_routes(answer) for answer in answers):
-        _same(answers, ("classes", "backward", "stepped", "gradients"), BUILT, BUILT_NEXT)
+        # A rank whose batch has no image calls no module for images.
+        called = set.intersection(*({*answer["classes"]} for answer in answers))
+        shared = [{**a, "classes": {name: a["classes"][name] for name in sorted(called)}} for a in answers]
+        require_same(shared, ("classes", "backward", "stepped", "gradients"), BUILT)
     return {
         **answers[0],
         "batch": [note for answer in answers for note in answer["batch"]],
@@ -158,13 +121,14 @@ def _routes(ledger: Answer) -> bool:
 
 def _curve(answers: Sequence[Answer]) -> Any:
     courses = [answer["course"] for answer in answers]
-    _same(courses, ("rates", "stepped", "state"), BUILT, BUILT_NEXT)
+    require_same(courses, ("rates", "stepped", "state"), BUILT)
     for when in ("first_products", "last_products"):
         _require_fp8([{part: (n["fp8"], n["other"]) for part, n in answer[when].items()} for answer in answers])
     _require_fp8([{"forward": (sum(a["calls"]["fp8"]), sum(a["calls"]["other"]))} for a in answers])
-    _same(answers, ("gradient_norms",), TRAINED, TRAINED_NEXT)
+    require_same(answers, ("gradient_norms",), TRAINED)
+    require_same(answers, ("weights",), APART)
     return {
-        **answers[0],
+        **{key: value for key, value in answers[0].items() if key != "weights"},
         "losses": _means([answer["losses"] for answer in answers]),
         "data": _combined([answer["data"] for answer in answers]),
         # Of a sharded weight each rank looks at its own part.
@@ -194,9 +158,12 @@ def _numerics(answers: Sequence[Answer]) -> Any:
 
 
 def _gradients(answers: Sequence[Answer]) -> Any:
-    _same(answers, ("silent", "sketches"), TRAINED, TRAINED_NEXT)
+    if not all(alike(answers[0]["sketches"], answer["sketches"]) for answer in answers):
+        # A step of the user's own may reduce gradients after backward().
+        answers = [{**answer, "sketches": {**answer["sketches"], **answer["at_step"]}} for answer in answers]
+    require_same(answers, ("silent", "sketches"), TRAINED)
     return {
-        **answers[0],
+        **{key: value for key, value in answers[0].items() if key != "at_step"},
         "loss": fmean(answer["loss"] for answer in answers),
         "data": _combined([answer["data"] for answer in answers]),
         "random": " ".join(answer["random"] for answer in answers),
@@ -204,13 +171,13 @@ def _gradients(answers: Sequence[Answer]) -> Any:
 
 
 def _saved(answers: Sequence[Answer]) -> Any:
-    _same(answers, ("keys", "digests", "optimizer_digests"), STORED, STORED_NEXT)
+    require_same(answers, ("keys", "digests", "optimizer_digests"), STORED)
     return answers[0]
 
 
 def _loaded(answers: Sequence[Answer]) -> Any:
     keys = ("missing", "unexpected", "wrong_shape", "loaded", "digests", "optimizer_digests")
-    _same(answers, keys, STORED, STORED_NEXT)
+    require_same(answers, keys, STORED)
     return {**answers[0], "stale": sorted({name for answer in answers for name in answer["stale"]})}
 
 

@@ -17,7 +17,8 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8.arms.channel import LOOK_SECONDS
-from pytest_fp8.arms.merging import RanksDisagree, merged
+from pytest_fp8.arms.disagreement import RanksDisagree
+from pytest_fp8.arms.merging import merged
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import ArmError

@@ -31,6 +31,8 @@ def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
             found.append(f"recomputation computes something else than the first forward in both arms: {where}")
         if same_on_all_ranks(ledgers.fp8):
             found.append("all ranks were given one and the same batch: cut it by rank in batch(step)")
+        if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
+            found.append("nothing travelled between the ranks in the step that was watched: each trains alone")
     if evidence.stacked_weights:
         found.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
     return [text for text in found if text]

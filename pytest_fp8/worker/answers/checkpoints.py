@@ -128,10 +128,10 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
     scaling: list[str] = []
     owner: dict[tuple[int, torch.Size], str] = {}
     fused = _plain_fused(engine)
-    live = dict(engine.model.named_parameters(remove_duplicate=False))
+    live = {plain_name(name): each for name, each in engine.model.named_parameters(remove_duplicate=False)}
     for key, found in engine.model.state_dict().items():
         name = plain_name(key)
-        value = live[key] if is_partitioned(live.get(key)) else found
+        value = live[name] if is_partitioned(live.get(name)) else found
         if not engine.backend.is_checkpointed(key):
             continue
         if engine.backend.is_scaling_state(key):
@@ -145,7 +145,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
         if not parted and hasattr(value, "__tensor_flatten__") and not value.data_ptr():
             raise UnreadableWeightError(f"{name!r} is a {type(value).__name__}, which has no storage to write")
         # A rank's shard may be empty, and then has no address.
-        identity = (id(live[key]) if parted else value.data_ptr(), value.shape)
+        identity = (id(live[name]) if parted else value.data_ptr(), value.shape)
         if (value.numel() or parted) and identity in owner:
             aliases[name] = owner[identity]
             continue

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.worker.answers.instrumented import Observer
-from pytest_fp8.worker.answers.updates import around_step
-from pytest_fp8.worker.training.phases import closure_of
+from pytest_fp8.worker.training.phases import around_step, closure_of
 from pytest_fp8.worker.training.restored import replaced
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import torch
 from pytest_fp8.worker.state.own_state import own_state_kept
 from pytest_fp8.worker.state.training_state import buffers_kept, generators_kept
 from pytest_fp8.worker.training.model_output import first_inputs, inputs_noted, output_of
+from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.training.ranks import reshard
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import first_output, forward_alone
@@ -53,7 +54,7 @@ def output_on(engine: Engine, batch: Any) -> torch.Tensor:
         # With gradients, as in training: a loss may take some of its own, and evaluation does not count.
         if engine.own_step is not None:
             return first_output(engine.own_step, engine.wrapped, batch, engine.optimizer, engine.precision)
-        return output_of(engine.model, lambda: engine.loss_of(engine.model, batch))
+        return output_of(engine.model, lambda: engine.loss_of(called(engine), batch))
 
 
 def inputs_of(engine: Engine, seed: int, step: int = STEP, whole: bool = True) -> tuple[Any, Any] | None:

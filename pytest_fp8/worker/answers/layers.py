@@ -14,6 +14,7 @@ from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.watch.kernel_families import learn_families
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
 from pytest_fp8.worker.watch.observe import Part, observe_forward
@@ -86,7 +87,7 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
 
         def forward() -> Any:
             with engine.precision():
-                return engine.loss_of(engine.model, batch)
+                return engine.loss_of(called(engine), batch)
 
         seen = observe_forward(engine.model, engine.originals, engine.backend, forward)
         engine.backend.drop_pending_recomputation()

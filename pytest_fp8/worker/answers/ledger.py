@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
 from pytest_fp8.worker.answers.gradients import total_norm
 from pytest_fp8.worker.answers.instrumented import SEED, instrumented_step
-from pytest_fp8.worker.answers.updates import around_step, updates
+from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
+from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of

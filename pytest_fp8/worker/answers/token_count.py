@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.training.restored import around, hooked
 from pytest_fp8.worker.watch.observe import input_of
 from pytest_fp8.worker.watch.reached import Reached
@@ -218,7 +219,7 @@ def _run_forward(engine: Engine, batch: Any) -> Any:
             else:
                 # A user's loss may need gradients on its way; ours would keep activations for nothing.
                 with torch.set_grad_enabled(engine.setup.own is not None), engine.standing_still(), engine.precision():
-                    return engine.loss_of(engine.model, batch)
+                    return engine.loss_of(called(engine), batch)
         return None
     except Exception as error:
         engine.backend.raise_explained(error)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +14,7 @@ from pytest_fp8.worker.answers.gradients import rotated, sketch, total_norm
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
-from pytest_fp8.worker.training.phases import closure_of, innermost
-from pytest_fp8.worker.training.restored import replaced
+from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import schedule_kept
 from pytest_fp8.worker.watch.ledger_modules import digest_of
@@ -48,23 +45,6 @@ def updates(engine: Engine) -> Updates:
     told = given.told()
     engine.park()
     return told
-
-
-@contextmanager
-def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``before`` with the arguments of each ``optimizer.step()``. Not a hook: an optimizer whose step calls that
-    of its base class runs hooks twice."""
-    inner = innermost(optimizer)
-    real = inner.step
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        before(args, kwargs)
-        return real(*args, **kwargs)
-
-    # torch's schedules look for it and warn without it.
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    with replaced(inner, "step", step):
-        yield
 
 
 class _Given:

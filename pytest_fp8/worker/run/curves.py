@@ -18,6 +18,7 @@ from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.state.shards import full, values_of
+from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.worker.watch.presence import counted_step
 from pytest_fp8.zoo import data, training
 
@@ -86,6 +87,7 @@ def curve(
             # A hand-written step may step its optimizer twice, or not at all, as where its loss is not finite.
             norms[step - first_step :] = norms[step - first_step :][-1:] or [losses[-1] * 0]
     return {
+        **({"weights": _whole_weights(engine)} if engine.case.gpus > 1 else {}),
         "seed": seed,
         "losses": [float(x) for x in torch.stack(losses).cpu()],
         "eps": eps,
@@ -97,6 +99,12 @@ def curve(
         "last_products": to_plain(counts.get(last, {})),
         "calls": to_plain(calls.noted() if calls is not None else LayerCalls()),
     }
+
+
+def _whole_weights(engine: TrainingEngine) -> dict[str, str]:
+    """A digest of each trained weight of which every rank has the whole: the same one, as the ranks must agree."""
+    noted = weights_of(engine.model, engine.fused_params)
+    return {name: each.digest for name, each in noted.items() if each.trained and not each.buffer}
 
 
 def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:

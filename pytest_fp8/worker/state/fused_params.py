@@ -23,7 +23,7 @@ def plain_name(name: str) -> str:
     parts = name.split(".")
     if parts[0] == "module" and len(parts) > 1:
         parts = parts[1:]
-    return ".".join(part for part in parts if part != "_orig_mod")
+    return ".".join(part for part in parts if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.shards import is_plain, is_sharded
+from pytest_fp8.worker.state.shards import is_part, is_plain
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.restored import values_kept
 
@@ -102,7 +102,7 @@ def weights_kept(model: torch.nn.Module, own: bool) -> AbstractContextManager[No
     """The weights of a user's model, which a pass may move past the optimizer that the step is given: with a second
     one, with one that steps in the backward pass, or by averages that a forward pass takes. Sharded weights may move,
     and those of a model that is too large to be copied, or has no room left beside it."""
-    plain = [p for p in model.parameters() if own and is_plain(p) and not is_sharded(p)]
+    plain = [p for p in model.parameters() if own and is_plain(p) and not is_part(p)]
     size = sum(p.numel() * p.element_size() for p in plain)
     room = torch.cuda.mem_get_info()[0] if any(p.is_cuda for p in plain) else 2 * MOST_KEPT
     return values_kept(plain) if size <= min(MOST_KEPT, room / 2) else nullcontext()

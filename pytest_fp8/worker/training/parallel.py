@@ -67,8 +67,19 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
             "the mark asks for the workload's own way to train on several GPUs",
             "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
         )
+    names = [name for name, _ in model.named_modules()]
     given = own.parallelize(model, mesh)
-    return model if given is None else given
+    wrapped = model if given is None else given
+    left = {name for name, _ in inner_model(wrapped, model).named_modules()}
+    if missing := [name for name in names if name not in left]:
+        raise WorkloadError(
+            f"after parallelize() the model has no module {missing[0]!r} ({len(missing)} of {len(names)} are gone)",
+            "a module was put into another one there, as checkpoint_wrapper() and torch.compile(layer) do: layers and "
+            "weights are known by their names",
+            "wrap modules in build(), where the names are not known yet, or in place, as layer.compile() does; "
+            "fully_shard() and a wrapper around the whole model keep the names",
+        )
+    return wrapped
 
 
 _WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Module]] = {
@@ -81,3 +92,10 @@ _WAYS: dict[str, Callable[[torch.nn.Module, Any, Workload | None], torch.nn.Modu
 def inner_model(wrapped: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
     """The model inside ``wrapped`` whose names are the plain ones: ``model`` where it is still there."""
     return model if any(module is model for module in wrapped.modules()) else wrapped
+
+
+def called(engine: Any) -> torch.nn.Module:
+    """What a user's loss is called with where nothing trains: a wrapper of the user's own may have another ``forward``
+    than the model inside. DDP's has the same, and DeepSpeed's engine counts its calls."""
+    wrapped: torch.nn.Module = engine.wrapped if engine.case.parallel == "own" else engine.model
+    return wrapped

@@ -142,6 +142,23 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
+@contextmanager
+def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Call ``before`` with the arguments of each ``optimizer.step()``. Not a hook: an optimizer whose step calls that
+    of its base class runs hooks twice."""
+    inner = innermost(optimizer)
+    real = inner.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        before(args, kwargs)
+        return real(*args, **kwargs)
+
+    # torch's schedules look for it and warn without it.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    with replaced(inner, "step", step):
+        yield
+
+
 def has_hooks(optimizer: Any) -> bool:
     """Whether its steps can be followed: not where a class never called ``torch.optim.Optimizer.__init__()``."""
     return hasattr(innermost(optimizer), "_optimizer_step_pre_hooks")
