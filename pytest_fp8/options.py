@@ -159,7 +159,7 @@ def read_settings(config: pytest.Config) -> Settings:
             expected='--fp8-reason "why the stored numbers change"',
             seen="no reason",
             cause="a baseline without a reason cannot be reviewed",
-            next_step='pytest-fp8 suites --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
+            next_step='pytest --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
         )
     if len(reason) > LONGEST_REASON or not reason.isprintable():
         refuse(
@@ -211,18 +211,18 @@ def _refuse_in_ini(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         # An xdist worker is given the options of its controller, which has checked them.
         return
-    typed = [*config.invocation_params.args, *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    typed = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
     for option in OPTIONS:
         if option.dest not in NOT_IN_INI:
             continue
         by_key = bool(config.getini(option.dest))
         given = config.getoption(option.dest) not in (None, False)
-        if by_key or (given and not any(str(word).partition("=")[0] == option.flag for word in typed)):
+        if by_key or (given and not any(word.partition("=")[0] == option.flag or word[:1] == "@" for word in typed)):
             refuse(
                 f"{option.flag} is not taken from an ini file",
                 expected=f"{option.flag} on the command line, or {option.environment} in the environment",
                 seen=f"{option.dest} in the ini file" if by_key else f"{option.flag} in the addopts of an ini file",
-                cause="the ini file comes with the change under test, which must not choose its own baselines",
+                cause="the ini file comes with the change under test, which must not choose what it is judged by",
                 next_step=f"take it out of {config.inipath or 'the ini file'}; give it to the run that it is for",
             )
 

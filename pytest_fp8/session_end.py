@@ -25,21 +25,28 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
-    wanted = ledger.entries and (settings.update or settings.report_dir)
+    told = bool(ledger.entries) or (ran and bool(ledger.not_run or session.problems))
+    wanted = (ledger.entries and settings.update) or (told and settings.report_dir)
     origin = session.interim.origin or (origin_of(session) if wanted else {})
     if settings.report_dir is not None and ran and (ledger.entries or session.upcoming or ledger.not_run):
         from pytest_fp8.report.files import remove_report
 
         # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
         if session.interim.found_report(settings.report_dir):
-            remove_report(settings.report_dir, replaced=bool(ledger.entries))
+            remove_report(settings.report_dir, replaced=told)
     # Before an update: a candidate has the stored sessions and this one, which would be stored already.
     if settings.report_dir is not None and ledger.entries:
-        _report(session, settings.report_dir, origin)
+        _candidates(session, settings.report_dir, origin)
     if settings.update:
         _update(session, origin, ran and not interrupted)
     elif settings.declared and ran and ledger.ran_on_gpu:
         _note_baselines(session)
+    from pytest_fp8.report.known import swallowed
+
+    session.notes += [f"{each} is FAIL, and no test failed: its exception was caught" for each in swallowed(ledger)]
+    # Last: the report has what made the session fail.
+    if settings.report_dir is not None and told:
+        _report(session, settings.report_dir, origin)
 
 
 def origin_of(session: Session) -> dict[str, Any]:
@@ -99,14 +106,24 @@ def _note_baselines(session: Session) -> None:
     session.notes += found.notes
 
 
-def _report(session: Session, folder: Path, origin: dict[str, Any]) -> None:
+def _candidates(session: Session, folder: Path, origin: dict[str, Any]) -> None:
     from pytest_fp8.errors import Fp8Error
-    from pytest_fp8.report.files import write_beside, write_candidates, write_report
+    from pytest_fp8.report.files import write_candidates
 
     try:
-        report = write_report(session.ledger, folder, origin)
+        session.notes += write_candidates(session.ledger, folder, session.settings.baseline_dir, origin)
+    except Fp8Error as error:
+        session.problems.append(error.message)
+
+
+def _report(session: Session, folder: Path, origin: dict[str, Any]) -> None:
+    from pytest_fp8.errors import Fp8Error
+    from pytest_fp8.report.files import write_beside, write_report
+
+    try:
+        report = write_report(session.ledger, folder, origin, session.problems)
         written, notes = write_beside(report, os.environ)
         session.written += [str(path) for path in (report, *written)]
-        session.notes += [*notes, *write_candidates(session.ledger, folder, session.settings.baseline_dir, origin)]
+        session.notes += notes
     except Fp8Error as error:
         session.problems.append(error.message)

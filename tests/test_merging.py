@@ -125,7 +125,12 @@ def test_what_needs_no_merging_is_rank_0s():
 @pytest.mark.parametrize(
     ("operation", "answers", "what", "cause"),
     [
-        ("curve", [curve(), curve(norms=(1.0, 0.6))], "the gradients' norm, step by step[1]", "gradients are not reduced"),
+        (
+            "curve",
+            [curve(), curve(norms=(1.0, 0.6))],
+            "the gradients' norm, step by step[1]",
+            "gradients are not reduced",
+        ),
         ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "built or converted otherwise"),
         ("curve", [curve(), curve(rates=[[1e-4]])], "learning rates[0][0]", "built or converted otherwise"),
         ("curve", [curve(), curve(state={"w": "float32"})], "state, w", "built or converted otherwise"),
@@ -188,7 +193,7 @@ def sketches(**of):
 
 def numerics(here, at_step):
     gradients = {"silent": [], "sketches": here, "at_step": at_step, "loss": 1.0, "data": 1, "random": "r"}
-    looks = dict.fromkeys(("products", "later", "evaluated", "evaluated_later"), [])
+    looks = {key: [] for key in ("products", "later", "evaluated", "evaluated_later")}
     return {**looks, "gradients": gradients, "moved": None}
 
 

@@ -84,7 +84,8 @@ def _inspect_file(
     if (stored.gpu, stored.case) != (folder, name) or len(path.parts) != 2:
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
         return [Finding("error", "misplaced", folder, name, message, "move it back to where it belongs")]
-    again = f'pytest-fp8 suites -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
+    run = "pytest-fp8 suites" if case is not None else "pytest"
+    again = f'{run} -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
     found: list[Finding | None] = [_definition(stored, case, again)]
     unfit = [session.unfit for session in stored.sessions if session.unfit]
     if unfit:

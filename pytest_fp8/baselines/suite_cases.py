@@ -27,7 +27,8 @@ def suite_cases(path: Path) -> list[Case]:
             f"there is no suite at {path}",
             expected="the Python file that lists the cases",
             seen="no such file",
-            next_step="name it: --suite path/to/matrix.py",
+            next_step="name it: --suite path/to/matrix.py; where cases are marks of your own tests there is none, and "
+            "files that nothing asks for are removed by hand (git rm)",
         )
     spec = importlib.util.spec_from_file_location("fp8_suite_cases", path)
     assert spec is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,25 @@ SCHEMA = 1
 ``docs/report.schema.json`` describes it."""
 
 
-def write_report(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) -> Path:
-    """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements.
+def write_report(
+    ledger: Ledger, folder: Path, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True
+) -> Path:
+    """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements. ``problems``:
+    what makes the session fail beside its tests. ``finished``: whether the session is at its end.
 
     Raises :class:`BaselineError`.
     """
-    first = next(iter(ledger.entries.values()))
-    provenance = origin_of(first, origin)
-    shift = shift_to_json(ledger)
-    report = {"schema": SCHEMA, **ledger.to_json(), "session_shift": shift, "provenance": provenance}
+    provenance = dict(origin)
+    for first in list(ledger.entries.values())[:1]:
+        provenance = origin_of(first, origin)
+    report = {
+        "schema": SCHEMA,
+        **ledger.to_json(),
+        "finished": finished,
+        "problems": list(problems),
+        "session_shift": shift_to_json(ledger),
+        "provenance": provenance,
+    }
     path = folder / "report.json"
     remove_unfinished(path)
     write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
@@ -56,13 +66,14 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
     try:
         for path, text in written.items():
             write_atomically(path, text)
-        if not page.missing():
+        shown = bool(content["entries"]) and not page.missing()
+        if shown:
             page.write_page([report], report.with_name(page.NAME))
     except Exception as error:
         # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
         said = first_line(f"{type(error).__name__}: {error}", 300)
         return [path for path in written if path.exists()], [*notes, f"not all of the report was written: {said}"]
-    return [*written, *([] if page.missing() else [report.with_name(page.NAME)])], notes
+    return [*written, *([report.with_name(page.NAME)] if shown else [])], notes
 
 
 def _to_github(summary: str, file: str) -> list[str]:

@@ -60,7 +60,7 @@ class Interim:
         if known.entries:
             self.origin = self.origin or origin()
             try:
-                write_report(known, folder, self.origin)
+                write_report(known, folder, self.origin, finished=False)
             except Fp8Error:
                 self._next = float("inf")
                 return

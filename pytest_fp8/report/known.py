@@ -30,6 +30,8 @@ def note_failure(ledger: Ledger, case: str, report: Any, error: BaseException | 
         whats = entry.known if as_known else entry.failed
         if what not in whats:
             whats.append(what)
+    elif report.failed and report.nodeid not in ledger.failed_tests:
+        ledger.failed_tests.append(report.nodeid)
 
 
 def _told(error: BaseException | None) -> tuple[str, str] | None:
@@ -52,6 +54,17 @@ def _looked_at(ledger: Ledger) -> tuple[str, str] | None:
     question, found = fails[0]
     rows = (row for row, entry in ledger.entries.items() if any(said is found for said in entry.decisions.values()))
     return next(((row, question) for row in rows), None)
+
+
+def swallowed(ledger: Ledger) -> list[str]:
+    """Questions that came out as FAIL where a test asserted them, and of which no test failed: each by case and
+    question. Somebody caught the exception."""
+    return [
+        f"{name} {question}"
+        for name, entry in ledger.entries.items()
+        for question in entry.asserted
+        if entry.decisions[question]["verdict"] == "FAIL" and question not in (*entry.failed, *entry.known)
+    ]
 
 
 def is_known(entry: Mapping[str, Any], what: str) -> bool:

@@ -80,6 +80,8 @@ class Ledger:
     """Where the arms' time went; see ``report/durations.py``."""
     open_tests: dict[str, list[str]] | None = None
     """Case -> collected tests that have not finished; ``None`` before collection."""
+    failed_tests: list[str] = field(default_factory=list)
+    """Tests that failed with something else than a question or an arm's error."""
     recent: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Question -> decision since :meth:`taken` was last asked."""
     _rows: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -214,6 +216,7 @@ class Ledger:
             "collected": self.collected,
             "partial": self.partial,
             "durations": self.durations,
+            "failed_tests": self.failed_tests,
             "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
         }
 
@@ -250,6 +253,7 @@ class Ledger:
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
         self.ran_on_gpu += data["ran_on_gpu"]
+        self.failed_tests += [test for test in data["failed_tests"] if test not in self.failed_tests]
         self.collected = sorted({*self.collected, *data["collected"]})
         self.partial |= data["partial"]
         if self.open_tests is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from pytest_fp8.questions.findings import some
 from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import is_known, known_questions
@@ -23,8 +24,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     entries = sorted(report["entries"].items(), key=lambda item: order_of(item[1]))
     counts = tally(entry for _, entry in entries)
     found = [f"{count} {_words(verdict)}{' as known' if known else ''}" for verdict, known, count in counts]
-    lines = [f"## FP8: {', '.join(found)}", ""]
-    lines += markdown_table(["case", "verdict", *COLUMNS], ())
+    lines = [f"## FP8: {', '.join(found) or 'nothing ran'}", ""]
+    for text in _beside(report):
+        lines += [f"**{_cell(text)}**", ""]
+    lines += markdown_table(["case", "verdict", *COLUMNS], ()) if entries else []
     for name, entry in entries:
         verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
         lines.append(markdown_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
@@ -37,7 +40,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     # What nobody knows of first: further ones are left out.
     answers.sort(key=lambda answer: answer[0])
     for name, entry in entries:
-        for text in entry["errors"]:
+        for text in dict.fromkeys(entry["errors"]):
             lines += _told(name, "an arm failed, as known" if is_known(entry, text) else "an arm failed", text)
     for known, name, question, decision in answers[:EXPLAINED]:
         lines += _told(name, f"{question}, as known" if known else question, decision["message"])
@@ -48,6 +51,16 @@ def markdown(report: Mapping[str, Any]) -> str:
     for reason, tests in report["not_run"].items():
         lines += ["", f"{len(tests)} not run: {_cell(reason)}"]
     return "\n".join(lines) + "\n"
+
+
+def _beside(report: Mapping[str, Any]) -> list[str]:
+    """What makes a session fail, or leaves it unfinished, beside the verdicts."""
+    found = list(report.get("problems", ()))
+    if failed := report.get("failed_tests"):
+        found.append(f"{len(failed)} test(s) failed with something else than an answer: {some(failed)}")
+    if left := [test for tests in (report.get("open_tests") or {}).values() for test in tests]:
+        found.append(f"{len(left)} test(s) were not run, or not to their end: {some(left)}")
+    return found
 
 
 def _told(case: str, what: str, message: str) -> list[str]:

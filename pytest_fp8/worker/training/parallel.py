@@ -67,9 +67,17 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
             "the mark asks for the workload's own way to train on several GPUs",
             "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
         )
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     names = [name for name, _ in model.named_modules()]
     given = own.parallelize(model, mesh)
     wrapped = model if given is None else given
+    if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
+        raise WorkloadError(
+            "parallelize() gave a FullyShardedDataParallel, which is not covered",
+            "FSDP1 holds weights as one flat parameter, in which no layer's weight can be looked at",
+            "fully_shard(), which torch has in its place",
+        )
     left = {name for name, _ in inner_model(wrapped, model).named_modules()}
     if missing := [name for name in names if name not in left]:
         raise WorkloadError(

@@ -1,0 +1,219 @@
+"""Users' own ways to train on several ranks, emulated on two processes: what is sound passes, what is not is told."""
+
+from __future__ import annotations
+
+import pytest
+
+# What the modules below import is imported once: pytester forgets what a session imports, and torch cannot come twice.
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.fsdp
+import torch.nn.parallel  # noqa: F401
+
+pytestmark = pytest.mark.slow
+
+HEAD = """
+import pytest
+from torch import distributed as dist, nn, no_grad, randn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from pytest_fp8 import Workload
+
+
+def block():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+
+def build():
+    return nn.Sequential(block(), block())
+
+
+def batch(step):
+    return randn(256, 64).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def loss(model, x):
+    return (model(x) - x.sin()).square().mean()
+
+
+def asked(parallel="own"):
+    return pytest.mark.fp8(emulated=True, gpus=2, parallel=parallel, loss_steps=8, loss_seeds=2)
+
+
+def workload(**changes):
+    @pytest.fixture
+    def fp8_workload():
+        return Workload(**{"build": build, "batch": batch, "loss": loss, **changes})
+
+    return fp8_workload
+"""
+WRAPPED_LAYERS = """
+fp8_workload = workload(build=lambda: nn.Sequential(checkpoint_wrapper(block()), checkpoint_wrapper(block())))
+
+@asked("fsdp2")
+def test(fp8_pair):
+    fp8_pair.assert_checkpoints()
+"""
+ONE_BLOCK_SHARDED = """
+def parallelize(model, mesh):
+    fully_shard(model[0], mesh=mesh)
+    for parameter in model[1].parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: (dist.all_reduce(p.grad), p.grad.div_(2)) and None)
+
+fp8_workload = workload(parallelize=parallelize)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+BY_HAND = """
+def step(model, x, optimizer, precision):
+    with precision():
+        value = loss(model, x)
+    value.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+    optimizer.step()
+    optimizer.zero_grad()
+    return value.detach()
+
+fp8_workload = workload(loss=None, step=step, parallelize=lambda model, mesh: model)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_numerics()
+"""
+GIVES_THE_LOSS = """
+class Train(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return loss(self.net, x)
+
+fp8_workload = workload(
+    loss=lambda model, x: model(x), parallelize=lambda model, mesh: DistributedDataParallel(Train(model))
+)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+    fp8_pair.assert_checkpoints()
+"""
+OTHER_MODULES = """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.vision = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x, image):
+        return self.text(x) + (0 if image is None else self.vision(image))
+
+fp8_workload = workload(
+    build=Two,
+    batch=lambda step: {"x": batch(step), "image": randn(128, 64) if (step + dist.get_rank()) % 2 == 0 else None},
+    loss=lambda model, given: (model(**given) - given["x"].sin()).square().mean(),
+    parallelize=lambda model, mesh: DistributedDataParallel(model, find_unused_parameters=True),
+)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+
+
+@pytest.mark.parametrize("module", [WRAPPED_LAYERS, ONE_BLOCK_SHARDED, BY_HAND, GIVES_THE_LOSS, OTHER_MODULES])
+def test_a_sound_way_of_ones_own_passes(pytester, module):
+    pytester.makepyfile(HEAD + module)
+    pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
+
+
+DRIFTS = """
+def step(model, x, optimizer, precision):
+    with precision():
+        value = loss(model, x)
+    value.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 1:
+        with no_grad():
+            model.module[0][0].weight.mul_(0.9)
+    return value.detach()
+
+fp8_workload = workload(loss=None, step=step)
+
+@asked("ddp")
+def test(fp8_pair):
+    fp8_pair.assert_loss()
+"""
+LOADS_ALONE = """
+def build_on_one():
+    model = build()
+    if dist.get_rank() == 0:
+        with no_grad():
+            model[0][0].weight.mul_(0.5)
+    return model
+
+fp8_workload = workload(build=build_on_one)
+
+@asked("ddp")
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+RENAMED = """
+def parallelize(model, mesh):
+    for index in range(2):
+        model[index] = checkpoint_wrapper(model[index])
+    fully_shard(model, mesh=mesh)
+
+fp8_workload = workload(parallelize=parallelize)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+FSDP1 = """
+import torch
+
+fp8_workload = workload(
+    parallelize=lambda model, mesh: FullyShardedDataParallel(
+        model, use_orig_params=True, device_id=torch.device("cpu")
+    )
+)
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        (DRIFTS, ["*differs from rank 0: weights after training, 0.0.weight*", "*replicas go apart in training*"]),
+        (LOADS_ALONE, ["*weights before the conversion, 0.0.weight*", "*weights that one rank alone loads*"]),
+        (RENAMED, ["*no module '0.0'*", "*wrap modules in build()*"]),
+        (FSDP1, ["*FullyShardedDataParallel, which is not covered*", "*fully_shard()*"]),
+    ],
+)
+def test_what_is_not_is_told_in_words(pytester, module, lines):
+    pytester.makepyfile(HEAD + module)
+    result = pytester.runpytest()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(lines)
+
+
+def test_ranks_that_train_alone_are_told_beside_a_pass(pytester):
+    pytester.makepyfile(
+        HEAD
+        + """
+fp8_workload = workload(parallelize=lambda model, mesh: model)
+
+@asked()
+def test(fp8_pair):
+    assert "nothing travelled between the ranks" in fp8_pair.assert_layers().headline
+"""
+    )
+    pytester.runpytest().assert_outcomes(passed=1)

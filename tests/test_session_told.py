@@ -1,0 +1,113 @@
+"""What a report tells of a session beside its verdicts: that nothing ran, what was left, what failed by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helpers.fakes import H200, SUITE, install
+from pytest_fp8.report.reading import read_report
+
+ONE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASE = pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
+
+    @CASE
+    def test_first(fp8_pair):
+        decision = fp8_pair.assert_layers()
+        {after}
+
+    @CASE
+    def test_second(fp8_pair):
+        fp8_pair.assert_memory()
+"""
+
+
+def run(pytester, *arguments):
+    """The session's result, its report and its summary."""
+    result = pytester.runpytest("--fp8-report-dir=out", *arguments)
+    return result, read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
+
+
+def test_a_gate_without_its_gpu_leaves_a_report_that_says_so(pytester, monkeypatch, tmp_path):
+    monkeypatch.setattr("pytest_fp8.gpu.detect", lambda: (None, "no NVIDIA GPU (driver not loaded)"))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
+    pytester.makepyfile(SUITE)
+    result, report, summary = run(pytester, "--fp8-gpu=h200")
+    assert result.ret == 1
+    assert (tmp_path / "page.md").read_text() == summary
+    assert summary.startswith("## FP8: nothing ran\n")
+    assert "A gate that ran nothing is not green" in summary
+    assert "driver not loaded" in summary
+    assert (report["entries"], report["ran_on_gpu"], report["finished"]) == ({}, 0, True)
+    assert not (pytester.path / "out/index.html").exists()
+
+
+def test_a_test_that_fails_beside_its_answers_is_in_the_summary(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(ONE.format(after="assert decision.numbers['linears'] == -1"))
+    _, report, summary = run(pytester, "--fp8-gpu=h200")
+    assert [test.rpartition("::")[2] for test in report["failed_tests"]] == ["test_first[tiny-torchao-rowwise]"]
+    assert "1 test(s) failed with something else than an answer" in summary
+
+
+def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
+    install(monkeypatch, H200, executed_roles=("fprop",))
+    pytester.makepyfile(ONE.format(after="pass"))
+    _, report, summary = run(pytester, "--fp8-gpu=h200")
+    assert report["failed_tests"] == []
+    assert "something else" not in summary
+
+
+def test_what_a_session_that_ended_early_left_is_in_the_summary(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(ONE.format(after="assert not decision"))
+    _, report, summary = run(pytester, "--fp8-gpu=h200", "--maxfail=1")
+    assert [len(tests) for tests in report["open_tests"].values()] == [1]
+    assert "1 test(s) were not run, or not to their end: test&#95;" in summary
+
+
+def test_what_fails_the_session_by_itself_is_in_the_summary(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setenv("CI", "true")
+    pytester.makepyfile(SUITE)
+    result, report, summary = run(pytester, "--fp8-gpu=h200")
+    assert result.ret == 1
+    assert any("no baseline for 2 case(s)" in problem for problem in report["problems"])
+    assert "**no baseline for 2 case(s)" in summary
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught):
+    install(monkeypatch, H200, executed_roles=("fprop",))
+    by = "except AssertionError" if caught else "finally"
+    pytester.makepyfile(
+        f"""
+        import pytest
+        from pytest_fp8 import Case
+
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
+        def test_retried(fp8_pair):
+            try:
+                fp8_pair.assert_layers()
+            {by}:
+                pass
+        """
+    )
+    result = pytester.runpytest("--fp8-gpu=h200")
+    told = "tiny-torchao-rowwise layers is FAIL, and no test failed: its exception was caught"
+    assert (told in result.stdout.str()) is caught
+    assert result.parseoutcomes() == ({"passed": 1} if caught else {"failed": 1})
+
+
+def test_a_report_from_before_the_end_says_that_it_is_not_finished(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
+    after = "import json, pathlib; pathlib.Path('seen.json').write_text(pathlib.Path('out/report.json').read_text())"
+    pytester.makepyfile(ONE.format(after="pass") + f"\n    def test_third():\n        {after}\n")
+    _, report, _ = run(pytester, "--fp8-gpu=h200")
+    assert report["finished"] is True
+    assert json.loads((pytester.path / "seen.json").read_text())["finished"] is False
