@@ -25,7 +25,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
-    told = bool(ledger.entries) or (ran and bool(ledger.not_run or session.problems))
+    told = bool(ledger.entries) or (ran and bool(ledger.not_run or ledger.cut_short or session.problems))
     wanted = (ledger.entries and settings.update) or (told and settings.report_dir)
     origin = session.interim.origin or (origin_of(session) if wanted else {})
     if settings.report_dir is not None and ran and (ledger.entries or session.upcoming or ledger.not_run):

@@ -187,7 +187,9 @@ def test_a_session_without_an_answer_leaves_no_earlier_report(failing, monkeypat
     assert (left / "candidates").exists(), "that was no session"
     install(monkeypatch, None)
     assert failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out").ret == 1
-    assert [path.name for path in left.iterdir()] == ["notes.txt"], "nobody takes those answers for this session's"
+    names = {path.name for path in left.iterdir()}
+    assert names == {"notes.txt", "report.json", "summary.md"}, "nobody takes those answers for this session's"
+    assert json.loads((left / "report.json").read_text())["entries"] == {}
 
 
 def test_a_session_that_ends_before_its_fp8_tests_leaves_no_earlier_report(failing):
@@ -196,7 +198,10 @@ def test_a_session_that_ends_before_its_fp8_tests_leaves_no_earlier_report(faili
     assert (left / "report.json").exists()
     (failing.path / "test_a.py").write_text("def test_first():\n    assert False\n")
     failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "-x")
-    assert list(left.iterdir()) == []
+    assert {path.name for path in left.iterdir()} == {"report.json", "summary.md"}
+    report = json.loads((left / "report.json").read_text())
+    assert report["entries"] == {}
+    assert report["open_tests"]
 
 
 @pytest.mark.slow
@@ -215,4 +220,5 @@ def test_workers_that_answer_nothing_leave_no_earlier_report(pytester):
     left.mkdir()
     (left / "report.json").write_text(json.dumps(report_of(entry_of())))
     pytester.runpytest_subprocess("--fp8-report-dir=out", "-n", "2", "-p", "no:cacheprovider")
-    assert list(left.iterdir()) == []
+    report = json.loads((left / "report.json").read_text())
+    assert (report["entries"], len(report["not_run"])) == ({}, 1)
