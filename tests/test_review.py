@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,6 +181,15 @@ def test_a_history_that_was_touched_is_worse_and_says_where(change, says):
     revision = compare_histories(old, Baseline("c", "h", "h200", tuple(change(old.sessions))))
     assert revision.worse
     assert re.search(says, "; ".join(revision.tampered))
+
+
+def test_a_candidate_is_the_session_that_was_promoted_of_it():
+    """``diff`` after ``promote``: the run gave no reason, the promotion did."""
+    old = stored(0.5, 0.6)
+    candidate = Baseline("c", "h", "h200", (*old.sessions[:1], replace(old.newest, reason="")))
+    assert tampering(old, candidate) == []
+    other = replace(old.newest, reason="", metrics={"fp8_share": [0.4]})
+    assert tampering(old, replace(candidate, sessions=(*old.sessions[:1], other)))
 
 
 def test_a_metric_that_is_gone_was_removed():

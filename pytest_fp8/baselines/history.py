@@ -43,6 +43,7 @@ def tampering(old: Baseline, new: Baseline) -> list[str]:
     sessions, as many as were appended."""
     if old.case_hash != new.case_hash:
         return []
+    new = _as_stored(old, new)
     first = next((i for i, session in enumerate(old.sessions) if session in new.sessions), len(old.sessions))
     leaves = first if len(new.sessions) == MAX_SESSIONS and _continues(old.sessions[first:], new.sessions) else 0
     kept = old.sessions[leaves:]
@@ -51,6 +52,17 @@ def tampering(old: Baseline, new: Baseline) -> list[str]:
         found = [f"the session of {s.origin} was put before older ones" for s in new.sessions if s not in old.sessions]
         found = found or ["its sessions stand in another order"]
     return found
+
+
+def _as_stored(old: Baseline, new: Baseline) -> Baseline:
+    """``new`` with sessions as ``old`` has them where they are candidates of the same run, which gave no reason."""
+    stored = {session.run: session for session in old.sessions}
+
+    def kept(session: StoredSession) -> StoredSession:
+        promoted = stored.get(session.run, session)
+        return session if session.reason or promoted.metrics != session.metrics else promoted
+
+    return replace(new, sessions=tuple(map(kept, new.sessions)))
 
 
 def _continues(kept: Sequence[StoredSession], now: Sequence[StoredSession]) -> bool:
