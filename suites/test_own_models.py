@@ -134,6 +134,11 @@ def test_it_holds_its_baseline(fp8_pair):
     fp8_pair.assert_speedup()
 
 
+@pytest.mark.fp8(cases=CASES, question="memory")
+def test_its_memory(fp8_pair):
+    fp8_pair.assert_memory()
+
+
 @pytest.mark.fp8(cases=CASES, question="checkpoints")
 def test_it_switches_back(fp8_pair):
     fp8_pair.assert_checkpoints()
