@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_fp8.ci import FALSE, refuse_in_ci
 from pytest_fp8.errors import refuse
 from pytest_fp8.local_weights import weights_of
 
@@ -18,21 +20,8 @@ if TYPE_CHECKING:
 LONGEST_REASON = 500
 """Characters of a stored reason."""
 TRUE = ("1", "true", "yes", "on")
-FALSE = ("", "0", "false", "no", "off")
 MAY_BE_EMPTY = ("fp8_report_dir", "fp8_cache_dir")
 """Folders that are given empty to have none, where an ini file names one."""
-CI_VARIABLES = (
-    "CI",
-    "CONTINUOUS_INTEGRATION",
-    "GITHUB_ACTIONS",
-    "GITLAB_CI",
-    "BUILDKITE",
-    "CIRCLECI",
-    "TF_BUILD",
-    "JENKINS_URL",
-    "TEAMCITY_VERSION",
-)
-"""Set by the CI services of those names (TF_BUILD: Azure Pipelines); most set ``CI`` too."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +165,7 @@ def read_settings(config: pytest.Config) -> Settings:
                 seen=f"both, with {flag}={values[option]}",
             )
     if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
-        _refuse_in_ci(os.environ)
+        refuse_in_ci(os.environ)
     baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
     report_dir = str(values["fp8_report_dir"])
     return Settings(
@@ -198,26 +187,19 @@ def read_settings(config: pytest.Config) -> Settings:
     )
 
 
-def ci_variable(environment: Mapping[str, str]) -> str:
-    """The variable that says this is continuous integration, or an empty string. ``CI=false`` says that it is not."""
-    for name in CI_VARIABLES:
-        if environment.get(name, "").strip().lower() not in FALSE:
-            return name
-    return ""
-
-
 def _refuse_in_ini(config: pytest.Config) -> None:
     """Refuse what an ini file must not set: by its key there, or as an option in its ``addopts``."""
     if hasattr(config, "workerinput"):
         # An xdist worker is given the options of its controller, which has checked them.
         return
-    typed = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    given_here = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    typed = list(_expanded(given_here, Path(config.invocation_params.dir)))
     for option in OPTIONS:
         if option.dest not in NOT_IN_INI:
             continue
         by_key = bool(config.getini(option.dest))
         given = config.getoption(option.dest) not in (None, False)
-        if by_key or (given and not any(word.partition("=")[0] == option.flag or word[:1] == "@" for word in typed)):
+        if by_key or (given and not any(word.partition("=")[0] == option.flag for word in typed)):
             refuse(
                 f"{option.flag} is not taken from an ini file",
                 expected=f"{option.flag} on the command line, or {option.environment} in the environment",
@@ -227,17 +209,15 @@ def _refuse_in_ini(config: pytest.Config) -> None:
             )
 
 
-def _refuse_in_ci(environment: Mapping[str, str]) -> None:
-    name = ci_variable(environment)
-    if name:
-        refuse(
-            "--fp8-update-baselines is refused in continuous integration",
-            expected="a person who measures and reviews, or a job whose purpose is to update",
-            seen=f"{name}={environment[name]}",
-            cause="a gate that rewrites its own baselines never fails",
-            next_step="run it by hand; or give the job that is there to update --fp8-update-in-ci "
-            "(PYTEST_FP8_UPDATE_IN_CI=1)",
-        )
+def _expanded(words: Iterable[str], folder: Path) -> Iterator[str]:
+    """Words of a command line, with an argument file's lines in place of its ``@file``, as argparse takes them. One
+    that cannot be read any more gives none."""
+    for word in words:
+        if word[:1] != "@":
+            yield word
+            continue
+        with suppress(OSError, ValueError):
+            yield from _expanded((folder / word[1:]).read_text().splitlines(), folder)
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

@@ -25,15 +25,15 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
-    told = bool(ledger.entries) or (ran and bool(ledger.not_run or ledger.cut_short or session.problems))
-    wanted = (ledger.entries and settings.update) or (told and settings.report_dir)
+    wanted = (ledger.entries and settings.update) or (ran and settings.report_dir)
     origin = session.interim.origin or (origin_of(session) if wanted else {})
-    if settings.report_dir is not None and ran and (ledger.entries or session.upcoming or ledger.not_run):
+    asked = bool(ledger.entries or session.upcoming or ledger.not_run)
+    earlier = ran and settings.report_dir is not None and session.interim.found_report(settings.report_dir)
+    if settings.report_dir is not None and earlier and asked:
         from pytest_fp8.report.files import remove_report
 
         # Where this session has no answer, or no candidate, nobody must take an earlier one's for its own.
-        if session.interim.found_report(settings.report_dir):
-            remove_report(settings.report_dir, replaced=told)
+        remove_report(settings.report_dir)
     # Before an update: a candidate has the stored sessions and this one, which would be stored already.
     if settings.report_dir is not None and ledger.entries:
         _candidates(session, settings.report_dir, origin)
@@ -43,10 +43,14 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         _note_baselines(session)
     from pytest_fp8.report.known import swallowed
 
-    session.notes += [f"{each} is FAIL, and no test failed: its exception was caught" for each in swallowed(ledger)]
+    session.notes += [
+        f"{each} is FAIL, and no test failed with it: its exception was caught" for each in swallowed(ledger)
+    ]
     # Last: the report has what made the session fail.
-    if settings.report_dir is not None and told:
+    if settings.report_dir is not None and ran and (asked or (session.problems and not earlier)):
         _report(session, settings.report_dir, origin)
+    elif earlier and session.problems:
+        session.notes.append(f"{settings.report_dir} keeps an earlier session's report: this one asked nothing of FP8")
 
 
 def origin_of(session: Session) -> dict[str, Any]:
@@ -55,12 +59,12 @@ def origin_of(session: Session) -> dict[str, Any]:
     from pytest_fp8.gpu import detect
 
     gpu = detect()[0]
-    measured_on = gpu.describe() if gpu is not None else {"name": "emulated"}
+    measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if session.ledger.entries else "none"}
     return provenance(session.root, measured_on, session.settings.reason)
 
 
 def _note_unanswered(session: Session) -> None:
-    from pytest_fp8.options import ci_variable
+    from pytest_fp8.ci import ci_variable
     from pytest_fp8.rules.undecided import unanswered
 
     settings = session.settings

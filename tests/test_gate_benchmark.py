@@ -287,7 +287,7 @@ def test_one_session_catches_what_the_docs_say_of_all_recorded_cases():
     noises = fit({case: found for case, found in load().items() if not case.endswith("-bf16")}, components)
     cases = [one for one in noises.values() if one.gpu_bound][: simulate.SESSION]
     slower = simulate.same_session(cases, simulate.Plan(), -0.01, 20)
-    assert slower.rate("FAIL") > 0.935, "91 % with six blocks a pair"
+    assert slower.rate("FAIL") > 0.92, "91 % with six blocks a pair"
 
 
 def test_a_run_is_reproducible_and_two_seeds_differ(noise):

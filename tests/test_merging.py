@@ -191,27 +191,30 @@ def sketches(**of):
     return {name: b64encode(array("f", values).tobytes()).decode() for name, values in of.items()}
 
 
-def numerics(here, at_step):
-    gradients = {"silent": [], "sketches": here, "at_step": at_step, "loss": 1.0, "data": 1, "random": "r"}
+def numerics(here):
+    gradients = {"silent": [], "sketches": here, "loss": 1.0, "data": 1, "random": "r", "apart": ""}
     looks = {key: [] for key in ("products", "later", "evaluated", "evaluated_later")}
     return {**looks, "gradients": gradients, "moved": None}
 
 
-def test_gradients_that_a_step_reduces_by_itself_are_those_that_the_optimizer_is_given():
-    own, others, both = (sketches(w=[x, 0.0]) for x in (3.0, 5.0, 4.0))
-    told = merged("numerics", [numerics(own, both), numerics(others, both)])["gradients"]
+def test_gradients_that_no_backward_pass_reduced_are_compared_as_their_mean():
+    own, others, both = (sketches(v=[x, 0.0], w=[3 * x, 4 * x]) for x in (1.0, 3.0, 2.0))
+    told = merged("numerics", [numerics(own), numerics({**others, "on one rank": "AAAA"})])["gradients"]
     assert told["sketches"] == both
-    assert "at_step" not in told
-    clipped = sketches(w=[1.0, 0.0])
-    assert merged("numerics", [numerics(both, clipped)] * 2)["gradients"]["sketches"] == both
+    assert told["apart"] == "rank 1: gradients of one step, v: a gradient of norm 3; on rank 0 a gradient of norm 1"
+    assert merged("numerics", [numerics(both)] * 2)["gradients"]["apart"] == ""
 
 
-def test_gradients_that_nothing_reduces_are_told_by_their_norms():
-    own, others = sketches(w=[3.0, 4.0]), sketches(w=[6.0, 8.0])
-    with pytest.raises(RanksDisagree) as found:
-        merged("numerics", [numerics(own, own), numerics(others, others)])
-    assert found.value.what == "gradients of one step, w"
-    assert (found.value.first, found.value.other) == ("a gradient of norm 5", "a gradient of norm 10")
+def test_gradients_that_an_optimizer_reduces_leave_the_ranks_the_same_weights():
+    """Each rank's own norms, and the same weights on all: nothing is wrong. With other weights, gradients are why."""
+    apart = [curve(norms=(1.0, 0.9), weights={"w": "a"}), curve(norms=(1.0, 0.6), weights={"w": "a"})]
+    assert merged("curve", apart)["gradient_norms"] == [1.0, 0.9]
+    for weights in ({"w": "b"}, {"w": ""}):
+        with pytest.raises(RanksDisagree) as found:
+            merged(
+                "curve", [apart[0] | {"weights": {"w": "a" if weights["w"] else ""}}, apart[1] | {"weights": weights}]
+            )
+        assert found.value.what.startswith("the gradients' norm")
 
 
 def test_replicas_that_go_apart_are_told():

@@ -143,6 +143,16 @@ def test_nor_do_the_addopts_of_an_ini_file(pytester, given):
     result.stderr.fnmatch_lines(["*is not taken from an ini file*", "*in the addopts of an ini file*"])
 
 
+def test_an_argument_file_gives_what_it_holds_and_no_more(pytester):
+    (pytester.path / "more.txt").write_text("\n".join(UPDATE))
+    (pytester.path / "args.txt").write_text("@more.txt\n-q")
+    assert settings_of(pytester, "@args.txt").update
+    pytester.makeini(f"[pytest]\naddopts = {' '.join(UPDATE)}")
+    (pytester.path / "more.txt").write_text("-q")
+    result = pytester.runpytest("@args.txt")
+    result.stderr.fnmatch_lines(["*is not taken from an ini file*"])
+
+
 def test_the_command_line_and_the_environment_do(pytester, monkeypatch):
     assert settings_of(pytester, *UPDATE).update
     monkeypatch.setenv("PYTEST_ADDOPTS", "--fp8-update-baselines '--fp8-reason=torch 2.13'")

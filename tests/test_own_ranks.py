@@ -113,18 +113,52 @@ class Two(nn.Module):
 
 fp8_workload = workload(
     build=Two,
-    batch=lambda step: {"x": batch(step), "image": randn(128, 64) if (step + dist.get_rank()) % 2 == 0 else None},
+    batch=lambda step: {"x": batch(step), "image": randn(128, 64) if (step + dist.get_rank()) % 2 == FIRST else None},
     loss=lambda model, given: (model(**given) - given["x"].sin()).square().mean(),
     parallelize=lambda model, mesh: DistributedDataParallel(model, find_unused_parameters=True),
 )
 
 @asked()
 def test(fp8_pair):
-    fp8_pair.assert_layers()
+    said = fp8_pair.assert_layers().headline
+    assert "was not called" not in said and f"rank {1 - FIRST} does not call what other ranks call" in said
+"""
+REDUCES_LATE = """
+import torch
+
+def reduce(optimizer, args, kwargs):
+    for parameter in optimizer.param_groups[0]["params"]:
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+
+class Reducing(torch.optim.AdamW):
+    def step(self, closure=None):
+        reduce(self, (), {})
+        return super().step(closure)
+
+def hooked(parameters):
+    optimizer = torch.optim.AdamW(parameters, 1e-3)
+    optimizer.register_step_pre_hook(reduce)
+    return optimizer
+
+fp8_workload = workload(optimizer=MADE, parallelize=lambda model, mesh: model)
+
+@asked()
+def test(fp8_pair):
+    assert "unless the optimizer reduces gradients" in fp8_pair.assert_layers().headline
+    fp8_pair.assert_numerics()
+    fp8_pair.assert_loss()
 """
 
 
-@pytest.mark.parametrize("module", [WRAPPED_LAYERS, ONE_BLOCK_SHARDED, BY_HAND, GIVES_THE_LOSS, OTHER_MODULES])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(WRAPPED_LAYERS, ONE_BLOCK_SHARDED, BY_HAND, GIVES_THE_LOSS),
+        *(f"FIRST = {rank}\n{OTHER_MODULES}" for rank in range(2)),
+        *(REDUCES_LATE.replace("MADE", made) for made in ("hooked", "lambda given: Reducing(given, 1e-3)")),
+    ],
+)
 def test_a_sound_way_of_ones_own_passes(pytester, module):
     pytester.makepyfile(HEAD + module)
     pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)
@@ -187,11 +221,59 @@ fp8_workload = workload(
 def test(fp8_pair):
     fp8_pair.assert_layers()
 """
+LEAVES_OUT = """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = block(), block()
+
+    def forward(self, x):
+        x = self.a(x)
+        if dist.get_rank() == 1 and type(self.b[0]) is not nn.Linear:
+            return x + sum(parameter.sum() for parameter in self.b.parameters()) * 0
+        return self.b(x)
+
+fp8_workload = workload(build=Two)
+
+@asked("ddp")
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
+NOT_REDUCED_IN_FP8 = """
+def inner(model, x):
+    inside = getattr(model, "module", model)
+    return loss(model if type(inside[0][0]) is nn.Linear else inside, x)
+
+fp8_workload = workload(loss=inner)
+
+@asked("ddp")
+def test(fp8_pair):
+    fp8_pair.assert_numerics()
+"""
+A_COPY = """
+import copy
+
+fp8_workload = workload(parallelize=lambda model, mesh: DistributedDataParallel(copy.deepcopy(model)))
+
+@asked()
+def test(fp8_pair):
+    fp8_pair.assert_layers()
+"""
 
 
 @pytest.mark.parametrize(
     ("module", "lines"),
     [
+        (
+            LEAVES_OUT,
+            [
+                "*2 converted layer(s) are never called, which the reference calls on rank 1*",
+                "*never called on rank 1: b.0, b.2*",
+            ],
+        ),
+        (NOT_REDUCED_IN_FP8, ["*not reduced over the ranks in the FP8 arm alone*", "*on rank 0 a gradient of norm*"]),
+        (A_COPY, ["*gave another model than the one it was given*", "*wrap the model that*"]),
+        (A_COPY.replace("DistributedDataParallel(copy.deepcopy(model))", "(model, mesh)"), ["*gave a tuple, and*"]),
         (DRIFTS, ["*differs from rank 0: weights after training, 0.0.weight*", "*replicas go apart in training*"]),
         (LOADS_ALONE, ["*weights before the conversion, 0.0.weight*", "*weights that one rank alone loads*"]),
         (RENAMED, ["*no module '0.0'*", "*wrap modules in build()*"]),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.fakes import H200, SUITE, install
+from pytest_fp8.report.files import write_report
+from pytest_fp8.report.known import note_failure
+from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.reading import read_report
 
+OUTCOMES = ("passed", "failed", "skipped")
 ONE = """
     import pytest
     from pytest_fp8 import Case
@@ -43,6 +48,7 @@ def test_a_gate_without_its_gpu_leaves_a_report_that_says_so(pytester, monkeypat
     assert "A gate that ran nothing is not green" in summary
     assert "driver not loaded" in summary
     assert (report["entries"], report["ran_on_gpu"], report["finished"]) == ({}, 0, True)
+    assert report["provenance"]["gpu"] == {"name": "none"}
     assert not (pytester.path / "out/index.html").exists()
 
 
@@ -80,6 +86,47 @@ def test_what_fails_the_session_by_itself_is_in_the_summary(pytester, monkeypatc
     assert "**no baseline for 2 case(s)" in summary
 
 
+def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(SUITE)
+    before = run(pytester, "--fp8-gpu=h200")[1]
+    files = sorted(pytester.path.glob("out/**/*"))
+    pytester.makepyfile(test_nothing_of_fp8="def test_plain(): pass")
+    for arguments in (["test_nothing_of_fp8.py"], ["test_typo.py"]):
+        result, after, _ = run(pytester, "--fp8-gpu=h200", *arguments)
+        assert result.ret != 0
+        assert after == before
+        assert sorted(pytester.path.glob("out/**/*")) == files
+        result.stdout.fnmatch_lines(["*keeps an earlier session's report: this one asked nothing of FP8*"])
+
+
+def test_what_fails_an_update_by_itself_is_in_a_report(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile("def test_plain(): pass")
+    result, report, _ = run(pytester, "--fp8-update-baselines", "--fp8-reason=x")
+    assert result.ret == 1
+    assert "nothing was stored" in report["problems"][-1]
+    assert report["provenance"]["gpu"]["name"] == H200.name
+
+
+def test_long_names_and_long_lists_are_cut_to_what_a_report_takes(tmp_path):
+    ledger = Ledger()
+    ledger.failed_tests, ledger.open_tests = ["x" * 3000], {"tiny": ["y" * 3000]}
+    write_report(ledger, tmp_path, {}, ["z" * 30_000])
+    report = json.loads((tmp_path / "report.json").read_text())
+    cut = [*report["failed_tests"], *report["open_tests"]["tiny"], *report["problems"]]
+    assert [len(text) for text in cut] == [2000, 2000, 20_000]
+    assert all(text.endswith("...") for text in cut)
+
+
+def test_a_test_that_passes_when_it_is_run_again_is_none_that_failed():
+    ledger = Ledger()
+    for outcome in ("failed", "passed"):
+        told = SimpleNamespace(nodeid="test_it", when="call", **{each: each == outcome for each in OUTCOMES})
+        note_failure(ledger, "tiny", told, OSError() if outcome == "failed" else None)
+    assert ledger.failed_tests == []
+
+
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught):
     install(monkeypatch, H200, executed_roles=("fprop",))
@@ -98,7 +145,7 @@ def test_a_fail_whose_exception_was_caught_is_told(pytester, monkeypatch, caught
         """
     )
     result = pytester.runpytest("--fp8-gpu=h200")
-    told = "tiny-torchao-rowwise layers is FAIL, and no test failed: its exception was caught"
+    told = "tiny-torchao-rowwise layers is FAIL, and no test failed with it: its exception was caught"
     assert (told in result.stdout.str()) is caught
     assert result.parseoutcomes() == ({"passed": 1} if caught else {"failed": 1})
 

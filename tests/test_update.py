@@ -13,8 +13,8 @@ from helpers.fakes import H200, SUITE, install
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.baselines.update import too_few
+from pytest_fp8.ci import CI_VARIABLES, ci_variable
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.options import CI_VARIABLES, ci_variable
 from pytest_fp8.report.ledger import Entry, Ledger
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"

@@ -139,8 +139,10 @@ def diff(options: argparse.Namespace) -> int:
     wanted = sorted(key for key in set(old) | set(new) if options.gpu in ("", key[0]))
     own = {case.id: case.tolerance for case in _cases(options)} if options.suite else {}
     tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
-    revisions = [compare_histories(old.get(key), new[key], tolerances.get(key[1])) for key in wanted if key in new]
     side = options.b or options.a or options.dir
+    candidates = CANDIDATES in side.absolute().parts[-3:]
+    pairs = [(key[1], old.get(key), new[key]) for key in wanted if key in new]
+    revisions = [compare_histories(one, two, tolerances.get(case), candidates) for case, one, two in pairs]
     # A run's candidates are of the cases that it measured.
     removed = not side.is_file() and side.name != CANDIDATES
     only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]

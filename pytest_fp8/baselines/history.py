@@ -38,12 +38,12 @@ def why_not_appended(old: Baseline | None, new: StoredSession) -> str:
     return ""
 
 
-def tampering(old: Baseline, new: Baseline) -> list[str]:
+def tampering(old: Baseline, new: Baseline, candidate: bool = False) -> list[str]:
     """What was done to the sessions of ``old`` besides appending to them, one line each. A full file loses its oldest
-    sessions, as many as were appended."""
+    sessions, as many as were appended. ``candidate``: ``new`` is one, which may have been promoted since."""
     if old.case_hash != new.case_hash:
         return []
-    new = _as_stored(old, new)
+    new = _as_promoted(old, new) if candidate else new
     first = next((i for i, session in enumerate(old.sessions) if session in new.sessions), len(old.sessions))
     leaves = first if len(new.sessions) == MAX_SESSIONS and _continues(old.sessions[first:], new.sessions) else 0
     kept = old.sessions[leaves:]
@@ -54,15 +54,10 @@ def tampering(old: Baseline, new: Baseline) -> list[str]:
     return found
 
 
-def _as_stored(old: Baseline, new: Baseline) -> Baseline:
-    """``new`` with sessions as ``old`` has them where they are candidates of the same run, which gave no reason."""
-    stored = {session.run: session for session in old.sessions}
-
-    def kept(session: StoredSession) -> StoredSession:
-        promoted = stored.get(session.run, session)
-        return session if session.reason or promoted.metrics != session.metrics else promoted
-
-    return replace(new, sessions=tuple(map(kept, new.sessions)))
+def _as_promoted(old: Baseline, new: Baseline) -> Baseline:
+    """``new`` with the reason that its newest session was promoted with, where ``old`` has it."""
+    promoted = (session for session in old.sessions if replace(session, reason=new.newest.reason) == new.newest)
+    return replace(new, sessions=(*new.sessions[:-1], next(promoted, new.newest)))
 
 
 def _continues(kept: Sequence[StoredSession], now: Sequence[StoredSession]) -> bool:

@@ -107,14 +107,17 @@ def revise(
     return Revision(new.case, new.gpu, changes, "", old.newest, new.newest)
 
 
-def compare_histories(old: Baseline | None, new: Baseline, tolerances: Mapping[str, float] | None = None) -> Revision:
-    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session."""
+def compare_histories(
+    old: Baseline | None, new: Baseline, tolerances: Mapping[str, float] | None = None, candidate: bool = False
+) -> Revision:
+    """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session.
+    ``candidate``: the new one is a run's candidate."""
     revision = revise(old, new, tolerances=tolerances)
     if old is None or revision.whole:
         return revision
     gone = {"not measured": "removed"}
     changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
-    return replace(revision, changes=changes, tampered=tuple(tampering(old, new)))
+    return replace(revision, changes=changes, tampered=tuple(tampering(old, new, candidate)))
 
 
 def compare_metric(

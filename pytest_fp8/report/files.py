@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """The number of what ``report.json`` holds; it grows where a field that readers use changes its meaning or goes.
 ``docs/report.schema.json`` describes it."""
+LONGEST_ID = 2000
+"""Characters of a test's name in a report."""
+LONGEST_PROBLEM = 20_000
+"""Characters of what makes a session fail, which may list files."""
 
 
 def write_report(
@@ -35,11 +39,15 @@ def write_report(
     provenance = dict(origin)
     for first in list(ledger.entries.values())[:1]:
         provenance = origin_of(first, origin)
+    told = ledger.to_json()
+    open_tests = told["open_tests"]
     report = {
         "schema": SCHEMA,
-        **ledger.to_json(),
+        **told,
+        "failed_tests": _cut(told["failed_tests"], LONGEST_ID),
+        "open_tests": open_tests and {case: _cut(tests, LONGEST_ID) for case, tests in open_tests.items()},
         "finished": finished,
-        "problems": list(problems),
+        "problems": _cut(problems, LONGEST_PROBLEM),
         "session_shift": shift_to_json(ledger),
         "provenance": provenance,
     }
@@ -47,6 +55,11 @@ def write_report(
     remove_unfinished(path)
     write_atomically(path, json.dumps(finite(report), indent=1, default=str, allow_nan=False) + "\n")
     return path
+
+
+def _cut(texts: Iterable[str], longest: int) -> list[str]:
+    """Texts as long as the schema takes them."""
+    return [text if len(text) <= longest else f"{text[: longest - 3]}..." for text in texts]
 
 
 def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Path], list[str]]:
@@ -99,15 +112,15 @@ def holds_report(folder: Path) -> bool:
     return isinstance(found, dict) and found.keys() >= {"schema", "entries", "provenance"}
 
 
-def remove_report(folder: Path, replaced: bool) -> None:
-    """Remove what lies beside a session's report in a folder, and its candidates; the report itself where it is not
-    ``replaced`` by the next one at once. Files of others stay, and folders with such files."""
+def remove_report(folder: Path) -> None:
+    """Remove what lies beside a session's report in a folder, and its candidates; the next report takes the place of
+    the report itself. Files of others stay, and folders with such files."""
     from pytest_fp8.baselines.store import load_baseline
     from pytest_fp8.report.formats import ACTION, BENCHER
     from pytest_fp8.report.page.write import NAME as PAGE
     from pytest_fp8.report.summary import NAME as SUMMARY
 
-    for name in (SUMMARY, BENCHER, ACTION, PAGE, *([] if replaced else ["report.json"])):
+    for name in (SUMMARY, BENCHER, ACTION, PAGE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)
     whole = folder / CANDIDATES

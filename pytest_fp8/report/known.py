@@ -32,6 +32,9 @@ def note_failure(ledger: Ledger, case: str, report: Any, error: BaseException | 
             whats.append(what)
     elif report.failed and report.nodeid not in ledger.failed_tests:
         ledger.failed_tests.append(report.nodeid)
+    elif report.passed and report.when == "call" and report.nodeid in ledger.failed_tests:
+        # It was run again.
+        ledger.failed_tests.remove(report.nodeid)
 
 
 def _told(error: BaseException | None) -> tuple[str, str] | None:

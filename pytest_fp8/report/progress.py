@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.arms.stopwatch import BUILD
-from pytest_fp8.options import ci_variable
+from pytest_fp8.ci import ci_variable
 from pytest_fp8.session_plan import in_words
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.wire import same_on_all_ranks
 from pytest_fp8.questions.ledger.compare import never_called
+from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 
 WORTH_NAMING = 0.02
@@ -32,10 +33,25 @@ def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
         if same_on_all_ranks(ledgers.fp8):
             found.append("all ranks were given one and the same batch: cut it by rank in batch(step)")
         if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
-            found.append("nothing travelled between the ranks in the step that was watched: each trains alone")
+            found.append(
+                "nothing travelled between the ranks in the forward and backward passes that were watched: unless the "
+                "optimizer reduces gradients, each rank trains alone"
+            )
+        found.append(_called_by_some(ledgers))
     if evidence.stacked_weights:
         found.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
     return [text for text in found if text]
+
+
+def _called_by_some(ledgers: TwoLedgers) -> str:
+    """Modules that one rank calls and another does not, in both arms: where a batch has no image, or by a fault."""
+    if ledgers.fp8.routes() or ledgers.reference.routes():
+        return ""
+    ranks = [{call.module for call in calls} for calls in ledgers.fp8.of_ranks()]
+    for rank, called in enumerate(ranks):
+        if less := outermost(set.union(*ranks) - called):
+            return f"rank {rank} does not call what other ranks call, in either arm: {some(less)}"
+    return ""
 
 
 def _odd_sizes(evidence: LayersEvidence) -> str:

@@ -117,6 +117,6 @@ def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
 
 
 def never_called(ledgers: TwoLedgers) -> list[str]:
-    """Converted layers that neither arm calls in training."""
-    called = {c.module for arm in (ledgers.reference, ledgers.fp8) for c in arm.calls}
+    """Converted layers that neither arm calls in training, on any rank."""
+    called = {c.module for arm in (ledgers.reference, ledgers.fp8) for calls in arm.of_ranks() for c in calls}
     return [name for name in ledgers.fp8.fp8_layers if name not in called]

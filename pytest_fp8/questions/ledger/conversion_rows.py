@@ -131,21 +131,25 @@ def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     """A converted layer that the reference's model calls is called. A layer whose rows a router chooses may rest."""
     if explained.other_modules or explained.unclear:
         return
-    called = {c.module for c in ledgers.fp8.calls}
-    wanted = {c.module for c in ledgers.reference.calls if c.phase == "forward"}
-    passed = [n for n in ledgers.fp8.fp8_layers if n in wanted - called and n not in explained.routed]
-    for name in passed[:1]:
+    ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
+    for rank, (reference, fp8) in enumerate(ranks):
+        wanted, called = {c.module for c in reference if c.phase == "forward"}, {c.module for c in fp8}
+        passed = [n for n in ledgers.fp8.fp8_layers if n in wanted - called and n not in explained.routed]
+        if not passed:
+            continue
+        where = f" on rank {rank}" if rank else ""
         yield Difference(
-            headline=f"{len(passed)} converted layer(s) are never called, which the reference calls",
-            what=name,
-            reference=f"{name} is called",
-            fp8=f"never called: {some(passed)}",
+            headline=f"{len(passed)} converted layer(s) are never called, which the reference calls{where}",
+            what=passed[0],
+            reference=f"{passed[0]} is called{where}",
+            fp8=f"never called{where}: {some(passed)}",
             cause="the FP8 arm goes past the layer: a block that keeps a reference to the unconverted module or to the "
             "weight, F.linear(x, layer.weight), or a forward pass that looks at the layer's class",
             next_step="call the layer itself, and convert before anything takes references to layers; where it is a "
             "library that goes past them, they run in BF16 all the same: Workload(leave=(names,)) says so",
             verdict=FAIL,
         )
+        return
 
 
 def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:

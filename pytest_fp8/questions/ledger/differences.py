@@ -57,7 +57,8 @@ class Explained:
         self.layers = set(ledgers.fp8.fp8_layers) | libraries
         self._inside = tuple(f"{name}." for name in self.layers)
         self.unclear = ledgers.reference.uncertain or ledgers.fp8.uncertain
-        self.routed = {c.module for arm in (ledgers.reference, ledgers.fp8) for c in arm.calls if c.routed}
+        every = (call for arm in (ledgers.reference, ledgers.fp8) for calls in arm.of_ranks() for call in calls)
+        self.routed = {call.module for call in every if call.routed}
         self.routes = ledgers.reference.routes() or ledgers.fp8.routes()
         self.work = not self.other_modules and ledgers.reference.watched and ledgers.fp8.watched
         """Whether modules, products and operators can be compared one by one."""

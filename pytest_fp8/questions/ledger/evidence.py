@@ -140,6 +140,7 @@ class ArmLedger:
     batch: Sequence[TensorNote]
     entered: Sequence[Entered]
     calls: Sequence[ModuleCalls]
+    """Of rank 0."""
     classes: Mapping[str, str]
     """Module that was called -> its class."""
     products: Sequence[OwnedProduct]
@@ -180,10 +181,17 @@ class ArmLedger:
     ranks: int = 1
     wire: Sequence[Collective] = ()
     """What travelled between the ranks."""
+    elsewhere: Sequence[Sequence[ModuleCalls]] = ()
+    """``calls`` of the other ranks, from rank 1 on."""
+
+    def of_ranks(self) -> list[Sequence[ModuleCalls]]:
+        """The calls of each rank."""
+        return [self.calls, *self.elsewhere]
 
     def routes(self) -> bool:
         """Whether any size follows from numbers that the model computed."""
-        return self.uncertain or any(c.routed for c in self.calls) or any(p.routed for p in self.products)
+        calls = (call for rank in self.of_ranks() for call in rank)
+        return self.uncertain or any(c.routed for c in calls) or any(p.routed for p in self.products)
 
 
 @dataclass(frozen=True)

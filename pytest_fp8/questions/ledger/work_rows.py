@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import (
@@ -27,10 +27,13 @@ def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
     """Number and input shape of each module's calls, in training and in evaluations."""
     if not explained.work or explained.unclear:
         return
-    one, two = (_calls(arm) for arm in (ledgers.reference, ledgers.fp8))
-    other = [n for n in dict.fromkeys([*one, *two]) if one.get(n, {}) != two.get(n, {}) and not _open(n, explained)]
-    for name in outermost(other):
-        yield other_work(f"calls of {name or 'the model'}", _told(one.get(name, {})), _told(two.get(name, {})))
+    ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
+    for rank, (one, two) in enumerate(map(_calls, calls) for calls in ranks):
+        other = [n for n in dict.fromkeys([*one, *two]) if one.get(n, {}) != two.get(n, {}) and not _open(n, explained)]
+        where = f" on rank {rank}" if rank else ""
+        for name in outermost(other):
+            what = f"calls of {name or 'the model'}{where}"
+            yield other_work(what, _told(one.get(name, {})), _told(two.get(name, {})))
 
 
 def _open(name: str, explained: Explained) -> bool:
@@ -38,9 +41,9 @@ def _open(name: str, explained: Explained) -> bool:
     return name in explained.routed or explained.inside(name)
 
 
-def _calls(arm: ArmLedger) -> dict[str, Counter[str]]:
+def _calls(rank: Sequence[ModuleCalls]) -> dict[str, Counter[str]]:
     calls: dict[str, Counter[str]] = {}
-    for call in arm.calls:
+    for call in rank:
         if call.phase != RECOMPUTE:
             calls.setdefault(call.module, Counter())[f"{call.phase} of {size(call.shape)}"] += call.count
     return calls

@@ -15,7 +15,7 @@ from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.formats import find_in_formats
-from pytest_fp8.questions.numerics.gradients import Difference, differences, find_in_gradients, undecided
+from pytest_fp8.questions.numerics.gradients import Difference, differences, find_apart, find_in_gradients, undecided
 from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
 from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, later_limits_of, limits_of
 from pytest_fp8.questions.numerics.products import (
@@ -43,6 +43,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or _not_finite(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
+        or find_apart(evidence)
         or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_handed_on(evidence)
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
+from pytest_fp8.verdicts import Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,6 +82,22 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
     arms = [_numbers(arm) for arm in (evidence.bf16.gradients, evidence.fp8.gradients, *evidence.moved)]
     with np.errstate(invalid="ignore", over="ignore"):
         return _differences(evidence, *arms)
+
+
+def find_apart(evidence: NumericsEvidence) -> Finding | None:
+    """Ranks with gradients of their own in one arm alone. In both arms they may be reduced later, and the loss question
+    looks at the weights."""
+    fp8, bf16 = evidence.fp8.gradients.apart, evidence.bf16.gradients.apart
+    if bool(fp8) == bool(bf16):
+        return None
+    arm, other = ("FP8", "BF16") if fp8 else ("BF16", "FP8")
+    return Verdict.FAIL if fp8 else Verdict.INVALID, {
+        "headline": f"gradients are not reduced over the ranks in the {arm} arm alone",
+        "expected": f"after the backward pass the same gradients on every rank, as in the {other} arm",
+        "seen": fp8 or bf16,
+        "cause": "that arm calls the model inside the wrapper that reduces them, or leaves no_sync() open",
+        "next_step": "call the parallelized model itself in both arms; leave no_sync() before the last backward pass",
+    }
 
 
 def _differences(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,8 @@ from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
 from pytest_fp8.worker.answers.moved_weights import moved_operands, moved_weights
 from pytest_fp8.worker.run.curves import norm_of
 from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import is_part, values_of, whole_gradient
+from pytest_fp8.worker.state.shards import values_of, whole_gradient
 from pytest_fp8.worker.state.training_state import buffers_kept
-from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.restored import hooked, hooks_of
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.watch.ledger_weights import random_state
@@ -84,8 +83,7 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
     sketches: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
     before = random_state()
-    at_step: dict[str, torch.Tensor] = {}
-    with engine.standing_still(), sketched(engine, sketches, filled, at_step) as (reached, phase):
+    with engine.standing_still(), sketched(engine, sketches, filled) as (reached, phase):
         loss = engine.step(batch, phase)
     silent = sorted(
         plain_name(name)
@@ -95,38 +93,31 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
     drew = before != random_state()
     engine.park()
     found = {
-        "sketches": _as_text(sketches),
+        "sketches": {name: b64encode(each.cpu().numpy().tobytes()).decode() for name, each in sketches.items()},
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),
         "random": random_state(),
         "zeros": {name: 1 - float(share) for name, share in filled.items()},
+        "apart": "",
     }
-    return {**found, "at_step": _as_text(at_step)} if engine.case.gpus > 1 else found, drew
-
-
-def _as_text(sketches: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    return {name: b64encode(sketch.cpu().numpy().tobytes()).decode() for name, sketch in sketches.items()}
+    return found, drew
 
 
 @contextmanager
 def sketched(
-    engine: Engine,
-    sketches: dict[str, torch.Tensor],
-    filled: dict[str, torch.Tensor],
-    at_step: dict[str, torch.Tensor],
+    engine: Engine, sketches: dict[str, torch.Tensor], filled: dict[str, torch.Tensor]
 ) -> Iterator[tuple[set[int], Phase]]:
     """While open, note each parameter's gradient whenever it was accumulated; the last one counts. Gives the ids of the
     parameters that got one, and the phase to run the step with. ``filled``: for the share of values that are not 0.
 
     Hooks of the parameters and not of the optimizer, because a step of the user's own clips gradients before that. With
-    several ranks at the end of each backward pass, when gradients are reduced; of a sharded one the whole. ``at_step``:
-    for those of several ranks as the optimizer is given them, which a step of the user's own may reduce by itself.
+    several ranks at the end of each backward pass, when most ways have reduced them; of a sharded one the whole.
     """
     fused, places = engine.fused_params, rotated(engine.device)
     reached: set[int] = set()
 
-    def noting(name: str, into: dict[str, torch.Tensor] = sketches) -> Callable[[torch.Tensor], None]:
+    def noting(name: str) -> Callable[[torch.Tensor], None]:
         def note(parameter: torch.Tensor) -> None:
             whole = whole_gradient(parameter)
             if whole is None:
@@ -134,8 +125,8 @@ def sketched(
             reached.add(id(parameter))
             for part, gradient in split([(name, whole)], fused):
                 plain = plain_name(part)
-                into.pop(plain, None)
-                into[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
+                sketches.pop(plain, None)
+                sketches[plain] = sketch(gradient, zlib.crc32(plain.encode()), places)
                 filled[plain] = torch.count_nonzero(values_of(gradient)) / max(gradient.numel(), 1)
 
         return note
@@ -149,13 +140,7 @@ def sketched(
             for one, parameter in trained if name == "backward" else ():
                 noting(one)(parameter)
 
-        def given(*_: Any) -> None:
-            for one, parameter in trained:
-                if not is_part(parameter):
-                    noting(one, at_step)(parameter)
-
-        with around_step(engine.optimizer, given):
-            yield reached, phase
+        yield reached, phase
         return
     with hooked([handle for name, p in trained for handle in _around_others(p, noting(name))]):
         yield reached, nullcontext

@@ -72,6 +72,12 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
     names = [name for name, _ in model.named_modules()]
     given = own.parallelize(model, mesh)
     wrapped = model if given is None else given
+    if not isinstance(wrapped, torch.nn.Module):
+        raise WorkloadError(
+            f"parallelize() gave a {type(wrapped).__name__}, and no model",
+            "it returns more than the model, or something else",
+            "return the wrapped model alone, or nothing where the model itself was sharded",
+        )
     if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
         raise WorkloadError(
             "parallelize() gave a FullyShardedDataParallel, which is not covered",
@@ -79,7 +85,14 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
             "fully_shard(), which torch has in its place",
         )
     left = {name for name, _ in inner_model(wrapped, model).named_modules()}
-    if missing := [name for name in names if name not in left]:
+    missing = [name for name in names if name not in left]
+    if missing and not any(module is model for module in wrapped.modules()):
+        raise WorkloadError(
+            "parallelize() gave another model than the one it was given",
+            "it wraps a copy, or builds a model of its own: the weights of this one were set, and converted",
+            "wrap the model that parallelize(model, mesh) is given",
+        )
+    if missing:
         raise WorkloadError(
             f"after parallelize() the model has no module {missing[0]!r} ({len(missing)} of {len(names)} are gone)",
             "a module was put into another one there, as checkpoint_wrapper() and torch.compile(layer) do: layers and "

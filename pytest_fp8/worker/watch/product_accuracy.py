@@ -11,14 +11,14 @@ from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast
 FORMATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 SMALLEST = 1e-12
 """What a largest magnitude is taken for at least; torchao's EPS."""
-SATURATES, LEFT = 4.0, 2.0**7
+SATURATES, LEFT = 4.0, {E4M3: 2.0**7, E5M2: 2.0**13}
 """How badly a scale may fit that was set before its operand was known: the largest value may be 4 times what the format
-holds; and it stays 7 binades above the format's smallest normal number, 224 times below the largest of E4M3 and 7
-million times below that of E5M2. Delayed scaling's scales are made of past steps. Emulated on a CPU with a 182M model:
-inputs are up to 2.2 times what their scales were made for, and gradients 2.0 times in the second step and 1.05 to 1.15
-times from the third pass over equal weights on, as each pass rounds otherwise. A history of 1024 steps keeps the first,
-large gradients: after 13 steps gradients are down to a 8500th of them. An operand 8 times as large has a scale that was
-not renewed."""
+holds; and it stays 7 binades above E4M3's smallest normal number and 13 above E5M2's, 224 and 115 000 times below their
+largest ones: with less left, values that belong to a product become zero. Delayed scaling's scales are made of past
+steps. Emulated on a CPU with a 182M model: inputs are up to 2.2 times what their scales were made for, and gradients
+2.0 times in the second step and 1.05 to 1.15 times from the third pass over equal weights on, as each pass rounds
+otherwise. A history of 1024 steps keeps the first, large gradients: after 13 steps gradients are down to a 8500th of
+them. An operand 8 times as large has a scale that was not renewed."""
 STATISTICS = (
     "values",
     "power",
@@ -62,7 +62,7 @@ class Operand:
         if how.powers:
             scale = torch.exp2(torch.floor(torch.log2(scale)))
         if self.scale is not None and how.scales == TENSOR:
-            least = scale * (torch.finfo(FORMATS[how.format]).tiny * LEFT / limit)
+            least = scale * (torch.finfo(FORMATS[how.format]).tiny * LEFT[how.format] / limit)
             scale = torch.minimum(torch.maximum(self.scale.float(), least), scale * SATURATES)
         scaled = (self.lines.float() * scale).clamp(-limit, limit)
         values = (scaled.to(FORMATS[how.format]).float() / scale).to(self.lines.dtype)
