@@ -12,12 +12,16 @@ import inspect
 import io
 import re
 import sys
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
 from pytest_fp8.zoo.storage import storage_of
+
+
+NO_FILE = "<dynamic-code>"
+"""cloudpickle's name for the file of code that it sends."""
 
 
 def ship(value: Any, what: str, asked_by: str = "") -> str:
@@ -91,11 +95,13 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _pickled(value: Any) -> bytes:
-    """cloudpickle's bytes, the same for equal values; modules of a class of their own, too, go by their name.
+    """cloudpickle's bytes, the same for equal values; modules of a class of their own, too, go by their name, and code
+    keeps the name of its file.
 
     cloudpickle sends such a module by its content, which cannot be pickled. ``torch.backends.cudnn`` is one, and goes
     along with each function that mentions it. torch's own way to pickle a storage has its address among the bytes, and
-    a class of ``torch.autograd.Function`` has the number of such classes.
+    a class of ``torch.autograd.Function`` has the number of such classes. From 3.1.3 on cloudpickle calls every file
+    ``<dynamic-code>``: an error in an arm would show no line of the user's, and ``inspect.getsource()`` fail there.
     """
     import cloudpickle
 
@@ -103,6 +109,8 @@ def _pickled(value: Any) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, held: Any) -> Any:
+            if isinstance(held, CodeType) and held.co_filename != NO_FILE:
+                return code_of_file, (held.replace(co_filename=NO_FILE), held.co_filename)
             if isinstance(held, ModuleType) and type(held) is not ModuleType:
                 for name, module in list(sys.modules.items()):
                     if module is held:
@@ -120,6 +128,11 @@ def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
+
+
+def code_of_file(code: CodeType, filename: str) -> CodeType:
+    """The code as one that was compiled from the file."""
+    return code.replace(co_filename=filename)
 
 
 def identity(shipped: str) -> str:
