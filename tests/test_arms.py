@@ -126,6 +126,18 @@ def test_a_fork_has_the_import_path_of_now(tmp_path, monkeypatch):
     assert parent != os.getpid(), "the fork server's child"
 
 
+def test_a_variable_that_deepspeed_sets_when_it_is_imported_makes_no_fork_an_interpreter(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    arm = ArmProcess(fork=True)
+    try:
+        arm.build(spec())
+        parent, seen = call(arm, lambda: (os.getppid(), os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]))
+    finally:
+        arm.close()
+    assert seen == "1"
+    assert parent != os.getpid(), "the fork server's child"
+
+
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 

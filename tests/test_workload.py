@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -205,6 +206,20 @@ def test_a_module_that_is_found_nowhere_goes_by_value(project, tmp_path, monkeyp
 
 def test_this_test_s_own_function_goes_by_value():
     assert elsewhere(ship(functools.partial(nothing, 9), "a function")) == "9"
+
+
+def test_code_that_goes_by_value_keeps_the_name_of_its_file():
+    def outer():
+        def inner():
+            return [value for value in range(3)]
+
+        return inner
+
+    sent = unship(ship(outer, "a test"))
+    assert sent is not outer
+    assert {code.co_filename for code in (sent.__code__, sent().__code__)} == {__file__}
+    assert inspect.getsource(sent) == inspect.getsource(outer)
+    assert sent()() == [0, 1, 2]
 
 
 def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester):

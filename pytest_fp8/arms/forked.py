@@ -21,9 +21,10 @@ from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import made_again, session_folder, sockets_fit
 
 PRELOAD = "pytest_fp8.worker.preload"
-MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR", MARK)
+MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR", MARK, "PYTORCH_NVML_BASED_CUDA_CHECK")
 """Variables that may differ from the fork server's: pytest sets the first one anew for each test, multiprocessing gives
-each fork this process's import path as it is, and each arm has a folder of its own."""
+each fork this process's import path as it is, and each arm has a folder of its own. DeepSpeed sets the last one when it
+is imported, also by Accelerate, and torch reads it whenever it looks for a GPU."""
 _started_with: dict[str, str] = {}
 """The variables that the fork server was started with; empty before the first arm."""
 
