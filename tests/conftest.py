@@ -98,7 +98,14 @@ def _no_settings_from_outside(monkeypatch):
 
 
 @pytest.fixture
-def pytester(pytester, monkeypatch):
+def _torch_once(request):
+    """pytester forgets what was imported since it began, and torch cannot be imported twice by one process."""
+    if not fast(request.config):
+        import torch  # noqa: F401
+
+
+@pytest.fixture
+def pytester(_torch_once, pytester, monkeypatch):
     """The arms of its sessions in this process (`runpytest`) are forks of one fork server, which has imported their
     libraries: 3 s of CPU time that each session in a process of its own needs again. It needs equal variables."""
     for name in CHANGED_BY_PYTESTER:

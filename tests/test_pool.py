@@ -313,7 +313,7 @@ def ranks(world, monkeypatch):
     started = []
 
     def ranked(count, backend, *more):
-        started.append(FakeProcess(backend, *more))
+        started.append(FakeProcess(backend, *more[:2]))
         return started[-1]
 
     monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)

@@ -32,9 +32,8 @@ def on_one():
 @pytest.mark.parametrize(
     ("backend", "converted"), [("torchao", 14), ("accelerate_torchao", 13), ("accelerate_bf16", 0)]
 )
-def test_it_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch, backend, converted):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    arm = RankedProcess(2)
+def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, converted):
+    arm = RankedProcess(2, fork=True)
     try:
         arm.build(ArmSpec(micro("zero3", backend), "cpu", threads=1))
         # Its master weights are float32.
@@ -48,10 +47,9 @@ def test_it_trains_as_one_process_and_its_products_are_seen(on_one, monkeypatch,
         arm.close()
 
 
-def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monkeypatch, tmp_path):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path):
     case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
-    arm = RankedProcess(2)
+    arm = RankedProcess(2, fork=True)
     try:
         arm.build(ArmSpec(case, "cpu", threads=1))
         arm.request("curve", seed=0, steps=2)
@@ -83,7 +81,7 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(monkeypa
         arm.close()
 
 
-def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights(monkeypatch):
+def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights():
     """DeepSpeed leaves parts with one dimension: a factory that sorts by dimensions would sort them otherwise."""
 
     def optimizer(parameters):
@@ -93,8 +91,7 @@ def test_its_optimizer_has_the_groups_that_were_made_of_whole_weights(monkeypatc
         decayed, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() < 2]
         return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
 
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    arm = RankedProcess(2)
+    arm = RankedProcess(2, fork=True)
     try:
         arm.build(own("zero3", optimizer=optimizer))
         members = arm.request("ledger")["optimizer"]["members"]
@@ -178,8 +175,7 @@ OWN = """
 """
 
 
-def test_gradients_of_a_users_model_are_read_once_they_are_reduced(pytester, monkeypatch):
+def test_gradients_of_a_users_model_are_read_once_they_are_reduced(pytester):
     """DeepSpeed reduces its last ones after autograd's backward pass."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     pytester.makepyfile(OWN)
     pytester.runpytest("--fp8-strict").assert_outcomes(passed=1)

@@ -281,7 +281,7 @@ class ArmPool:
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with not_started.told_as_arm_error(spec.name):
-            return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how)
+            return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how, spec.device)
 
     def tight(self, *arms: Arm, times: float = 1.0) -> bool:
         """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.

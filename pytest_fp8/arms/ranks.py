@@ -40,7 +40,12 @@ class RankedProcess:
     """The processes of an arm's ranks, with the methods of :class:`~pytest_fp8.arms.process.ArmProcess`."""
 
     def __init__(
-        self, ranks: int, backend: str = "bf16", environment: ArmEnvironment | None = None, fork: bool = False
+        self,
+        ranks: int,
+        backend: str = "bf16",
+        environment: ArmEnvironment | None = None,
+        fork: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.name = "an arm"
         self._asked, self._answer_due = "", False
@@ -49,12 +54,12 @@ class RankedProcess:
         self.ranks: list[ArmProcess] = []
         try:
             for rank in range(ranks):
-                self.ranks.append(ArmProcess(backend, environment, fork, self._variables(rank, ranks)))
+                self.ranks.append(ArmProcess(backend, environment, fork, self._variables(rank, ranks, device)))
         except BaseException:
             self.close()
             raise
 
-    def _variables(self, rank: int, ranks: int) -> dict[str, str]:
+    def _variables(self, rank: int, ranks: int, device: str) -> dict[str, str]:
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -62,6 +67,8 @@ class RankedProcess:
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": ADDRESS,
             "MASTER_PORT": str(self.port),
+            # DeepSpeed takes a GPU where there is one, though the ranks are emulated.
+            **({"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}),
             # As under torchrun: what rank 0 prepares in the temporary folder, the others find.
             **({"TMPDIR": self.ranks[0].temporary} if rank and self.ranks[0].temporary else {}),
         }
