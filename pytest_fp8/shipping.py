@@ -19,7 +19,6 @@ from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
 from pytest_fp8.zoo.storage import storage_of
 
-
 NO_FILE = "<dynamic-code>"
 """cloudpickle's name for the file of code that it sends."""
 

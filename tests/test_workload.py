@@ -211,7 +211,7 @@ def test_this_test_s_own_function_goes_by_value():
 def test_code_that_goes_by_value_keeps_the_name_of_its_file():
     def outer():
         def inner():
-            return [value for value in range(3)]
+            return [step * 2 for step in range(3)]
 
         return inner
 
@@ -219,7 +219,7 @@ def test_code_that_goes_by_value_keeps_the_name_of_its_file():
     assert sent is not outer
     assert {code.co_filename for code in (sent.__code__, sent().__code__)} == {__file__}
     assert inspect.getsource(sent) == inspect.getsource(outer)
-    assert sent()() == [0, 1, 2]
+    assert sent()() == [0, 2, 4]
 
 
 def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester):
