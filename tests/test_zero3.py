@@ -47,6 +47,17 @@ def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, con
         arm.close()
 
 
+def test_nothing_is_compiled_for_it(monkeypatch, tmp_path):
+    """DeepSpeed's own collectives through shared memory: a minute, and an error without a compiler."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    arm = RankedProcess(2)
+    try:
+        arm.build(own("zero3"))
+    finally:
+        arm.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path):
     case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
     arm = RankedProcess(2, fork=True)
@@ -112,6 +123,7 @@ from pytest_fp8.worker.training.ranks import reshard
 zero.CONFIG["zero_optimization"] |= {
     "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 5000
 }
+zero.compile_no_collectives()
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(torch.bfloat16)
 call, optimizer, backward = zero.zero3(model, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
 rows = torch.ones(8, 64, dtype=torch.bfloat16)

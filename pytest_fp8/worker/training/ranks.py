@@ -38,6 +38,8 @@ def join(case: Case, device: torch.device) -> torch.device:
         )
     if dist.get_world_size() != case.gpus:
         raise RuntimeError(f"this process is one of {dist.get_world_size()} ranks, and the case has {case.gpus}")
+    if case.parallel == "zero3" and device.type == "cpu":
+        zero.compile_no_collectives()
     return device
 
 

@@ -83,6 +83,14 @@ def zero3(
     return engine, ZeroOptimizer(engine, groups), engine.backward
 
 
+def compile_no_collectives() -> None:
+    """Let ranks on a CPU speak through gloo alone. DeepSpeed would compile collectives through shared memory first,
+    which takes a minute on two cores, and fails where there is no compiler."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def settle(model: Any) -> None:
     """After a forward pass without a backward one, weights that DeepSpeed gathers ahead for the backward pass are still
     on their way, and it refuses to fill them."""
