@@ -27,7 +27,6 @@ def add_suites(commands: Any) -> None:
     add = commands.add_parser(
         "suites",
         help="run the suites of this package; takes pytest's options",
-        usage="pytest-fp8 suites [pytest's options], e.g. --fp8-gpu=h100 -m core",
         prefix_chars="+",
         add_help=False,
     )

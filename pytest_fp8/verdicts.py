@@ -11,7 +11,8 @@ from pytest_fp8.errors import explain
 
 
 class Verdict(Enum):
-    """FAIL fails a test. INCONCLUSIVE, INVALID and NOT_EXERCISED are shown, and fail under ``--fp8-strict`` alone."""
+    """FAIL fails a test. INCONCLUSIVE, INVALID and NOT_EXERCISED are shown and fail a test under ``--fp8-strict``; on a
+    declared GPU they fail the session at its end."""
 
     PASS = "PASS"
     IMPROVED = "IMPROVED"

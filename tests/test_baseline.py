@@ -266,8 +266,19 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
 def test_a_baseline_of_another_gpu_is_never_compared_with(stored):
     (stored / "h100").mkdir()
     os.rename(baseline_path(stored, "h200", GOOD.case), baseline_path(stored, "h100", GOOD.case))
-    with pytest.raises(BaselineError, match="another GPU"):
+    with pytest.raises(BaselineError, match="another GPU") as error:
         read(stored, gpu="h100")
+    assert f"pytest-fp8 suites -k {GOOD.case} --fp8-gpu=h100 --fp8-update-baselines" in error.value.next_step
+
+
+def test_a_case_of_ones_own_is_measured_by_pytest(tmp_path):
+    own = replace(GOOD, case="own-torchao-tensorwise")
+    write_baseline(tmp_path, own)
+    (tmp_path / "h100").mkdir()
+    os.rename(baseline_path(tmp_path, "h200", own.case), baseline_path(tmp_path, "h100", own.case))
+    with pytest.raises(BaselineError) as error:
+        read_baseline(tmp_path, "h100", own.case, own.case_hash)
+    assert f": pytest -k {own.case} --fp8-gpu=h100 --fp8-update-baselines" in error.value.next_step
 
 
 def test_a_candidate_that_was_not_fit_to_be_stored_is_never_compared_with(tmp_path):

@@ -472,6 +472,7 @@ def test_figures_that_were_taken_another_way_are_gated_on_with_a_note(stored):
     result = stored.runpytest("--fp8-gpu=h200")
     result.assert_outcomes(passed=10)
     result.stdout.fnmatch_lines(["1 baseline(s) were gated on although *taken another way*: tiny-torchao-rowwise"])
+    result.stdout.fnmatch_lines(["  next: pytest-fp8 suites -k tiny-torchao-rowwise --fp8-gpu=h200 *"])
 
 
 @pytest.mark.parametrize("metric", ["memory_ratio", "bf16_ms", "speedup"])

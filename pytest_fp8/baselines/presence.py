@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.check import measured_otherwise, unused
 from pytest_fp8.baselines.source import Source
-from pytest_fp8.baselines.store import gpu_option, parse_text
+from pytest_fp8.baselines.store import measuring, parse_text
 from pytest_fp8.baselines.strict import Unsound
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.errors import Fp8Error
@@ -42,8 +42,7 @@ def presence(ledger: Ledger, source: Source, folder: Source, gpu: str) -> Presen
         found.notes.append(
             f"{len(otherwise)} baseline(s) were gated on although their figures were taken another way than today "
             f"(measurement {MEASUREMENT}): {', '.join(otherwise)}\n"
-            f'  next: pytest-fp8 suites -k "{" or ".join(otherwise)}" {gpu_option(gpu)}--fp8-update-baselines '
-            '--fp8-reason "measured as today"'
+            f'  next: {measuring(gpu, *otherwise)}--fp8-reason "measured as today"'
         )
     return found
 

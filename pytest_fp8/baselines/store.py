@@ -48,8 +48,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
             expected=gpu,
             seen=found.gpu,
             cause="the file was copied between GPU folders",
-            next_step=f"delete it, then measure on a {gpu}: pytest-fp8 suites {gpu_option(gpu)}"
-            '--fp8-update-baselines --fp8-reason "..."',
+            next_step=f'delete it, then measure on a {gpu}: {measuring(gpu, case)}--fp8-reason "..."',
         )
     if found.case != case:
         raise BaselineError(
@@ -79,6 +78,13 @@ def gpu_option(gpu: str) -> str:
     return "" if gpu == "emulated" else f"--fp8-gpu={gpu} "
 
 
+def measuring(gpu: str, *cases: str) -> str:
+    """The command that measures these cases anew, with a space behind it. The suites have none of a user's own."""
+    run = "pytest" if any(case.startswith(OWN) for case in cases) else "pytest-fp8 suites"
+    names = f'"{" or ".join(cases)}"' if len(cases) > 1 else cases[0]
+    return f"{run} -k {names} {gpu_option(gpu)}--fp8-update-baselines "
+
+
 class Superseded(BaselineError):
     """What is stored is of another definition or format, and measuring again takes its place."""
 
@@ -93,9 +99,7 @@ def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
         "changed since; or a function draws sizes at random, so that each run has another hash"
         if own
         else "the case's model, recipe, sizes, data or way of measuring changed since",
-        next_step=f"measure it again: {'pytest' if own else 'pytest-fp8 suites'} -k {found.case} "
-        f"{gpu_option(found.gpu)}"
-        '--fp8-update-baselines --fp8-reason "the case changed: ..."',
+        next_step=f'measure it again: {measuring(found.gpu, found.case)}--fp8-reason "the case changed: ..."',
     )
 
 
