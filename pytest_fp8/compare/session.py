@@ -250,7 +250,7 @@ def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
 
 def _whose(fp8: SideSpeed, bf16: SideSpeed | None) -> str:
     """Whether a change that is more than noise is FP8's own, or BF16's too."""
-    if bf16 is None or abs(fp8.theta) <= fp8.half_width:
+    if bf16 is None or abs(fp8.moved.theta) <= fp8.moved.half_width():
         return ""
     own = own_change(fp8, bf16)
     if abs(own.theta) <= own.half_width():

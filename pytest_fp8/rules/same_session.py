@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.rules.change import Change, change_of, judge
-from pytest_fp8.rules.variance import MEASURED, Components, Process
+from pytest_fp8.rules.variance import Process
 from pytest_fp8.verdicts import Verdict
 
 PAIRS = (2, 4, 6)
@@ -20,31 +20,30 @@ blocks and 95 % with ten. A case takes 101 s of a GPU then (91 s with six), one 
 
 @dataclass(frozen=True)
 class SideSpeed:
-    """Head's speed over base's as a log ratio, ``theta`` +- ``half_width`` (99 %). Below zero head is slower."""
+    """Head's speed over base's, and what it proves. Below zero head is slower."""
 
-    theta: float
-    error: float
-    half_width: float
-    pairs: int
+    moved: Change
     verdict: Verdict
-    freedom: int
+
+    @property
+    def pairs(self) -> int:
+        """Fresh pairs of processes."""
+        return len(self.moved.each)
 
     @property
     def change(self) -> float:
         """Of the speed, as a fraction: -0.03 where the head takes 3 % longer."""
-        return math.expm1(self.theta)
+        return math.expm1(self.moved.theta)
 
     @property
     def interval(self) -> tuple[float, float]:
-        return math.expm1(self.theta - self.half_width), math.expm1(self.theta + self.half_width)
+        """Of :attr:`change`, 99 %."""
+        theta, half = self.moved.theta, self.moved.half_width()
+        return math.expm1(theta - half), math.expm1(theta + half)
 
 
 def decide_same_session(
-    pairs: Sequence[Process],
-    tolerance: float,
-    looks: int = len(PAIRS),
-    cases: int = 1,
-    components: Components = MEASURED,
+    pairs: Sequence[Process], tolerance: float, looks: int = len(PAIRS), cases: int = 1
 ) -> SideSpeed:
     """``pairs``: per fresh pair of processes, one log ratio per ABBA block, ln(base time / head time).
 
@@ -55,13 +54,12 @@ def decide_same_session(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"a tolerance is a fraction between 0 and 1, not {tolerance}")
-    change = change_of(pairs, (), components)
-    verdict = judge(change, tolerance, cases, looks, last=len(pairs) >= PAIRS[looks - 1])
-    return SideSpeed(change.theta, change.error, change.half_width(), len(pairs), verdict, change.freedom)
+    change = change_of(pairs, ())
+    return SideSpeed(change, judge(change, tolerance, cases, looks, last=len(pairs) >= PAIRS[looks - 1]))
 
 
 def own_change(fp8: SideSpeed, bf16: SideSpeed) -> Change:
     """FP8's change from base to head less BF16's, as a log ratio. Where its 99 % interval has zero in it, the change is
     common to both precisions."""
-    freedom = min(fp8.freedom, bf16.freedom)
-    return Change(fp8.theta - bf16.theta, math.hypot(fp8.error, bf16.error), freedom)
+    one, two = fp8.moved, bf16.moved
+    return Change(one.theta - two.theta, math.hypot(one.error, two.error), min(one.freedom, two.freedom))

@@ -40,31 +40,17 @@ BASELINE_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Speedup:
-    """The speedup as a log ratio: ``theta`` +- ``half_width`` (99 % interval of the measurement alone)."""
+    """The measured speedup, and what it proves against a floor and a history."""
 
-    theta: float
-    half_width: float
+    here: Change
+    """This session's log ratio, with the error of its processes alone."""
     verdict: Verdict
     reason: str
     """``floor``, ``baseline``, or empty."""
-    change: float | None = None
-    """``theta`` less the history's, in log; ``None`` without a history."""
-    change_half_width: float | None = None
-    """Of its 99 % interval, which has the sessions' and the history's own noise in it."""
-    change_error: float | None = None
-    """Its standard error."""
-    own_error: float | None = None
-    """Of that, what comes of processes and not of sessions."""
+    change: Change | None = None
+    """Against the history, with the sessions' and the history's own noise; ``None`` without one."""
     tolerance: float = 0.0
     """The loss that was gated on, as a fraction: the tolerance asked for, or what the history can hold."""
-
-    @property
-    def ratio(self) -> float:
-        return math.exp(self.theta)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return math.exp(self.theta - self.half_width), math.exp(self.theta + self.half_width)
 
 
 def log_ratios(reference: Sequence[float], fp8: Sequence[float]) -> list[float]:
@@ -118,17 +104,7 @@ def decide_speedup(
         gated_at = max(tolerance, holds(history, components, cases, blocks))
         verdicts.append(("baseline", _against_history(change, gated_at, cases, looks, processes)))
     verdict, reason = _least_good(verdicts)
-    return Speedup(
-        here.theta,
-        here.half_width(),
-        verdict,
-        reason,
-        change.theta if change else None,
-        change.half_width() if change else None,
-        change.error if change else None,
-        change.own_error if change else None,
-        gated_at,
-    )
+    return Speedup(here, verdict, reason, change, gated_at)
 
 
 def _against_history(change: Change, tolerance: float, cases: int, looks: int, processes: Session) -> Verdict:

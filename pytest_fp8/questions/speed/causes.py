@@ -30,12 +30,13 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
             "cause": f"the host: {ranges}, where the GPU works {busy:.1f} ms in {arm}'s",
             "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
         }
-    if result.reason == "baseline" and result.change_error and result.own_error:
-        sessions = math.sqrt(result.change_error**2 - result.own_error**2)
-        if sessions > result.own_error:
+    if result.reason == "baseline" and result.change is not None:
+        own = result.change.own_error
+        sessions = math.sqrt(result.change.error**2 - own**2)
+        if 0 < own < sessions:
             return {
                 "cause": f"sessions on other machines differ by {sessions:.2%} from the baseline's, this session's "
-                f"processes by {result.own_error:.2%}: more of them would not decide",
+                f"processes by {own:.2%}: more of them would not decide",
                 "next_step": "pytest-fp8 compare measures base and head in one session, where that cancels; or store "
                 "further sessions with --fp8-update-baselines",
             }

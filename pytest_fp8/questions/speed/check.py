@@ -16,7 +16,7 @@ from pytest_fp8.questions.speed.account import Account, launch_bound_arms
 from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_the_host, why_slow, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, judged_busy
 from pytest_fp8.questions.speed.sound import not_fp8s_own
-from pytest_fp8.rules.change import level
+from pytest_fp8.rules.change import Change, level
 from pytest_fp8.rules.speed import GATED_CASES, LOOKS, Speedup, decide_speedup, ratios_by_process
 from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.rules.variance import MEASURED, Components, Session
@@ -70,7 +70,7 @@ def check_speedup(
         result = decide(busy, history=history, components=components.of_busy())
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
-        "gated_speedup": result.ratio,
+        "gated_speedup": result.here.ratio,
         NO_BASELINE: result.verdict is Verdict.NOT_EXERCISED,
         **_of_history(result, history),
         "waits_for_host": launch_bound(account.fp8) if account is not None else "",
@@ -80,13 +80,13 @@ def check_speedup(
     found = (
         disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
         or other_work
-        or not_fp8s_own(account, evidence, result.interval[0], on_busy)
+        or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
     )
     if found is None:
         seen = _seen(result, numbers, account if on_busy else None)
         seen += f"; {_processes(processes, busy if on_busy else processes)}"
         if result.change is not None:
-            seen += f"; {_change(result)} against the baseline of {len(history)} session(s)"
+            seen += f"; {_change(result.change)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
         lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
         found = slower_by_the_host(account, seen, against) if lost else None
@@ -104,7 +104,7 @@ def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
     below the floor and a further pair of processes may decide."""
     if not floor or result.reason != "floor":
         return False
-    return result.verdict is not Verdict.INCONCLUSIVE or (result.ratio < floor and processes < LOOKS[-1][0])
+    return result.verdict is not Verdict.INCONCLUSIVE or (result.here.ratio < floor and processes < LOOKS[-1][0])
 
 
 def _processes(timed: Session, judged: Session) -> str:
@@ -130,19 +130,19 @@ def _note(busy: Speedup, account: Account | None, numbers: Mapping[str, Any]) ->
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    return [f"speedup judged by busy time, {busy.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"]
+    return [f"speedup judged by busy time, {busy.here.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"]
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
     """``busy``: the account, where busy time is asked."""
-    low, high = result.interval
+    low, high = result.here.interval
     if busy is None:
         return (
-            f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
+            f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}]: BF16 {numbers['bf16_ms']:.2f} ms, "
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
     return (
-        f"{result.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy, numbers)}: the GPU works "
+        f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy, numbers)}: the GPU works "
         f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
         f"{busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
     )
@@ -183,9 +183,9 @@ def _explain(
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
     """The decision's numbers: ratios, milliseconds a step (medians over all blocks), MHz."""
-    low, high = result.interval
+    low, high = result.here.interval
     return {
-        "speedup": result.ratio,
+        "speedup": result.here.ratio,
         "low": low,
         "high": high,
         "bf16_ms": float(np.median(np.concatenate([np.asarray(x) for x in evidence.bf16]))),
@@ -199,10 +199,11 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Sess
 
 
 def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
+    change = result.change
     return {
-        "change": None if result.change is None else math.expm1(result.change),
-        "change_error": result.change_error,
-        "own_error": result.own_error,
+        "change": math.expm1(change.theta) if change else None,
+        "change_error": change.error if change else None,
+        "own_error": change.own_error if change else None,
         "gated_baseline": math.exp(level(history)) if history else None,
         "sessions": len(history),
         "tolerance": result.tolerance,
@@ -253,7 +254,7 @@ def _other_attention(evidence: TimingEvidence) -> Finding | None:
 def _slow_host(bf16_ms: float, baseline_ms: Sequence[Sequence[float]], result: Speedup) -> Finding | None:
     """A small loss where BF16 is rather slow."""
     slower = min((math.log(bf16_ms / median(session)) for session in baseline_ms), default=0.0)
-    small = result.change is not None and -result.change <= SMALL * slower
+    small = result.change is not None and -result.change.theta <= SMALL * slower
     return _outside_band(bf16_ms, baseline_ms, NEAR) if slower > NEAR and small else None
 
 
@@ -277,13 +278,11 @@ def _attention(operators: Mapping[str, Sequence[str]]) -> list[str]:
     return sorted({kernel_family(kernel) for kernels in operators.values() for kernel in kernels})
 
 
-def _change(result: Speedup) -> str:
+def _change(change: Change) -> str:
     """``-3.1% [-4.4%, -1.8%]``: the change against the baseline, with a 99 % interval that includes the difference
     between sessions and the baseline's own noise."""
-    assert result.change is not None
-    assert result.change_half_width is not None
-    low, high = result.change - result.change_half_width, result.change + result.change_half_width
-    return f"{math.expm1(result.change):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+    low, high = change.theta - change.half_width(), change.theta + change.half_width()
+    return f"{math.expm1(change.theta):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
 
 
 def _against(floor: float | None, tolerance: float, result: Speedup, history: Sequence[Session]) -> str:

@@ -85,7 +85,7 @@ class SpeedQuestion:
         )
         kept = decide(history=self.history("speedup"), floor=None)
         fast = decide(floor=self.arms.case.floor)
-        known = fast.verdict is Verdict.PASS or fast.interval[1] < self.arms.case.floor
+        known = fast.verdict is Verdict.PASS or fast.here.interval[1] < self.arms.case.floor
         return kept.verdict in (Verdict.PASS, Verdict.NOT_EXERCISED) and known
 
     def timing(self, look: int) -> TimingEvidence:
