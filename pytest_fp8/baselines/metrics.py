@@ -9,14 +9,13 @@ from typing import Any
 
 from pytest_fp8.baselines.strict import Check, Unsound, listed, number
 from pytest_fp8.case import Case
+from pytest_fp8.rules.loss import LOSS_MARGIN
 
 QUIET_BUSY = "quiet_busy_speedup"
 """Busy times of a session in which no arm waited for its host. Its steps are gated on; a gate on a slower host, where
 an arm waits, asks these."""
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
-LOSS_BOUNDS = (0.02, 0.05)
-"""The loss rule's own bounds of its margin in nats, :data:`pytest_fp8.rules.loss.LOSS_MARGIN`, without its numpy."""
 AGREE = 0.005
 """How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Medians of
 equal blocks lie between the smallest and the largest of them, apart from drift within a block: of the 123 processes
@@ -87,8 +86,8 @@ METRICS: Mapping[str, Metric] = {
     "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", listed(number(0, 1 + 1e-9), 1, 1)),
     "fp8_layers": _count("Linears in FP8"),
     **{f"fp8_{role}": _count(f"{role} products in FP8 per step") for role in ("fprop", "dgrad", "wgrad", "recompute")},
-    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_BOUNDS[0]),
-    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_BOUNDS[0], informational=True),
+    "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN[0]),
+    "loss_twin_gap": Metric("nats", "two-sided", "loss", _GAPS, LOSS_MARGIN[0], informational=True),
     "memory_ratio": Metric("FP8 over BF16 peak of allocated bytes", "lower", "memory", _OVER_BF16, 0.02),
     "activation_ratio": Metric(
         "FP8 over BF16 bytes that the forward pass adds", "lower", "memory", _OVER_BF16, 0.02, informational=True
@@ -118,12 +117,6 @@ def informational(name: str, held: Container[str]) -> bool:
 def lacking(case: Case, held: Sequence[str]) -> list[str]:
     """The metrics that a baseline of this case must have and that are not among those ``held``."""
     return [name for question, names in REQUIRED.items() if case.asks(question) for name in names if name not in held]
-
-
-def loss_tolerance(twin_gaps: Sequence[float]) -> float:
-    """The loss rule's margin in nats from the gaps of BF16 against BF16, without the loss that it can be a share of."""
-    noise = 3 * math.sqrt(sum(gap**2 for gap in twin_gaps) / len(twin_gaps)) if twin_gaps else 0.0
-    return min(max(noise, LOSS_BOUNDS[0]), LOSS_BOUNDS[1])
 
 
 def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:

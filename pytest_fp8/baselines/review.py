@@ -12,10 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from pytest_fp8.baselines.history import tampering
-from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational, loss_tolerance
+from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.change import change_of, figure
+from pytest_fp8.rules.loss import LossScale, loss_margin
 from pytest_fp8.rules.variance import measured_of
 
 BESIDE = {*ACCOUNT, QUIET_BUSY}
@@ -96,7 +97,8 @@ def revise(
     if old is None:
         changes = tuple(_first(name, new.values(name)) for name in new.metrics if name not in BESIDE)
         return Revision(new.case, new.gpu, changes, whole or "no earlier baseline", None, new.newest)
-    known = {"loss_gap": loss_tolerance(old.values("loss_twin_gap")), **(tolerances or {})}
+    # In nats: what the loss is, of which the margin can be a share, is not stored.
+    known = {"loss_gap": loss_margin(old.values("loss_twin_gap"), LossScale(1.0)), **(tolerances or {})}
     held = sorted({*old.metrics, *new.metrics} - BESIDE)
     found = [compare_metric(name, old.history(name), new.values(name), known.get(name)) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.

@@ -3,7 +3,7 @@
 The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of a loss that is no
 cross-entropy they are shares: 0.02 says nothing of a squared error, whose size is a matter of its unit. So they are of
 a cross-entropy that ends below 1, and, more narrowly, of one above 10: 0.02 nats of 10, and 4 of a sum over a batch
-that ends at 2000.
+that ends at 2000. Loads no numpy: the command line, which must answer at once, needs some of this.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import pairwise
 
 from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
@@ -89,7 +88,7 @@ def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = T
     """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1. ``nats``:
     whether it is a cross-entropy."""
     tails = [tail(losses) for losses in bf16]
-    end = abs(sum(sum(losses) / len(losses) for losses in tails) / len(tails))
+    end = abs(_mean([_mean(losses) for losses in tails]))
     # min() and max() keep their first argument beside a NaN: the loss question judges what is not finite by itself.
     value = max(min(1.0, end), end / LARGE) if nats else end
     why = ""
@@ -107,7 +106,7 @@ def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = T
 
 def tail_gap(fp8: Sequence[float], bf16: Sequence[float]) -> float:
     """Mean of FP8 - BF16 over the last fifth of the steps (at least one), in the loss's own unit."""
-    return float(np.mean(np.asarray(tail(fp8)) - np.asarray(tail(bf16))))
+    return _mean([mine - reference for mine, reference in zip(tail(fp8), tail(bf16), strict=True)])
 
 
 def tail(losses: Sequence[float]) -> Sequence[float]:
@@ -117,7 +116,7 @@ def tail(losses: Sequence[float]) -> Sequence[float]:
 
 def loss_noise(bf16_gaps: Sequence[float]) -> float:
     """Three standard deviations of BF16-against-BF16 tail gaps about zero; 0 where there are none."""
-    return 3 * math.sqrt(float(np.mean(np.square(bf16_gaps)))) if len(bf16_gaps) else 0.0
+    return 3 * math.sqrt(_mean([gap * gap for gap in bf16_gaps])) if bf16_gaps else 0.0
 
 
 def loss_margin(bf16_gaps: Sequence[float], scale: LossScale, fp8_gaps: Sequence[float] = ()) -> float:
@@ -136,7 +135,7 @@ def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor:
     Few seeds can be close to each other by chance. Student's t is the only guard against that, so a FAIL needs more
     confidence than a PASS.
     """
-    mean = float(np.mean(gaps))
+    mean = _mean(gaps)
     seeds = len(gaps)
     bound = proven = math.inf
     if seeds > 1:
@@ -201,7 +200,12 @@ def loss_fall(curves: Sequence[Sequence[float]]) -> Fall:
     falls, variances = [], []
     for losses in curves:
         end = tail(losses)
-        falls.append(float(np.mean(losses[: len(end)]) - np.mean(end)))
-        step = robust_sigma(np.diff(losses).tolist()) / math.sqrt(2)
+        falls.append(_mean(losses[: len(end)]) - _mean(end))
+        step = robust_sigma([after - before for before, after in pairwise(losses)]) / math.sqrt(2)
         variances.append(2 * step**2 / len(end))
-    return Fall(float(np.mean(falls)), math.sqrt(sum(variances)) / len(curves))
+    return Fall(_mean(falls), math.sqrt(sum(variances)) / len(curves))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Not by :mod:`statistics`, which raises for infinities of both signs."""
+    return sum(values) / len(values)
