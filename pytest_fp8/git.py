@@ -16,8 +16,6 @@ REGULAR = ("100644", "100755")
 INSTALL = "install git, or put its folder into PATH; git --version"
 TRUST = "safe.directory "
 """What git says of a repository that another user owns, in every language."""
-
-
 OUTSIDE = "not a git repository"
 """What git says of a folder that is in none, in English."""
 
@@ -34,6 +32,11 @@ class GitError(Exception):
 def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
     """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. Raises :class:`GitError`."""
     return _git(folder, *arguments, seconds=seconds).decode(errors="backslashreplace")
+
+
+def naming_commit(revision: str) -> tuple[str, ...]:
+    """The arguments with which git prints the commit that a revision names."""
+    return "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
 
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:
@@ -73,9 +76,7 @@ def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         missing = isinstance(error, FileNotFoundError)
-        raise GitError(
-            str(error), "install git, or put its folder into PATH; git --version" if missing else ""
-        ) from error
+        raise GitError(str(error), INSTALL if missing else "") from error
     if done.returncode != 0:
         refusal = done.stderr.decode(errors="backslashreplace").strip()
         outside = f"run this in the project's checkout: {folder} is in none" if OUTSIDE in refusal else ""

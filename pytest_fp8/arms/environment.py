@@ -15,7 +15,7 @@ from typing import Any
 import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.git import GitError, git
+from pytest_fp8.git import GitError, git, naming_commit
 
 PROBE = """
 import importlib.util, json, sys
@@ -143,7 +143,7 @@ def require_base(python: str, revision: str, project: Path) -> None:
 
 def commit_of(revision: str, project: Path) -> str:
     """The commit that a revision names. Raises :class:`SettingsError`."""
-    return _git(project, revision, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    return _git(project, revision, *naming_commit(revision))
 
 
 @contextlib.contextmanager

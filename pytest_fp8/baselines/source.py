@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.git import GitError, committed, git
+from pytest_fp8.git import GitError, committed, git, naming_commit
 
 
 class Source(Protocol):
@@ -94,8 +94,7 @@ class Revision:
         prefix = "" if where == folder else f"{folder.relative_to(where).as_posix()}/"
         below = f"./{prefix}"
         try:
-            verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.revision}^{{commit}}")
-            commit = git(where, *verify).strip()
+            commit = git(where, *naming_commit(self.revision)).strip()
             found = committed(where, commit, below)
         except GitError as error:
             raise self._error(str(error) or "no such revision", error.next_step) from error
