@@ -21,7 +21,7 @@ from pytest_fp8.worker.watch.operators import OPERANDS, operand_formats, product
 from pytest_fp8.worker.watch.recomputation import watch_recomputation
 from pytest_fp8.worker.watch.te_products import TE_RANGE, te_product, watch_transformer_engine
 from pytest_fp8.worker.watch.trace import TraceEvent, total_ms
-from pytest_fp8.worker.watch.wire import is_collective, wire_times
+from pytest_fp8.worker.watch.wire import dtype_told, is_collective, wire_times
 
 PHASE = "fp8 phase: "
 STEP = "fp8 step"
@@ -144,7 +144,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
 def _product_of_event(event: TraceEvent, phase: str, operator: str, kernel: str) -> Product:
     one, two = OPERANDS[operator]
     fp8 = {"Float8" in event.dtypes[index] for index in (one, two)}
-    kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else _dtype_name(event.dtypes[one])
+    kind = FP8 if fp8 == {True} else "mixed" if len(fp8) == 2 else dtype_told(event.dtypes[one])
     product = product_of(phase, operator, tuple(event.shapes[one]), tuple(event.shapes[two]), kind, kernel)
     formats = operand_formats(event.dtypes[one], event.dtypes[two])
     return replace(product, formats=formats, fast_accumulation=event.fast_accumulation)
@@ -247,7 +247,3 @@ def ranges_with_kernels(events: list[TraceEvent], prefix: str) -> list[tuple[Tra
 def longest(launched: list[TraceEvent]) -> str:
     """The name of the kernel that took the most time: a product may come with a split-K reduction or a fill."""
     return max(launched, key=lambda kernel: kernel.end - kernel.start).name if launched else ""
-
-
-def _dtype_name(text: str) -> str:
-    return {"c10::BFloat16": "bfloat16", "float": "float32", "c10::Half": "float16"}.get(text, text)

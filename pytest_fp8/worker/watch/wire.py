@@ -53,6 +53,11 @@ def collective_of(phase: str, operator: str, tensors: Sequence[torch.Tensor]) ->
     return Collective(phase, kind, dtype_name(largest), largest.numel() * largest.element_size(), 1)
 
 
+def dtype_told(word: str) -> str:
+    """torch's name of the type that a profile tells by this word; the word itself where it is another."""
+    return SIZES.get(word, (word, 0))[0]
+
+
 def kind_of(name: str) -> str:
     """The kind of collective that an operator or a kernel of NCCL's is; empty where its name says none."""
     plain = name.partition("(")[0].replace("_", "").lower()
