@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason: str) -> Path:
     """Measure ``processes`` fresh pairs of ``blocks`` ABBA blocks each; gives the file."""
     from pytest_fp8.arms.pair import PairArms
+    from pytest_fp8.arms.stopwatch import BUILD
     from pytest_fp8.baselines.atomic import write_atomically
     from pytest_fp8.baselines.provenance import provenance
     from pytest_fp8.questions.speed.timing import BlockTimer
@@ -82,7 +83,7 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
     said = provenance(ROOT, pool.gpu.describe(), reason)
     taken: list[dict[str, Any]] = []
     for index in range(processes):
-        build_before, states_before = pool.seconds.get("build", 0.0), len(timer.states)
+        build_before, states_before = pool.stopwatch.by_operation.get(BUILD, 0.0), len(timer.states)
         started = time.monotonic()
         if index == 0:
             arms.start()
@@ -95,7 +96,7 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
                 "clocks_mhz": [state.clock for state in states],
                 "throttles": sorted({word for state in states for word in state.throttles}),
                 "strangers": len({pid for state in states for pid in state.strangers}),
-                "build_seconds": round(pool.seconds.get("build", 0.0) - build_before, 2),
+                "build_seconds": round(pool.stopwatch.by_operation.get(BUILD, 0.0) - build_before, 2),
                 "seconds": round(time.monotonic() - started, 2),
             }
         )

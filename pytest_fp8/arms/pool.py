@@ -125,11 +125,6 @@ class ArmPool:
         self._folders = Folders()
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Time spent waiting for arms, by operation."""
-        return self.stopwatch.by_operation
-
-    @property
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
         return {pid for process in self._processes.values() for pid in process.pids} | self._spares.pids

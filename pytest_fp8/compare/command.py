@@ -119,6 +119,7 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
 
 def print_comparisons(done: Sequence[Comparison]) -> None:
     """A row per arm, then each verdict in full."""
+    from pytest_fp8.report.durations import time_in_arms
     from pytest_fp8.report.tables import table
 
     rows = []
@@ -134,7 +135,5 @@ def print_comparisons(done: Sequence[Comparison]) -> None:
     table(COLUMNS, rows)
     for comparison in done:
         print(f"{comparison.case}: {comparison.decision.message}")
-        spent = sorted(comparison.seconds.items(), key=lambda item: -item[1])
-        named = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent if seconds >= 0.5)
-        if named:
-            print(f"time in arms: {named}")
+        if spent := time_in_arms(comparison.seconds):
+            print(spent)

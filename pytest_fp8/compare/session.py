@@ -163,7 +163,7 @@ def compare_in(
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
         disturbed += beside.disturbed
     decision = judge(fp8, bf16, tolerance, disturbed, _unsound(case, arms), evidence.attention, sides)
-    return Comparison(case.id, decision, fp8, bf16, times, dict(pool.seconds))
+    return Comparison(case.id, decision, fp8, bf16, times, pool.stopwatch.by_operation)
 
 
 def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:

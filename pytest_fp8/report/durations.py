@@ -6,8 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-BUILD = "build"
-"""The operation that answers no question."""
+from pytest_fp8.arms.stopwatch import BUILD
+
 Durations = Mapping[str, Any]
 """``elapsed``; ``waited``: arm -> operation -> seconds; ``builds``: arm -> seconds by phase of each of its builds."""
 
@@ -67,6 +67,13 @@ def _total(builds: list[Mapping[str, float]]) -> dict[str, float]:
         for phase, seconds in phases.items():
             total[phase] = total.get(phase, 0.0) + seconds
     return total
+
+
+def time_in_arms(spent: Mapping[str, float]) -> str:
+    """The operations that took at least half a second, largest first, in a line; empty where none did."""
+    parts = sorted(spent.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in parts if seconds >= 0.5)
+    return f"time in arms: {named}" if named else ""
 
 
 def _parts(spent: Mapping[str, float]) -> str:

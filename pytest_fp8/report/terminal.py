@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
 from pytest_fp8.report.cells import baseline_of, gradients_of
-from pytest_fp8.report.durations import duration_lines
+from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.paths import below
@@ -128,15 +128,6 @@ def did_not_run(ledger: Ledger) -> list[str]:
     return lines
 
 
-def time_spent(ledger: Ledger) -> str:
-    """Where the arms' time went, largest first."""
-    spent = Counter[str]()
-    for operations in ledger.durations.get("waited", {}).values():
-        spent.update(operations)
-    parts = spent.most_common()
-    return ", ".join(f"{what} {seconds:.0f} s" for what, seconds in parts if seconds >= 0.5)
-
-
 def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     """Everything that pytest-fp8 says at the end of a run."""
     from pytest_fp8.report import tables
@@ -153,9 +144,12 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
         reporter.write_line(tables.writable(line, encoding))
     for line in lines_of(list(notes), width):
         reporter.write_line(line, yellow=True)
-    spent = time_spent(ledger)
+    waited = Counter[str]()
+    for operations in ledger.durations.get("waited", {}).values():
+        waited.update(operations)
+    spent = time_in_arms(waited)
     durations = duration_lines(ledger.durations) if session.settings.durations else ()
-    for line in [*(folded(f"time in arms: {spent}", width) if spent else ()), *durations]:
+    for line in [*(folded(spent, width) if spent else ()), *durations]:
         reporter.write_line(tables.writable(line, encoding))
     for note in shift_lines(ledger):
         reporter.write_line(note, yellow=True)
