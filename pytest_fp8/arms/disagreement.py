@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
+
+from pytest_fp8.floats import in_text, of_text
 
 Answer = Mapping[str, Any]
 
@@ -122,13 +123,13 @@ def _norm_in_words(sketch: Any) -> str:
     """A sketch keeps lengths: the gradient's own, nearly."""
     if not isinstance(sketch, str):
         return in_words(sketch)
-    return f"a gradient of norm {math.hypot(*array('f', b64decode(sketch))):.5g}"
+    return f"a gradient of norm {math.hypot(*of_text(sketch)):.5g}"
 
 
 def mean_sketches(each: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The mean over the ranks of what all of them have."""
     found = {}
     for name in [name for name in each[0] if all(name in sketches for sketches in each)]:
-        values = zip(*(array("f", b64decode(sketches[name])) for sketches in each), strict=True)
-        found[name] = b64encode(array("f", map(fmean, values)).tobytes()).decode()
+        values = zip(*(of_text(sketches[name]) for sketches in each), strict=True)
+        found[name] = in_text(array("f", map(fmean, values)))
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from base64 import b64decode
 from collections.abc import Iterator
 
+from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
@@ -59,5 +59,5 @@ def _squares(one: str, two: str) -> tuple[float, float]:
     """|one - two|^2 and |one|^2."""
     import numpy as np
 
-    ours, theirs = (np.frombuffer(b64decode(text), dtype=np.float32).astype(np.float64) for text in (one, two))
+    ours, theirs = (np.array(of_text(text), dtype=np.float64) for text in (one, two))
     return float(((ours - theirs) ** 2).sum()), float((ours**2).sum())

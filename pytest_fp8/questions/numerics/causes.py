@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from base64 import b64decode
 from collections.abc import Sequence
 
+from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.gradients import Difference
@@ -68,7 +68,7 @@ def _forward(evidence: NumericsEvidence) -> tuple[str, str] | None:
     before = 0.0
     mine = evidence.fp8.outputs
     for name, text in evidence.bf16.outputs.items():
-        ours, theirs = (np.frombuffer(b64decode(t), dtype=np.float32) for t in (text, mine.get(name, "")))
+        ours, theirs = (np.asarray(of_text(t)) for t in (text, mine.get(name, "")))
         length = float(np.linalg.norm(ours))
         if ours.shape != theirs.shape or not length or not np.isfinite(theirs).all():
             continue

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import Finding, fail, some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
@@ -141,8 +141,7 @@ def _apart(moved: NDArray[Any], bf16: NDArray[Any]) -> tuple[float, float]:
 def _numbers(arm: Gradients) -> Vectors:
     import numpy as np
 
-    read = {name: np.frombuffer(b64decode(text), dtype=np.float32) for name, text in arm.sketches.items()}
-    return {name: numbers.astype(np.float64) for name, numbers in read.items()}
+    return {name: np.array(of_text(text), dtype=np.float64) for name, text in arm.sketches.items()}
 
 
 def find_in_gradients(

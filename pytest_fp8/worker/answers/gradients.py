@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.floats import in_text
 from pytest_fp8.questions.numerics.evidence import BUCKETS
 from pytest_fp8.worker.answers.instrumented import SEED, fit_scales
 from pytest_fp8.worker.answers.moved_weights import moved_operands, moved_weights
@@ -93,7 +93,7 @@ def _gradients(engine: Engine, seed: int) -> tuple[dict[str, Any], bool]:
     drew = before != random_state()
     engine.park()
     found = {
-        "sketches": {name: b64encode(each.cpu().numpy().tobytes()).decode() for name, each in sketches.items()},
+        "sketches": {name: in_text(each.cpu().numpy()) for name, each in sketches.items()},
         "silent": silent,
         "loss": float(loss),
         "data": data.fingerprint(batch),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.floats import in_text
 from pytest_fp8.worker.answers.instrumented import Observer
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.restored import hooked
@@ -40,7 +40,7 @@ class OutputWatch(Observer):
 
     def noted(self) -> dict[str, str]:
         """The field ``outputs`` of :class:`pytest_fp8.questions.numerics.evidence.ArmNumerics`."""
-        return {name: b64encode(values.cpu().numpy().tobytes()).decode() for name, values in self._values.items()}
+        return {name: in_text(values.cpu().numpy()) for name, values in self._values.items()}
 
     def _hook(self, name: str) -> Callable[..., None]:
         def after(module: torch.nn.Module, args: Any, output: Any) -> None:

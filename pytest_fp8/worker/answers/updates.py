@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.floats import in_text
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, Updates
 from pytest_fp8.worker.answers.gradients import rotated, sketch, total_norm
 from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
@@ -88,7 +88,7 @@ class _Given:
             steps=self._steps,
             size=self._size,
             digests={name: digest_of(local(self._weights[name]).detach()) for name in moved},
-            sketches={name: b64encode(each.cpu().numpy().tobytes()).decode() for name, each in moved.items()},
+            sketches={name: in_text(each.cpu().numpy()) for name, each in moved.items()},
         )
 
     def _sketch(self, name: str, weight: torch.Tensor) -> torch.Tensor:
