@@ -69,8 +69,6 @@ class Session:
         may ask any. ``whole``: nothing was left out by a path. Raises ``pytest.UsageError``."""
         from dataclasses import replace
 
-        import pytest
-
         from pytest_fp8.case import OWN
         from pytest_fp8.errors import SettingsError
         from pytest_fp8.markers import one_of_each, require_one_folder

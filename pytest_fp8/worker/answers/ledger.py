@@ -57,7 +57,7 @@ class StepLedger:
     def watching(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self.operators.watching())
-            stack.enter_context(self._following_optimizer())
+            stack.enter_context(around_step(self._engine.optimizer, self._before_step))
             yield
             self.switches_after = switches_of(self._engine.device)
             self.random = random_state()
@@ -82,13 +82,8 @@ class StepLedger:
         # Whose draw it is can be told for sure in the forward pass alone.
         self.draws.note(operator, self.operators.modules.owner(), tensor, again)
 
-    @contextmanager
-    def _following_optimizer(self) -> Iterator[None]:
-        """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
-        with around_step(self._engine.optimizer, self._before_step):
-            yield
-
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the gradients when the optimizer steps. Its step changes no weight here, and runs no hook."""
         self.stepped += 1
         engine = self._engine
         live = [(n, p) for n, p in engine.model.named_parameters(remove_duplicate=False) if p.grad is not None]

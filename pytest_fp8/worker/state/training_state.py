@@ -96,13 +96,10 @@ def _tensor(name: str, value: torch.Tensor) -> Any:
     value = value.detach()
     if value.numel() == 1 and optimizer_extras.is_tensor(value) and not value.is_complex():
         return value.item()
-    parts = digests({key: torch.view_as_real(part) if part.is_complex() else part for key, part in _parts(name, value)})
+    leaves = optimizer_extras.leaves(name, value)
+    parts = digests({key: torch.view_as_real(part) if part.is_complex() else part for key, part in leaves})
     shape = "x".join(str(size) for size in value.shape)
     return f"tensor {shape} {zlib.crc32(repr(sorted(parts.items())).encode()):08x}"
-
-
-def _parts(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from optimizer_extras.leaves(name, value)
 
 
 def _attributes(optimizer: Any) -> dict[str, Any]:
