@@ -38,7 +38,7 @@ class BaseGate:
             self._sides = environments(self._base, Side(), self._project, self._held)
         if model.shipped is not None:
             _require_one_bytecode(*self._sides)
-        return compare_in(self._pool(), case, self._sides, min(TOLERANCE, case.tolerance), model=model, cases=cases)
+        return compare_in(self._pool(), case, model, self._sides, min(TOLERANCE, case.tolerance), cases=cases)
 
 
 def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:

@@ -110,7 +110,7 @@ def compare(
     pool = ArmPool(require_gpu(case))
     model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
     try:
-        return compare_in(pool, case, (base, head), tolerance, looks, with_bf16, model)
+        return compare_in(pool, case, model, (base, head), tolerance, looks, with_bf16)
     finally:
         pool.close()
 
@@ -134,11 +134,11 @@ def require_gpu(case: Case) -> Gpu:
 def compare_in(
     pool: ArmPool,
     case: Case,
+    model: Model,
     sides: tuple[ArmEnvironment, ArmEnvironment],
     tolerance: float,
     looks: int = len(PAIRS),
     with_bf16: bool = False,
-    model: Model | None = None,
     cases: int = 1,
 ) -> Comparison:
     """:func:`compare` with the arms of a pool, which ends every other arm that it has. Raises ``ArmError``."""
@@ -149,13 +149,13 @@ def compare_in(
     def decide(evidence: SidesEvidence) -> SideSpeed:
         return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks, cases)
 
-    arms = _sides(case, pool, sides, model or Model())
+    arms = _sides(case, pool, sides, model)
     evidence, fp8 = look_again(_looks(arms, looks), decide)
     times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
     disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
-        timer = BlockTimer(_sides(case.reference(), pool, sides, model or Model()))
+        timer = BlockTimer(_sides(case.reference(), pool, sides, model))
         with pool.sequences.one():
             timer.measure(PAIRS[0], BLOCKS)
         beside = _evidence(timer)

@@ -23,9 +23,6 @@ class Arm(Protocol):
     def request(self, operation: str, **arguments: Any) -> Any:
         """Ask, and wait for the answer: plain data."""
 
-    def asked(self, operation: str, **arguments: Any) -> AbstractContextManager[Callable[[], Any]]:
-        """The arm works while the block runs; the function that this gives waits for its answer."""
-
 
 class TwoArms(Protocol):
     """Two arms that are measured against each other, and the cache of what they have answered."""

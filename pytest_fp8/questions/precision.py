@@ -34,19 +34,19 @@ class Switches:
     """The library that Accelerate takes for FP8: ``AO``, ``TE``."""
 
 
-def check_precision(switches: Switches, wanted: str = "fp8") -> Decision:
-    """PASS where Accelerate trains in ``wanted``; else FAIL, naming what decided."""
+def check_precision(switches: Switches) -> Decision:
+    """PASS where Accelerate trains in FP8; else FAIL, naming what decided."""
     numbers = {**asdict(switches), "winner": winner(switches)}
-    if switches.used == wanted:
-        return Decision(QUESTION, Verdict.PASS, f"{wanted}, by {winner(switches)}", numbers=numbers)
+    if switches.used == "fp8":
+        return Decision(QUESTION, Verdict.PASS, f"fp8, by {winner(switches)}", numbers=numbers)
     return Decision(
         QUESTION,
         Verdict.FAIL,
-        f"trains in {_word(switches.used) or 'what the program says itself'}, not in {wanted}",
-        expected=f"{wanted}, asked for by {_askers(switches, wanted)}",
+        f"trains in {_word(switches.used) or 'what the program says itself'}, not in fp8",
+        expected=f"fp8, asked for by {_askers(switches)}",
         seen=f"{_word(switches.used)}, by {winner(switches)}" if switches.used else "no Accelerator was made",
         cause=who_won(switches),
-        next_step=_next_step(switches, wanted),
+        next_step=_next_step(switches),
         numbers=numbers,
     )
 
@@ -88,16 +88,16 @@ def _word(precision: str) -> str:
     return "no mixed precision" if precision == "no" else precision
 
 
-def _askers(switches: Switches, wanted: str) -> str:
+def _askers(switches: Switches) -> str:
     places = {"the environment": switches.environment, "the config file": switches.config_file}
-    return " and ".join(where for where, value in places.items() if value == wanted) or "this test alone"
+    return " and ".join(where for where, value in places.items() if value == "fp8") or "this test alone"
 
 
-def _next_step(switches: Switches, wanted: str) -> str:
+def _next_step(switches: Switches) -> str:
     if not switches.used:
         return "make an Accelerator, or a Trainer, and give it the model"
     if switches.arguments == switches.used:
-        return f"TrainingArguments({switches.used}=False): {wanted} has no argument there, the environment decides"
+        return f"TrainingArguments({switches.used}=False): fp8 has no argument there, the environment decides"
     if switches.launched:
-        return f"mixed_precision: {wanted} in the config file, or accelerate launch --mixed_precision {wanted}"
-    return f"{VARIABLE}={wanted}, or Accelerator(mixed_precision={wanted!r})"
+        return "mixed_precision: fp8 in the config file, or accelerate launch --mixed_precision fp8"
+    return f"{VARIABLE}=fp8, or Accelerator(mixed_precision='fp8')"
