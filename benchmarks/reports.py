@@ -11,8 +11,6 @@ from typing import Any
 from pytest_fp8.baselines.strict import NAME, Unsound, decoded, parse
 from pytest_fp8.report.reading import MOST_BYTES
 
-MOST_CASES = 10_000
-
 
 @contextmanager
 def report_at(path: Path) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,6 @@ from benchmarks.gate.noise import (
     CONDITIONS,
     QUIET,
     Condition,
-    assumed_launch_bound,
     autocorrelation,
     draw,
     fit,
@@ -355,7 +354,8 @@ def test_the_command_prints_its_tables_and_writes_json(tmp_path, monkeypatch, ca
 
 
 def test_noise_scales_with_its_case(noise):
-    louder = replace(assumed_launch_bound(), sigma_block=0.01, sigma_run=0.0)
+    pooled = np.random.default_rng(0).standard_normal(4000)
+    louder = replace(noise, recorded=False, residuals=pooled, sigma_block=0.01, sigma_run=0.0)
     x = draw(np.random.default_rng(10), louder, (300, 1, 24)).log_ratios
     assert x.std(axis=2).mean() == pytest.approx(0.01, rel=0.2)
 

@@ -71,26 +71,6 @@ class Condition:
 LAUNCH_BOUND = 0.02
 """A case whose blocks spread more than this waits for launches, not for the GPU: 2.4 to 2.9 % were seen for a model
 512 wide, 0.2 to 1.2 % at 1B and 8B."""
-
-
-def assumed_launch_bound() -> Noise:
-    """A launch-bound case, for as long as none is recorded. The spread between blocks is the one seen (2.4 to 2.9 %);
-    its tails (Student's t with 3 degrees of freedom) and the spread between processes (2 %) are assumptions."""
-    tails = np.random.default_rng(0).standard_t(3, 4000)
-    return Noise(
-        case="launch-bound (assumed)",
-        bf16_ms=10.0,
-        fp8_ms=13.5,
-        steps_per_block=34,
-        dropped_steps=1,
-        sigma_block=0.027,
-        sigma_run=0.02,
-        residuals=(tails - tails.mean()) / tails.std(),
-        recorded=False,
-        sources=("assumed",),
-    )
-
-
 OUTLIER = math.log(1.2)
 QUIET = Condition("quiet")
 CONDITIONS = (
