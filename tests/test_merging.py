@@ -23,14 +23,15 @@ def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, weights=N
         "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
         "first_products": counts,
         "last_products": counts,
-        "calls": {"fp8": [fp8], "other": [other]},
+        "calls": {"fp8": [fp8], "other": [other], "errors": {}},
     }
 
 
-def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, **changes):
+def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, called=("a",), **changes):
     alike = {key: ["a"] for key in ("originals", "converted", "skipped", "live_fp8", "kinds", "in_eval")}
     return {
         **alike,
+        "calls": [{"name": name} for name in called],
         "dropped_behaviour": {},
         "switches": {},
         "recipes": {"a": {"recipe": "tensorwise"}},
@@ -52,11 +53,15 @@ BUILT = {
     **dict.fromkeys(("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), "a"),
     "seconds": {"build": 1.0},
 }
-WORK = ("backward", "stepped", "gradients")
+WORK = ("stepped", "gradients")
 OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "uncertain", "waits", "loss", "random")
+OWN = ("operators", "backward")
+WEIGHT = {"buffer": False, "digest": "a", "hooks": 0}
 LEDGER = {
-    **dict.fromkeys(("before", "after", "optimizer", "fp8_layers", "linears", "watched", "loss_dtype"), "a"),
-    **dict.fromkeys(("switches", *WORK), "a"),
+    **dict.fromkeys(("optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches", *WORK), "a"),
+    **{when: {"w": WEIGHT, "mean": {**WEIGHT, "buffer": True}} for when in ("before", "after")},
+    "operators": {"": {"aten::add": 1}},
+    "backward": 1,
     "classes": {"layer": "Linear"},
     **{key: [] for key in OF_EACH[:5]},
     "uncertain": False,
@@ -64,6 +69,7 @@ LEDGER = {
     "loss": 1.0,
     "random": "r",
 }
+OTHER = {**LEDGER["before"], "w": {**WEIGHT, "digest": "b"}}
 SAVED = {"keys": ["w"], "digests": {"w": 1}, "optimizer_digests": {"w": 2}}
 LOADED = {**SAVED, **{key: [] for key in ("missing", "unexpected", "wrong_shape", "stale")}, "loaded": True}
 del LOADED["keys"]
@@ -131,9 +137,8 @@ def test_what_needs_no_merging_is_rank_0s():
             "the gradients' norm, step by step[1]",
             "gradients are not reduced",
         ),
-        ("curve", [curve(), curve(stepped=[2])], "stepped[0]", "built or converted otherwise"),
-        ("curve", [curve(), curve(rates=[[1e-4]])], "learning rates[0][0]", "built or converted otherwise"),
-        ("curve", [curve(), curve(state={"w": "float32"})], "state, w", "built or converted otherwise"),
+        ("curve", [curve(), curve(stepped=[2])], "optimizer steps[0]", "its training step does something else"),
+        ("curve", [curve(), curve(rates=[[1e-4]])], "learning rates[0][0]", "its training step does something else"),
         ("curve", [curve(), curve(fp8=5, other=2)], "products of forward", "FP8 is off on one of them"),
         ("layers", [layers(), layers(kinds=("bfloat16",) * 3)], "products of forward", "FP8 is off on one of them"),
         ("layers", [layers(), layers(live_fp8=["b"])], "FP8 layers[0]", "built or converted otherwise"),
@@ -151,21 +156,69 @@ def test_a_rank_that_differs_is_named_with_what_differs(operation, answers, what
 
 @pytest.mark.parametrize(
     ("operation", "answer", "apart"),
-    [("build", BUILT, ["seconds"]), ("ledger", LEDGER, OF_EACH), ("save", SAVED, []), ("load", LOADED, ["stale"])],
+    [
+        ("build", BUILT, ["seconds"]),
+        ("ledger", LEDGER, OF_EACH + OWN),
+        ("save", SAVED, []),
+        ("load", LOADED, ["stale"]),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, apart):
     assert merged(operation, [answer, answer])
     for key in answer.keys() - set(apart):
-        changed = {"layer": "other"} if key == "classes" else "other"
+        changed = {"classes": {"layer": "other"}, "before": OTHER, "after": OTHER}.get(key, "other")
         with pytest.raises(RanksDisagree) as found:
             merged(operation, [answer, {**answer, key: changed}])
-        assert found.value.what in (key, _WORDS.get(key), "modules that a step calls, layer")
+        assert found.value.what.partition(",")[0] in (key, _WORDS.get(key))
 
 
 def test_a_router_may_give_ranks_other_work():
     routed = {**LEDGER, "uncertain": True}
     assert merged("ledger", [routed, {**routed, **dict.fromkeys(WORK, "other")}])
+
+
+def test_buffers_may_hold_a_rank_s_own_values_and_hooks_may_log_on_one():
+    own = {"w": {**WEIGHT, "hooks": 1}, "mean": {**WEIGHT, "buffer": True, "digest": "of rank 1"}}
+    told = merged("ledger", [LEDGER, {**LEDGER, "before": own, "after": own}])
+    assert told["before"] == LEDGER["before"]
+    dropped = [layers(), layers(dropped_behaviour={"a": "a hook"})]
+    assert merged("layers", dropped)["dropped_behaviour"] == {"a": "a hook"}
+
+
+def test_ranks_may_do_other_work_and_all_of_it_counts():
+    here = {"operators": {"": {"aten::add": 2}, "up": {"aten::mul": 1}}, "products": [{"routed": False}], "backward": 3}
+    told = merged("ledger", [LEDGER, {**LEDGER, **here}])
+    assert told["operators"] == {"": {"aten::add": 3}, "up": {"aten::mul": 1}}
+    assert (told["products"], told["backward"]) == ([{"routed": False}], 4)
+
+
+def test_a_rank_may_call_a_layer_in_high_precision_in_place_of_one_in_fp8():
+    other = layers(kinds=("fp8", "bfloat16", "bfloat16"), called=("a", "null"))
+    assert merged("layers", [layers(), other])
+    with pytest.raises(RanksDisagree):
+        merged("layers", [layers(), {**other, "calls": layers()["calls"]}])
+    compiled = [curve(fp8=6), curve(fp8=5, other=2)]
+    for told in compiled:
+        told["calls"] = {"fp8": [0], "other": [0], "errors": {}}
+    with pytest.raises(RanksDisagree):
+        merged("curve", compiled)
+    for told in compiled:
+        told["calls"] = {"fp8": [5], "other": [0], "errors": {}}
+    assert merged("curve", compiled)["last_products"] == {"forward": {"fp8": 11, "other": 3}}
+
+
+def test_calls_of_all_ranks_are_judged_step_by_step():
+    first, other = curve(), curve()
+    first["calls"] = {"fp8": [2, 2], "other": [0, 0], "errors": {"a": [0.1]}}
+    other["calls"] = {"fp8": [2, 1], "other": [0, 0], "errors": {"a": [0.2], "b": [0.9]}}
+    told = merged("curve", [first, other])["calls"]
+    assert told == {"fp8": [4, 3], "other": [0, 0], "errors": {"a": [0.1, 0.2], "b": [0.9]}}
+
+
+def test_an_optimizer_may_keep_a_weight_s_state_on_one_rank():
+    told = merged("curve", [curve(state={"w": "m float32"}), curve(state={"v": "m float32"})])
+    assert told["course"]["state"] == {"w": "m float32", "v": "m float32"}
 
 
 def test_what_only_another_rank_has_is_named():
@@ -199,8 +252,8 @@ def numerics(here):
 
 def test_gradients_that_no_backward_pass_reduced_are_compared_as_their_mean():
     own, others, both = (sketches(v=[x, 0.0], w=[3 * x, 4 * x]) for x in (1.0, 3.0, 2.0))
-    told = merged("numerics", [numerics(own), numerics({**others, "on one rank": "AAAA"})])["gradients"]
-    assert told["sketches"] == both
+    told = merged("numerics", [numerics(own), numerics({**others, **sketches(vision=[2.0])})])["gradients"]
+    assert told["sketches"] == {**both, **sketches(vision=[1.0])}, "the other rank adds nothing"
     assert told["apart"] == "rank 1: gradients of one step, v: a gradient of norm 3; on rank 0 a gradient of norm 1"
     assert merged("numerics", [numerics(both)] * 2)["gradients"]["apart"] == ""
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
-from pytest_fp8.floats import in_text, of_text
+from pytest_fp8.floats import of_text
 
 Answer = Mapping[str, Any]
 
@@ -28,6 +26,10 @@ Cause = tuple[str, str]
 BUILT = (
     "it was built or converted otherwise: code that asks for the rank, other files, other variables",
     "build and convert the model in the same way on every rank, before it is parallelized",
+)
+RAN = (
+    "its training step does something else: code that asks for the rank, or that follows from its own batch",
+    "step the optimizer and the schedule in the same way on every rank",
 )
 WEIGHTS = (
     "build() gave other weights there, or they were converted otherwise: weights that one rank alone loads, a seed or "
@@ -64,7 +66,11 @@ _WORDS = {
     "digests": "stored weights",
     "fp8_layers": "FP8 layers",
     "gradient_norms": "the gradients' norm, step by step",
+    "gradients": "parameters with a gradient",
     "in_eval": "modules in eval mode",
+    "kinds": "kinds of layers",
+    "loss_dtype": "the loss's type",
+    "optimizer": "the optimizer",
     "live_fp8": "FP8 layers",
     "optimizer_digests": "the optimizer's stored state",
     "originals": "Linears before the conversion",
@@ -73,6 +79,8 @@ _WORDS = {
     "silent": "parameters without a gradient",
     SKETCHES: "gradients of one step",
     "skipped": "layers that are not converted",
+    "stepped": "optimizer steps",
+    "switches": "torch's switches",
     "weights": "weights after training",
 }
 """What an answer's keys mean, where they do not say it."""
@@ -124,12 +132,3 @@ def _norm_in_words(sketch: Any) -> str:
     if not isinstance(sketch, str):
         return in_words(sketch)
     return f"a gradient of norm {math.hypot(*of_text(sketch)):.5g}"
-
-
-def mean_sketches(each: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The mean over the ranks of what all of them have."""
-    found = {}
-    for name in [name for name in each[0] if all(name in sketches for sketches in each)]:
-        values = zip(*(of_text(sketches[name]) for sketches in each), strict=True)
-        found[name] = in_text(array("f", map(fmean, values)))
-    return found

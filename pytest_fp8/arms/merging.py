@@ -6,7 +6,6 @@ What must be the same on every rank is compared, and a rank that answers otherwi
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -17,6 +16,7 @@ from pytest_fp8.arms.disagreement import (
     BUILT,
     MODE,
     OFF,
+    RAN,
     STORED,
     TRAINED,
     WEIGHTS,
@@ -25,9 +25,9 @@ from pytest_fp8.arms.disagreement import (
     alike,
     difference,
     in_words,
-    mean_sketches,
     require_same,
 )
+from pytest_fp8.arms.together import combined, largest, mean_sketches, means, summed
 from pytest_fp8.questions.layers.products import FP8
 
 
@@ -61,10 +61,10 @@ def _require_fp8(counts: Sequence[Mapping[str, tuple[int, int]]]) -> None:
 
 def _build(answers: Sequence[Answer]) -> Any:
     require_same(answers, ("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), BUILT)
-    told = {**answers[0], "seconds": _largest([answer["seconds"] for answer in answers])}
+    told = {**answers[0], "seconds": largest([answer["seconds"] for answer in answers])}
     if "memory" in told:
         told["memory"] = {
-            **_largest([answer["memory"] for answer in answers]),
+            **largest([answer["memory"] for answer in answers]),
             "free": min(answer["memory"]["free"] for answer in answers),
         }
     return told
@@ -72,7 +72,7 @@ def _build(answers: Sequence[Answer]) -> Any:
 
 def _layers(answers: Sequence[Answer]) -> Any:
     require_same(answers, ("in_eval",), MODE)
-    keys = ("originals", "converted", "skipped", "live_fp8", "kinds", "dropped_behaviour", "switches")
+    keys = ("originals", "converted", "skipped", "live_fp8", "kinds", "switches")
     require_same(answers, keys, BUILT)
     for rank, answer in enumerate(answers):
         for name in answer["recipes"].keys() & answers[0]["recipes"].keys():
@@ -80,13 +80,16 @@ def _layers(answers: Sequence[Answer]) -> Any:
             if pair[0] != pair[1]:
                 where, one, two = difference(pair[0]["recipes"], pair[1]["recipes"], "recipe in force")
                 raise RanksDisagree(rank, where, in_words(one), in_words(two), BUILT)
-    _require_fp8([_by_phase(answer["products"]) for answer in answers])
+    if len({frozenset(call["name"] for call in answer["calls"]) for answer in answers}) == 1:
+        # A rank whose batch has no image may call a layer in high precision in place of one in FP8.
+        _require_fp8([_by_phase(answer["products"]) for answer in answers])
     # All times of one rank: the one whose own kernels take longest, for which the others wait.
     longest = max(answers, key=lambda answer: answer["milliseconds"].get("busy", 0.0) - answer["exposed_ms"])
     return {
         **longest,
-        "waits": _largest([answer["waits"] for answer in answers]),
+        "waits": largest([answer["waits"] for answer in answers]),
         "stale_amax": sorted({name for answer in answers for name in answer["stale_amax"]}),
+        "dropped_behaviour": {name: what for answer in answers for name, what in answer["dropped_behaviour"].items()},
     }
 
 
@@ -96,24 +99,41 @@ def _by_phase(products: Sequence[Answer]) -> dict[str, tuple[int, int]]:
 
 
 def _ledger(answers: Sequence[Answer]) -> Any:
-    require_same(answers, ("before", "after"), WEIGHTS)
+    require_same([_parameters(answer) for answer in answers], ("before", "after"), WEIGHTS)
     keys = ("optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches")
     require_same(answers, keys, BUILT)
     if not any(_routes(answer) for answer in answers):
         # A rank whose batch has no image calls no module for images.
         called = set.intersection(*({*answer["classes"]} for answer in answers))
         shared = [{**a, "classes": {name: a["classes"][name] for name in sorted(called)}} for a in answers]
-        require_same(shared, ("classes", "backward", "stepped", "gradients"), BUILT)
+        require_same(shared, ("classes",), BUILT)
+        require_same(shared, ("stepped", "gradients"), RAN)
     return {
         **answers[0],
         "elsewhere": [answer["calls"] for answer in answers[1:]],
+        # Ranks may differ in what they do; the arms may not.
+        "products": [product for answer in answers for product in answer["products"]],
+        "operators": summed([answer["operators"] for answer in answers]),
+        "backward": sum(answer["backward"] for answer in answers),
         "batch": [note for answer in answers for note in answer["batch"]],
         "entered": [call for answer in answers for call in answer["entered"]],
-        "waits": _largest([answer["waits"] for answer in answers]),
+        "waits": largest([answer["waits"] for answer in answers]),
         "loss": fmean(answer["loss"] for answer in answers),
         "random": " ".join(answer["random"] for answer in answers),
         "uncertain": any(answer["uncertain"] for answer in answers),
         "recomputed_otherwise": sorted({name for answer in answers for name in answer["recomputed_otherwise"]}),
+    }
+
+
+def _parameters(ledger: Answer) -> Answer:
+    """Without what ranks may have of their own: values of buffers, and hooks that log on one rank."""
+    own = {True: ("hooks", "digest"), False: ("hooks",)}
+    return {
+        when: {
+            name: {key: value for key, value in weight.items() if key not in own[weight["buffer"]]}
+            for name, weight in ledger[when].items()
+        }
+        for when in ("before", "after")
     }
 
 
@@ -123,8 +143,10 @@ def _routes(ledger: Answer) -> bool:
 
 def _curve(answers: Sequence[Answer]) -> Any:
     courses = [answer["course"] for answer in answers]
-    require_same(courses, ("rates", "stepped", "state"), BUILT)
-    for when in ("first_products", "last_products"):
+    require_same(courses, ("rates", "stepped"), RAN)
+    # Calls are those of FP8 layers alone. Compiled code has none to count, and a rank's products are all layers'.
+    uncalled = not any(sum(answer["calls"]["fp8"]) for answer in answers)
+    for when in ("first_products", "last_products") if uncalled else ():
         _require_fp8([{part: (n["fp8"], n["other"]) for part, n in answer[when].items()} for answer in answers])
     _require_fp8([{"forward": (sum(a["calls"]["fp8"]), sum(a["calls"]["other"]))} for a in answers])
     whole = answers[0]["weights"] and all(answers[0]["weights"].values())
@@ -134,19 +156,36 @@ def _curve(answers: Sequence[Answer]) -> Any:
     require_same(answers, ("weights",), APART)
     return {
         **{key: value for key, value in answers[0].items() if key != "weights"},
-        "losses": _means([answer["losses"] for answer in answers]),
-        "data": _combined([answer["data"] for answer in answers]),
+        "losses": means([answer["losses"] for answer in answers]),
+        "data": combined([answer["data"] for answer in answers]),
+        "calls": _calls([answer["calls"] for answer in answers]),
+        "first_products": summed([answer["first_products"] for answer in answers]),
+        "last_products": summed([answer["last_products"] for answer in answers]),
         # Of a sharded weight each rank looks at its own part.
         "course": {
             **courses[0],
+            # An optimizer may keep the state of a weight on one rank alone.
+            "state": {
+                name: "; ".join(sorted({course["state"][name] for course in courses if name in course["state"]}))
+                for name in dict.fromkeys(name for course in courses for name in course["state"])
+            },
             "left": sorted({name for course in courses for name in course["left"]}),
-            "alone": _largest([course["alone"] for course in courses]),
+            "alone": largest([course["alone"] for course in courses]),
         },
         "movement": {
             name: {key: fmean(answer["movement"][name][key] for answer in answers) for key in ("moved", "reached")}
             | {"elements": one["elements"]}
             for name, one in answers[0]["movement"].items()
         },
+    }
+
+
+def _calls(each: Sequence[Answer]) -> Any:
+    """Of all ranks together, step by step."""
+    layers = dict.fromkeys(layer for calls in each for layer in calls["errors"])
+    return {
+        **{key: list(map(sum, zip(*(calls[key] for calls in each), strict=True))) for key in ("fp8", "other")},
+        "errors": {layer: [look for calls in each for look in calls["errors"].get(layer, ())] for layer in layers},
     }
 
 
@@ -163,7 +202,6 @@ def _numerics(answers: Sequence[Answer]) -> Any:
 
 
 def _gradients(answers: Sequence[Answer]) -> Any:
-    require_same(answers, ("silent",), TRAINED)
     apart = {}
     try:
         require_same(answers, ("sketches",), TRAINED)
@@ -174,8 +212,10 @@ def _gradients(answers: Sequence[Answer]) -> Any:
     return {
         **answers[0],
         **apart,
+        # A rank whose batch has no image has no gradient for it.
+        "silent": sorted(set.intersection(*({*answer["silent"]} for answer in answers))),
         "loss": fmean(answer["loss"] for answer in answers),
-        "data": _combined([answer["data"] for answer in answers]),
+        "data": combined([answer["data"] for answer in answers]),
         "random": " ".join(answer["random"] for answer in answers),
     }
 
@@ -204,8 +244,8 @@ def _scales(answers: Sequence[Answer]) -> Any:
 def _resumed(answers: Sequence[Answer]) -> Any:
     return {
         **answers[0],
-        "losses": _means([answer["losses"] for answer in answers]),
-        "data": _combined([answer["data"] for answer in answers]),
+        "losses": means([answer["losses"] for answer in answers]),
+        "data": combined([answer["data"] for answer in answers]),
         "inputs": [one for answer in answers for one in answer["inputs"]],
     }
 
@@ -224,28 +264,14 @@ def _memory(answers: Sequence[Answer]) -> Any:
     return max(answers, key=lambda answer: answer["peak_allocated"])
 
 
-def _largest(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The largest number under each key of any."""
-    return {key: max(one[key] for one in each if key in one) for key in {k: 0 for one in each for k in one}}
-
-
-def _means(each: Sequence[Sequence[float]]) -> list[float]:
-    """Of numbers step by step: the mean over the whole batch, of which every rank has an equal part."""
-    return [sum(values) / len(values) for values in zip(*each, strict=True)]
-
-
-def _combined(fingerprints: Sequence[int]) -> int:
-    return zlib.crc32(repr(list(fingerprints)).encode())
-
-
 _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "build": _build,
     "layers": _layers,
     "ledger": _ledger,
     "curve": _curve,
-    "first_losses": _means,
-    "moved_outputs": _means,
-    "moved_resumes": _means,
+    "first_losses": means,
+    "moved_outputs": means,
+    "moved_resumes": means,
     "numerics": _numerics,
     "moved_gradients": lambda answers: [_gradients(draws) for draws in zip(*answers, strict=True)],
     "blocks": _blocks,

@@ -57,6 +57,13 @@ TOLD_BY = (
         "DistributedDataParallel(model, find_unused_parameters=True))",
     ),
     (
+        r"with Gloo|CUDA 11\+ and NCCL",
+        "emulated ranks speak through gloo, which has not all of NCCL's operations, as for a communication hook in "
+        "bfloat16",
+        "ask the test on GPUs, without emulated=True; or leave that part out where torch.distributed.get_backend() is "
+        "'gloo'",
+    ),
+    (
         r"has no attribute '_optimizer_step_pre_hooks'",
         "the optimizer's class never called torch.optim.Optimizer.__init__(), so that its steps cannot be followed",
         "call super().__init__(parameters, defaults) in its __init__; or keep the optimizer that it wraps as "

@@ -15,6 +15,7 @@ from pytest_fp8.worker.answers.instrumented import RANDOM, SEED
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
+from pytest_fp8.worker.training.ranks import rank
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import schedule_kept
 from pytest_fp8.worker.watch.ledger_modules import digest_of
@@ -57,7 +58,7 @@ class _Given:
         self._weights = {
             plain_name(name): parameter
             for name, parameter in engine.model.named_parameters()
-            if id(parameter) in stepped and name not in fused and is_plain(parameter) and local(parameter).numel()
+            if id(parameter) in stepped and name not in fused and is_plain(parameter) and parameter.numel()
         }
         self._places = rotated(engine.device)
         self._start: dict[str, torch.Tensor] = {}
@@ -71,8 +72,8 @@ class _Given:
         for name, weight in live.items():
             if name not in self._start:
                 self._start[name] = self._sketch(name, weight)
-            seed = zlib.crc32(f"{name} {self._steps}".encode())
-            # A rank gets the numbers of its own part: the same in both arms, which are sharded alike.
+            # Each rank gets numbers of its own, the same in both arms: an optimizer may reduce them over the ranks.
+            seed = zlib.crc32(f"{name} {self._steps} {rank()}".encode())
             gradient: Any = weight.grad
             made = _numbers(local(gradient), self._size, seed)
             weight.grad = gradient if is_sharded(gradient) else made
