@@ -37,7 +37,7 @@ def batch(step):
 
 @pytest.mark.slow
 def test_a_tensor_of_another_type_is_named_with_the_users_line_and_what_to_do():
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     try:
         with pytest.raises(ArmError) as error:
             arm.build(ArmSpec(CASE.reference(), "cpu", Workload(build=build, batch=batch).ship("a test"), threads=1))
@@ -88,7 +88,7 @@ def test_the_next_step_is_that_of_the_error(wrong, seen, next_step):
     if "device" in next_step and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     workload = Workload(**{"build": plain_model, "batch": batch, "loss": plain_loss, **wrong})
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     try:
         with pytest.raises(ArmError) as error:
             arm.build(ArmSpec(CASE.reference(), "cpu", workload.ship("a test"), threads=1))
@@ -112,7 +112,7 @@ def not_converted(model, rows):
 
 def said_of(loss, case):
     workload = Workload(build=plain_model, batch=batch, loss=loss)
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     try:
         with pytest.raises(ArmError) as error:
             arm.build(ArmSpec(case, "cpu", workload.ship("a test"), threads=1))

@@ -31,7 +31,7 @@ FIRST = [f"base_model.model.model.layers.0.self_attn.{name}_proj.base_layer" for
 
 @pytest.fixture(scope="module")
 def evidence():
-    arm = ArmProcess()
+    arm = ArmProcess(fork=True)
     arm.build(ArmSpec(CASE, "cpu", None, threads=1))
     yield from_plain(LayersEvidence, arm.request("layers"))
     arm.close()
