@@ -227,12 +227,9 @@ def test_what_gloo_lacks_is_told(pytester):
     pytester.makepyfile(
         HEAD
         + """
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
 def parallelize(model, mesh):
-    model = DistributedDataParallel(model)
-    model.register_comm_hook(None, bf16_compress_hook)
-    return model
+    fully_shard(model, mesh=mesh)
+    model.set_gradient_divide_factor(4.0)
 
 fp8_workload = workload(parallelize=parallelize)
 

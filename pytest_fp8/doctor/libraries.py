@@ -12,8 +12,8 @@ from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
 from pytest_fp8.libraries import library_versions
 
 TESTED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("2.11.0", "2.13.0"),
-    "transformers": ("5.17.0", "5.23.0"),
+    "torch": ("2.11.0", "2.13.0", "2.14.1"),
+    "transformers": ("5.17.0", "5.24.0"),
     "torchao": ("0.18.0",),
     "transformer-engine": ("2.20.2",),
     "accelerate": ("1.15.0",),

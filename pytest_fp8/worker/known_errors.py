@@ -17,8 +17,14 @@ ON_CUDA = (
     "leave the device out: no .cuda() and no device='cuda' in build() and batch(step); inside forward and loss take "
     "the input's, device=x.device",
 )
-NO_CUDA = ("not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
-"""What torch says where it is asked for a GPU and sees none. An arm that is to run on a GPU refuses to start there."""
+NO_CUDA = (
+    "not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Cannot re-initialize CUDA in forked subprocess",
+)
+"""What torch says where it is asked for a GPU and sees none. An arm that is to run on a GPU refuses to start there, and
+is never a fork."""
 
 TOLD_BY = (
     (
@@ -58,8 +64,8 @@ TOLD_BY = (
     ),
     (
         r"with Gloo|CUDA 11\+ and NCCL",
-        "emulated ranks speak through gloo, which has not all of NCCL's operations, as for a communication hook in "
-        "bfloat16",
+        "emulated ranks speak through gloo, which has not all of NCCL's operations: some communication hooks and "
+        "reductions need NCCL",
         "ask the test on GPUs, without emulated=True; or leave that part out where torch.distributed.get_backend() is "
         "'gloo'",
     ),
