@@ -27,6 +27,7 @@ CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 ANY_PYTEST = (
     "test_loss_unit.py",
+    "test_own_model.py",
     "test_own_ranks.py",
     "test_ranks.py",
     "test_ranks_apart.py",
