@@ -75,9 +75,8 @@ def test_what_is_not_sound_is_an_alarm(runner):
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (2.0, "FAIL"), (0.0, "FAIL"), (-1.0, "FAIL")])
 def test_a_wrong_gradient_fails_where_gradients_cancel_between_rows(runner, factor, verdict):
-    """Its limit is wide there, beside operands that are moved row by row; no product is wrong. Healthy, the gradient's
-    gain is 0.89 on a CPU with matrix units for bfloat16 and nearer to 1 on others, and may be 0.39 from 1: a factor of
-    1.5 is within that on the first."""
+    """Its limit is wide there, beside operands that are moved row by row; no product is wrong. On a CPU with matrix
+    units for bfloat16 the healthy gradient's gain is 0.89 and may be 0.39 from 1: a factor of 1.5 is within that."""
 
     def convert(model):
         from torchao.float8 import convert_to_float8_training

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-# What the modules below import is imported once: pytester forgets what a session imports, and torch cannot come twice.
-import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
-import torch.distributed.fsdp
-import torch.nn.parallel  # noqa: F401
-
 from helpers.own_ranks import HEAD
 
 pytestmark = pytest.mark.slow

@@ -76,7 +76,6 @@ _WORDS = {
     "originals": "Linears before the conversion",
     "converted": "converted layers",
     "rates": "learning rates",
-    "silent": "parameters without a gradient",
     SKETCHES: "gradients of one step",
     "skipped": "layers that are not converted",
     "stepped": "optimizer steps",

@@ -1,5 +1,10 @@
 """The beginning of test modules with an own model on several ranks."""
 
+# What it imports is imported once: pytester forgets what a session imports, and torch cannot come twice.
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.fsdp
+import torch.nn.parallel  # noqa: F401
+
 HEAD = """
 import pytest
 from torch import distributed as dist, nn, no_grad, randn
