@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.memory_plan import TOO_LARGE
 from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import Arm
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.case_types import require_floor
@@ -88,7 +88,8 @@ class Fp8Pair(NotesUse):
 
     def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and others on their way (:meth:`TwoArms.start`)."""
-        self._arms.start(ahead, then)
+        timed = self._time_first and not self._arms.answered("timing")
+        self._arms.start(ahead, then, timed)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 

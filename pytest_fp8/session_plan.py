@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
 from pytest_fp8.case import OWN, QUESTIONS, Case
@@ -143,22 +144,28 @@ def _timed(order: Sequence[tuple[str, ...]], case: Case, gpu: Gpu, questions: in
 
 
 def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[list[Case], list[Case]]:
-    """The cases of the suite's models whose arms may be built beside those of ``case``, as they share its reference;
-    and the next case with its reference, for which processes may start. ``cases``: those of the GPU that run in this
-    session, in their order.
+    """Two lists of cases, each after its reference: the later ones of the suite's models, whose arms may be built while
+    those of ``case`` answer; and the next one, for which processes may start. ``cases``: those of the GPU that run in
+    this session, in their order.
 
     A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
-    next case of the same model.
+    next case of the same model. What several GPUs hold is not planned here.
     """
     position = next((index for index, each in enumerate(cases) if each.id == case.id), len(cases))
     later = cases[position + 1 :]
-    alike: list[Case] = []
-    if not is_worker and case.model != OWN:
-        # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
-        reference = case.reference().digest()
-        alike = [each for each in later if each.reference().digest() == reference]
+    ahead: list[Case] = []
+    if not is_worker and _plannable(case):
+        ahead = list(takewhile(_plannable, later))
     then = [each for each in later if is_worker and each.model == case.model] or later
-    return alike, [one for each in then[:1] for one in (each.reference(), each)]
+    return _with_references(ahead), _with_references(then[:1])
+
+
+def _plannable(case: Case) -> bool:
+    return case.model != OWN and case.gpus == 1
+
+
+def _with_references(cases: Sequence[Case]) -> list[Case]:
+    return [one for case in cases for one in (case.reference(), case)]
 
 
 def in_words(seconds: float) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controls.control import Control, Outcome
+from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import Arm, ArmPool
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.baselines.source import Source, source_of
@@ -54,7 +55,9 @@ class SmallArms(ArmPool):
             self._become([arm])
         return self._held[_side(arm)][1]
 
-    def ensure(self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = ()) -> None:
+    def ensure(
+        self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = (), timed: bool = False
+    ) -> None:
         self._become([arm for arm in (reference, fp8) if self._held.get(_side(arm), ("",))[0] != arm.key])
 
     def renew(self, *arms: Arm) -> None:

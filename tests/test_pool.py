@@ -6,7 +6,6 @@ import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.memory_plan import step_bytes
 from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.checkpoints.carry import transfers_of
@@ -44,29 +43,6 @@ def spares(world):
 
 def ahead(pool, later):
     return [make_arm(pair.case, pool, None, "") for pair in later]
-
-
-def test_small_arms_of_later_cases_are_built_beside_the_pair_and_kept(world):
-    pool = ArmPool(H200)
-    one, two, three = pairs(pool, "1b", "tensorwise", "rowwise", "rowwise_with_gw_hp")
-    one.start(ahead(pool, [two, three]))
-    assert "1b-bf16" in world.built
-    assert "1b-torchao-rowwise" in world.built, "there is room for it to warm up at the same time"
-    two.start(ahead(pool, [three]))
-    three.start()
-    assert sorted(world.built) == sorted(set(world.built)), "each arm was built once"
-    pool.close()
-
-
-def test_no_more_arms_warm_up_together_than_the_gpu_holds(world):
-    pool = ArmPool(H200)
-    [first, *later] = pairs(pool, "1b", "tensorwise", "rowwise", "rowwise_with_gw_hp")
-    for _ in range(3):
-        later += pairs(pool, "1b", "rowwise")
-    first.start(ahead(pool, later))
-    together = len(world.built) * (6 * 1.24e9 + step_bytes(Case("1b", "torchao", "tensorwise")))
-    assert together < H200.memory
-    pool.close()
 
 
 def test_a_large_arm_makes_room_for_the_next(world):

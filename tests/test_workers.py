@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -147,7 +148,10 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
 
 @pytest.mark.parametrize(
     ("is_worker", "ahead", "then"),
-    [(False, ["rowwise", "rowwise_with_gw_hp"], ["none", "current"]), (True, [], ["none", "rowwise"])],
+    [
+        (False, ["none", "current", "none", "rowwise", "none", "rowwise_with_gw_hp"], ["none", "current"]),
+        (True, [], ["none", "rowwise"]),
+    ],
 )
 def test_a_worker_builds_nothing_ahead_and_starts_what_comes_of_its_model(is_worker, ahead, then):
     first = Case("1b", "torchao", "tensorwise", checkpoint_formats=("safetensors", "dcp"), tolerance=0.03)
@@ -157,6 +161,8 @@ def test_a_worker_builds_nothing_ahead_and_starts_what_comes_of_its_model(is_wor
     assert [case.recipe for case in built] == ahead
     assert [case.recipe for case in started] == then
     assert coming(cases, others[-1], is_worker) == ([], [])
+    apart = [first, replace(others[0], gpus=2, parallel="ddp", batch=8), others[1]]
+    assert coming(apart, first, is_worker)[0] == [], "nothing is planned beyond a case on several GPUs"
     assert coming(cases[:2], first, is_worker)[1] == [cases[1].reference(), cases[1]], "it may be given another model"
 
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.folders import CHECKPOINTS
-from pytest_fp8.arms.pool import Arm, ArmPool
+from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
@@ -30,16 +31,16 @@ class TwoArms:
         self._ahead: list[Arm] = []
         self._then: list[Arm] = []
 
-    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
-        """Have both arms alive. ``ahead``: arms of later cases, which are built meanwhile where they fit. ``then``:
-        those of the next case; processes for them start meanwhile."""
+    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = (), timed: bool = False) -> None:
+        """Have both arms alive. ``ahead``: arms of later cases; those that fit are built while this pair answers, none
+        where it is still to be ``timed``. ``then``: those of the next case; processes for them start meanwhile."""
         self._ahead, self._then = list(ahead) or self._ahead, list(then) or self._then
-        self.pool.ensure(self.reference, self.other, self._ahead, self._then)
+        self.pool.ensure(self.reference, self.other, self._ahead, self._then, timed)
 
     def renew(self) -> None:
         """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""
         self.pool.renew(self.other, self.reference)
-        self.start()
+        self.start(timed=True)
 
     @property
     def takes_turns(self) -> bool:

@@ -1,0 +1,92 @@
+"""One arm as a pair sees it: what it is, and how it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.arms.process import REQUEST_SECONDS
+from pytest_fp8.arms.sequence import Seen
+from pytest_fp8.arms.spec import ArmSpec
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.environment import ArmEnvironment
+    from pytest_fp8.arms.pool import ArmPool
+    from pytest_fp8.arms.ranks import AnyProcess
+
+TIMED = ("blocks", "busy")
+"""What is asked while nothing is built."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm as a pair sees it. It is built when it is asked something and is not alive."""
+
+    key: str
+    spec: ArmSpec
+    pool: ArmPool = field(repr=False)
+    environment: ArmEnvironment | None = None
+    """Another interpreter or checkout than this session's: one side of a comparison."""
+
+    @property
+    def label(self) -> str:
+        """How it is named where its time is told: ``8b-bf16``, ``8b-te-current@base``."""
+        return self.spec.case.id + (f"@{self.environment.name}" if self.environment is not None else "")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the arm reported when it was last built: versions, sizes, seconds. Empty before its first build."""
+        return self.pool.facts_of(self)
+
+    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Ask the arm and wait ``timeout`` seconds for its answer. Raises :class:`ArmError`."""
+
+        seen = self.pool.sequences.current()
+
+        def ask() -> Any:
+            process = self._next(seen)
+            if operation in TIMED:
+                self.pool.wait_for_builds()
+            with self.pool.stopwatch.clock(self.label, operation):
+                return process.request(operation, timeout, **arguments)
+
+        return self.pool.residences.ask(self, ask)
+
+    @contextlib.contextmanager
+    def asked(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Iterator[Callable[[], Any]]:
+        """Ask the arm and let it work while the block runs. The function that this gives waits for the answer; it
+        raises :class:`ArmError`. For arms that are alive side by side.
+
+        If the block ends without that call, the arm is closed: the late answer must not be read as another one's.
+        """
+        process = self._next(self.pool.sequences.current())
+        process.send(operation, **arguments)
+        received = False
+
+        def answer() -> Any:
+            nonlocal received
+            received = True
+            with self.pool.stopwatch.clock(self.label, operation):
+                return process.receive(timeout)
+
+        try:
+            yield answer
+        finally:
+            if not received:
+                process.close()
+
+    def _next(self, seen: Seen | None) -> AnyProcess:
+        process = self.pool.live(self)
+        self.pool.sequences.note(seen, self.key, process, alone=self.pool.takes_turns(self))
+        return process
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Run ``function(model)`` on the live model inside the arm's process and give its result. Both travel as
+        pickles. A result with torch tensors in it imports torch in pytest's process."""
+        from pytest_fp8.shipping import ship, unship
+        from pytest_fp8.workload import require_function
+
+        require_function("function", function, ("model",), "what call() was given")
+        return unship(self.request("call", function=ship(function, "the function")))

@@ -1,0 +1,66 @@
+"""Builds of arms for later cases, which go on while those of today's case answer what is not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.arms.process import BUILD_SECONDS
+from pytest_fp8.errors import ArmError
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.arm import Arm
+    from pytest_fp8.arms.ranks import AnyProcess
+
+MOST = 5
+"""Builds at a time. Each compiles on several cores and reads its libraries, and delays the arms that are asked."""
+
+
+class Meanwhile:
+    """Builds that were begun and not waited for, in the order in which they were begun."""
+
+    def __init__(self, waiting: Callable[[Arm], AbstractContextManager[None]]) -> None:
+        """``waiting``: notes the time that its block waits for an arm's build."""
+        self._waiting = waiting
+        self._begun: dict[str, tuple[Arm, AnyProcess]] = {}
+        self._failed: set[str] = set()
+        """Keys of arms that could not be built ahead: their own tests build them again and report why."""
+
+    @property
+    def pids(self) -> set[int]:
+        return {pid for _, process in self._begun.values() for pid in process.pids}
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [arm for arm, _ in self._begun.values()]
+
+    def wants(self, arm: Arm) -> bool:
+        """Whether this arm's build may begin: there are not too many, and it was not tried before."""
+        return len(self._begun) < MOST and arm.key not in self._begun and arm.key not in self._failed
+
+    def begin(self, arm: Arm, start: Callable[[Arm], AnyProcess]) -> None:
+        """``start`` gives its process, which builds."""
+        try:
+            self._begun[arm.key] = arm, start(arm)
+        except ArmError:
+            self._failed.add(arm.key)
+
+    def finish(self, arms: Collection[str]) -> Iterator[tuple[Arm, AnyProcess, dict[str, Any]]]:
+        """Wait for the builds of these keys; gives each arm, its process and what it says of itself. One that failed
+        ends and is not among them."""
+        for key in [key for key in self._begun if key in arms]:
+            arm, process = self._begun.pop(key)
+            try:
+                with self._waiting(arm):
+                    facts = process.receive(BUILD_SECONDS)
+            except ArmError:
+                process.close()
+                self._failed.add(key)
+            else:
+                yield arm, process, facts
+
+    def keep(self, keys: Collection[str]) -> None:
+        """End the builds of all other arms."""
+        for key in self._begun.keys() - set(keys):
+            self._begun.pop(key)[1].close()

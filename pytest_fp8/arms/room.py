@@ -1,0 +1,58 @@
+"""What a GPU's memory still holds beside the arms on it: from what each said when it was built, else estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, LOOKED_AT, OVER_BF16, further_arms, peak_bytes
+from pytest_fp8.gpu import Gpu
+
+if TYPE_CHECKING:
+    from pytest_fp8.arms.arm import Arm
+
+
+class Room:
+    """The memory of the GPU that a session's arms share; ``gpu=None``: there is none, and all of it fits."""
+
+    def __init__(self, gpu: Gpu | None, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """``facts``: what each arm said when it was last built, by its key."""
+        self.gpu, self._facts = gpu, facts
+
+    def for_more(self, arm: Arm, beside: Iterable[str]) -> int:
+        """How many such arms can warm up at the same time beside those of these keys, which are not asked meanwhile; -1
+        where there is no estimate."""
+        return further_arms(self.gpu, arm.spec, self._held(beside))
+
+    def tight(self, arms: Sequence[Arm], others: Iterable[str], building: Iterable[Arm], times: float) -> bool:
+        """Whether these arms' peaks, so many ``times``, do not fit at once beside what ``others`` keep resident and
+        those that are being built take."""
+        if self.gpu is None:
+            return False
+        peaks = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
+        taken = times * sum(peaks) + self._held(others) + sum(map(self._peak, building))
+        return taken > FILL * self.gpu.memory
+
+    def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
+        """Whether this arm can warm up while either one of the pair is looked at."""
+        if self.gpu is None:
+            return False
+        peaks = [self._peak(each) for each in pair]
+        taken = sum(peaks) + (LOOKED_AT - 1) * max(peaks) + self._held(others)
+        return taken + sum(map(self._peak, [*building, arm])) <= FILL * self.gpu.memory
+
+    def _held(self, keys: Iterable[str]) -> int:
+        """Bytes that these arms hold between their steps."""
+        return sum(self._said(key, "allocated") + CONTEXT_BYTES for key in keys)
+
+    def _peak(self, arm: Arm) -> float:
+        """Bytes that this arm's process takes at its peak: as it said, or from what its reference said."""
+        case = arm.spec.case
+        if peak := self._said(arm.key, "peak"):
+            return peak + CONTEXT_BYTES
+        if peak := self._said(case.reference().digest(), "peak"):
+            return OVER_BF16.get(case.backend, 1.0) * peak + CONTEXT_BYTES
+        return peak_bytes(case)
+
+    def _said(self, key: str, what: str) -> int:
+        return int(self._facts.get(key, {}).get("memory", {}).get(what, 0))

@@ -1,0 +1,207 @@
+"""Arms of later cases are built while today's pair answers, where there is room; nothing is timed meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.fakes import H100, H200, FakeProcess, install
+from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.arm import TIMED
+from pytest_fp8.arms.memory_plan import peak_bytes
+from pytest_fp8.arms.pair import PairArms, make_arm
+from pytest_fp8.arms.pool import ArmPool
+
+GIB = 2**30
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return install(monkeypatch, H200)
+
+
+def pairs(pool, model, *recipes):
+    return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
+
+
+def arms_of(*later):
+    return [make_arm(case, pair.pool, None, "") for pair in later for case in (pair.case.reference(), pair.case)]
+
+
+def started(world):
+    """The cases whose build was begun and whose process is alive, in order."""
+    return [process.spec.case.id for process in world.processes if process.alive and process.spec is not None]
+
+
+def facts(monkeypatch, **gib):
+    said = {"memory": {what: size * GIB for what, size in gib.items()}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: said)
+
+
+def test_later_arms_begin_while_the_pair_answers_and_nobody_waits(world):
+    pool = ArmPool(H200)
+    one, two, three = pairs(pool, "1b", *RECIPES)
+    one.start(arms_of(two, three))
+    assert started(world) == ["1b-bf16", "1b-torchao-tensorwise", "1b-torchao-rowwise"]
+    assert world.built == ["1b-bf16", "1b-torchao-tensorwise"], "the third has not answered"
+    two.start(arms_of(three))
+    three.start()
+    assert sorted(world.built) == sorted(set(world.built)), "each arm was built once"
+    pool.close()
+    assert not started(world)
+
+
+def test_nothing_begins_before_the_pair_is_timed(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two), timed=True)
+    assert started(world) == ["1b-bf16", "1b-torchao-tensorwise"]
+    one.start(arms_of(two))
+    assert started(world)[2:] == ["1b-torchao-rowwise"]
+    one.renew()
+    assert "1b-torchao-rowwise" in started(world), "a fresh pair closes no arm of a later case"
+    pool.close()
+
+
+@pytest.mark.parametrize("operation", ["blocks", "busy", "curve", "logits", "layers"])
+def test_what_is_timed_waits_for_builds_and_nothing_else_does(world, monkeypatch, operation):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two))
+    when: list[list[str]] = []
+    monkeypatch.setattr(FakeProcess, operation, lambda self, **_: when.append(list(world.built)), raising=False)
+    one.fp8.request(operation)
+    assert ("1b-torchao-rowwise" in when[0]) == (operation in TIMED)
+    pool.close()
+
+
+def test_the_arms_of_another_model_begin_and_large_ones_do_not(world):
+    pool = ArmPool(H200)
+    [tiny], [small], [large] = (pairs(pool, model, "tensorwise") for model in ("tiny", "1b", "8b"))
+    tiny.start(arms_of(small, large, tiny))
+    assert started(world) == ["tiny-bf16", "tiny-torchao-tensorwise", "1b-bf16", "1b-torchao-tensorwise"]
+    small.start(arms_of(large))
+    large.start(arms_of(small))
+    assert started(world) == ["8b-bf16", "8b-torchao-tensorwise"]
+    pool.close()
+
+
+@pytest.mark.parametrize("gpu", [H100, H200])
+def test_no_more_arms_begin_than_fit(world, gpu):
+    pool = ArmPool(gpu)
+    [first, *later] = pairs(pool, "1b", *RECIPES)
+    later += [PairArms(Case("1b", "transformer_engine", r), pool, None) for r in ("delayed", "current", "block")]
+    first.start(arms_of(*later))
+    assert sum(peak_bytes(process.spec.case) for process in world.processes if process.spec) < gpu.memory
+    assert len(started(world)) < 2 + len(later)
+    pool.close()
+
+
+@pytest.mark.parametrize(("peak", "begins"), [(13, True), (26, False)])
+def test_what_the_reference_took_tells_what_a_later_arm_takes(world, monkeypatch, peak, begins):
+    facts(monkeypatch, peak=peak, allocated=7)
+    pool = ArmPool(H100)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two), timed=True)
+    one.start(arms_of(two))
+    assert (started(world)[2:] == ["1b-torchao-rowwise"]) is begins
+    pool.close()
+
+
+def test_an_arm_that_is_being_built_takes_room_from_steps_that_are_looked_at(world, monkeypatch):
+    facts(monkeypatch, peak=14, allocated=7)
+    pool = ArmPool(H100)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two), timed=True)
+    assert pool.side_by_side(one.fp8, one.bf16)
+    one.start(arms_of(two))
+    assert not pool.side_by_side(one.fp8, one.bf16)
+    assert not pool.tight(one.fp8, one.bf16)
+    pool.close()
+
+
+def test_an_arm_that_fails_ahead_is_built_again_for_its_own_test_alone(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    world.fails["1b-torchao-rowwise"] = "died"
+    one.start(arms_of(two))
+    pool.wait_for_builds()
+    one.start(arms_of(two))
+    assert started(world) == ["1b-bf16", "1b-torchao-tensorwise"], "it is not tried ahead again"
+    with pytest.raises(ArmError, match="1b-torchao-rowwise"):
+        two.start()
+    assert started(world) == ["1b-bf16"]
+    del world.fails["1b-torchao-rowwise"]
+    two.start()
+    assert started(world) == ["1b-bf16", "1b-torchao-rowwise"]
+    pool.close()
+
+
+def test_a_process_that_cannot_be_started_ahead_stops_no_other_test(world, monkeypatch):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(timed=True)
+
+    def fail(self, spec):
+        raise ArmError("died", "no process")
+
+    monkeypatch.setattr(FakeProcess, "start_build", fail)
+    one.start(arms_of(two))
+    assert started(world) == ["1b-bf16", "1b-torchao-tensorwise"]
+    waiting = [process.backend for process in world.processes if process.alive and process.spec is None]
+    assert waiting == ["bf16"], "the one that was asked was closed"
+    pool.close()
+
+
+def test_an_arm_of_which_the_next_pair_has_no_use_ends(world):
+    pool = ArmPool(H200)
+    one, two, three = pairs(pool, "1b", *RECIPES)
+    one.start(arms_of(two))
+    assert "1b-torchao-rowwise" in started(world)
+    three.start()
+    assert started(world) == ["1b-bf16", "1b-torchao-rowwise_with_gw_hp"]
+    pool.close()
+
+
+def test_an_interrupt_while_a_build_is_waited_for_leaves_no_process(world, monkeypatch):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two))
+    receive = FakeProcess.receive
+
+    def interrupted(self, timeout=0):
+        if self.spec.case.id == "1b-torchao-rowwise":
+            # As the real one does.
+            self.close()
+            raise KeyboardInterrupt
+        return receive(self, timeout)
+
+    monkeypatch.setattr(FakeProcess, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.wait_for_builds()
+    pool.close()
+    assert not [process for process in world.processes if process.alive]
+
+
+def test_a_session_begins_what_comes_next_and_asks_each_arm_once(pytester, world):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_fp8 import Case
+
+        CASES = [Case("1b", "torchao", recipe) for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")]
+
+        @pytest.mark.fp8(cases=CASES, question="speedup")
+        def test_faster(fp8_pair):
+            fp8_pair.assert_faster()
+
+        @pytest.mark.fp8(cases=CASES, question="memory")
+        def test_memory(fp8_pair):
+            fp8_pair.assert_memory()
+        """
+    )
+    result = pytester.runpytest("--fp8-gpu=h200")
+    assert result.ret == 0
+    assert result.parseoutcomes()["passed"] == 3, "of the memory there is no baseline"
+    assert sorted(world.built) == sorted(set(world.built))
+    assert len(world.built) == 4
