@@ -4,13 +4,13 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
 from pytest_fp8.case import OWN, QUESTIONS, Case
 from pytest_fp8.gpu import Gpu
-from pytest_fp8.zoo.shapes import SHAPES
+from pytest_fp8.zoo.shapes import REHEARSALS, SHAPES
 
 BUILD = (15.0, 1.2)
 """Seconds of a build of arms, and seconds more for each 1e9 parameters: rough. Seen: two 1B arms at a time in 18 s on
@@ -148,6 +148,8 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
     those of ``case`` answer; and the next one, for which processes may start. ``cases``: those of the GPU that run in
     this session, in their order.
 
+    Of a large model the rehearsals stand before the arms of other models: they take the longest and little memory.
+
     A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
     next case of the same model. What several GPUs hold is not planned here.
     """
@@ -155,7 +157,11 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
     later = cases[position + 1 :]
     ahead: list[Case] = []
     if not is_worker and _plannable(case):
-        ahead = list(takewhile(_plannable, later))
+        planned = list(takewhile(_plannable, later))
+        # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
+        alike = [each for each in planned if each.reference().digest() == case.reference().digest()]
+        rehearsed = [replace(each, model=REHEARSALS[each.model]) for each in planned if each.model in REHEARSALS]
+        ahead = [*alike, *(each for each in rehearsed if each.weights is None), *planned]
     then = [each for each in later if is_worker and each.model == case.model] or later
     return _with_references(ahead), _with_references(then[:1])
 

@@ -163,6 +163,56 @@ def test_an_arm_of_which_the_next_pair_has_no_use_ends(world):
     pool.close()
 
 
+@pytest.fixture
+def slow_rehearsals(monkeypatch):
+    """Rehearsals do not answer until this list is filled."""
+    answers: list[bool] = []
+    done = property(lambda self: bool(answers) or self.spec is None or not self.spec.rehearses)
+    monkeypatch.setattr(FakeProcess, "has_answered", done)
+    return answers
+
+
+def rehearsals(pool, *recipes):
+    return arms_of(*pairs(pool, "8b1", *recipes))
+
+
+def test_a_rehearsal_leaves_no_process(world):
+    pool = ArmPool(H200)
+    [tiny] = pairs(pool, "tiny", "tensorwise")
+    tiny.start(rehearsals(pool, "rowwise"))
+    assert started(world)[2:] == ["8b1-bf16", "8b1-torchao-rowwise"]
+    tiny.start(rehearsals(pool, "rowwise"))
+    assert started(world) == ["tiny-bf16", "tiny-torchao-tensorwise"], "they are closed, and not begun again"
+    assert world.built.count("8b1-torchao-rowwise") == 1
+    pool.close()
+
+
+def test_a_rehearsal_that_is_not_done_is_stopped_for_what_is_timed_and_begins_again(world, slow_rehearsals):
+    pool = ArmPool(H200)
+    [tiny] = pairs(pool, "tiny", "tensorwise")
+    tiny.start(rehearsals(pool, "rowwise"))
+    pool.wait_for_builds()
+    assert started(world) == ["tiny-bf16", "tiny-torchao-tensorwise"]
+    assert not any(name.startswith("8b1") for name in world.built), "nobody waited for it"
+    tiny.start(rehearsals(pool, "rowwise"))
+    assert started(world)[2:] == ["8b1-bf16", "8b1-torchao-rowwise"]
+    slow_rehearsals.append(True)
+    pool.wait_for_builds()
+    assert world.built[2:] == ["8b1-bf16", "8b1-torchao-rowwise"]
+    pool.close()
+
+
+def test_not_more_than_five_builds_are_under_way(world, monkeypatch):
+    monkeypatch.setattr(FakeProcess, "has_answered", False)
+    pool = ArmPool(H200)
+    [first, *later] = pairs(pool, "tiny", *RECIPES)
+    later += [PairArms(Case("tiny", "transformer_engine", r), pool, None) for r in ("delayed", "current", "block")]
+    first.start(arms_of(*later, *pairs(pool, "1b", "tensorwise")))
+    assert len(started(world)) == 2 + 5
+    pool.close()
+    assert not started(world)
+
+
 def test_an_interrupt_while_a_build_is_waited_for_leaves_no_process(world, monkeypatch):
     pool = ArmPool(H200)
     one, two = pairs(pool, "1b", *RECIPES[:2])

@@ -24,8 +24,8 @@ class Meanwhile:
         """``waiting``: notes the time that its block waits for an arm's build."""
         self._waiting = waiting
         self._begun: dict[str, tuple[Arm, AnyProcess]] = {}
-        self._failed: set[str] = set()
-        """Keys of arms that could not be built ahead: their own tests build them again and report why."""
+        self._tried: set[str] = set()
+        """Keys of arms that are not begun again. Where one could not be built, its own test builds it and says why."""
 
     @property
     def pids(self) -> set[int]:
@@ -35,16 +35,22 @@ class Meanwhile:
     def arms(self) -> list[Arm]:
         return [arm for arm, _ in self._begun.values()]
 
+    @property
+    def done(self) -> list[Arm]:
+        """Those whose build waits for nothing any more."""
+        return [arm for arm, process in self._begun.values() if process.has_answered]
+
     def wants(self, arm: Arm) -> bool:
-        """Whether this arm's build may begin: there are not too many, and it was not tried before."""
-        return len(self._begun) < MOST and arm.key not in self._begun and arm.key not in self._failed
+        """Whether this arm's build may begin: it was not tried before, and not too many are under way."""
+        return arm.key not in self._tried and len(self._begun) - len(self.done) < MOST
 
     def begin(self, arm: Arm, start: Callable[[Arm], AnyProcess]) -> None:
         """``start`` gives its process, which builds."""
+        self._tried.add(arm.key)
         try:
             self._begun[arm.key] = arm, start(arm)
         except ArmError:
-            self._failed.add(arm.key)
+            return
 
     def finish(self, arms: Collection[str]) -> Iterator[tuple[Arm, AnyProcess, dict[str, Any]]]:
         """Wait for the builds of these keys; gives each arm, its process and what it says of itself. One that failed
@@ -56,11 +62,19 @@ class Meanwhile:
                     facts = process.receive(BUILD_SECONDS)
             except ArmError:
                 process.close()
-                self._failed.add(key)
             else:
                 yield arm, process, facts
+
+    def stop_rehearsals(self) -> None:
+        """End those that are not done; they begin anew later, and find what the compilers have finished."""
+        for key, (arm, process) in list(self._begun.items()):
+            if arm.spec.rehearses and not process.has_answered:
+                self._tried.discard(key)
+                self._begun.pop(key)
+                process.close()
 
     def keep(self, keys: Collection[str]) -> None:
         """End the builds of all other arms."""
         for key in self._begun.keys() - set(keys):
+            self._tried.discard(key)
             self._begun.pop(key)[1].close()

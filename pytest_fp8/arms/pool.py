@@ -155,22 +155,25 @@ class ArmPool:
 
     def _begin(self, ahead: Iterable[Arm], pair: Sequence[Arm]) -> None:
         """Begin to build those that fit beside what this pair does, in their order."""
+        self._finish(self._meanwhile.done)
         others = self._processes.keys() - {arm.key for arm in pair}
         for arm in ahead:
             if arm.spec.device != "cuda" or self.is_alive(arm) or not self._meanwhile.wants(arm):
                 continue
-            if not self._room.fits(arm, pair, others, self._meanwhile.arms):
-                return
-            self._meanwhile.begin(arm, self._start_build)
+            if self._room.fits(arm, pair, others, self._meanwhile.arms):
+                self._meanwhile.begin(arm, self._start_build)
 
     def wait_for_builds(self) -> None:
-        """Nothing is built any more."""
+        """Nothing is built any more. Rehearsals that are not done go on later."""
+        self._meanwhile.stop_rehearsals()
         self._finish(self._meanwhile.arms)
 
     def _finish(self, arms: Iterable[Arm]) -> None:
         """Wait for these arms where they are being built ahead."""
         for arm, process, facts in self._meanwhile.finish({arm.key for arm in arms}):
             self._have(arm, process, facts)
+            if arm.spec.rehearses:
+                self.renew(arm)
 
     def renew(self, *arms: Arm) -> None:
         """Close these arms, so that their next request starts fresh processes."""

@@ -122,6 +122,11 @@ class ArmProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether :meth:`receive` would wait for nothing."""
+        return self._connection.poll() or not self.alive
+
     def start_build(self, spec: ArmSpec) -> None:
         """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
         self.name = spec.name

@@ -86,6 +86,10 @@ class RankedProcess:
     def alive(self) -> bool:
         return all(process.alive for process in self.ranks)
 
+    @property
+    def has_answered(self) -> bool:
+        return all(process.has_answered for process in self.ranks)
+
     def start_build(self, spec: ArmSpec) -> None:
         self.name = spec.name
         self._note_asked("build")

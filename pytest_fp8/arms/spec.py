@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_fp8.case import Case
+from pytest_fp8.zoo.shapes import REHEARSALS
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class ArmSpec:
     """Import path (``module:Class``) of the control that breaks this arm on purpose; ``None`` for a healthy arm."""
     first_step: str = ""
     """The hash of the first step, where an earlier process of this arm has run it; see ``worker/run/first_step.py``."""
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether this arm is built for what the compilers' caches keep of it, and answers nothing."""
+        return self.case.model in REHEARSALS.values()
 
     @property
     def name(self) -> str:

@@ -121,6 +121,8 @@ class FakeProcess:
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
+    has_answered = True
+
     def start_build(self, spec: Any) -> None:
         self.spec = spec
 
