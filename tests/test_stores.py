@@ -42,3 +42,31 @@ def test_a_missing_shard_is_an_error(tmp_path, monkeypatch):
     next(tmp_path.glob("model-00002*")).unlink()
     with pytest.raises(FileNotFoundError):
         checkpoint_stores.read_safetensors(tmp_path, torch.device("cpu"))
+
+
+def test_a_shard_that_cannot_be_written_is_an_error_and_more_shards_than_writers_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_stores, "SHARD_BYTES", 128)
+    monkeypatch.setattr(checkpoint_stores, "WRITERS", 2)
+    assert same(written(tmp_path))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 5
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model-00002-of-00005.safetensors").mkdir()
+    with pytest.raises(Exception, match=r"(?i)is a directory"):
+        written(tmp_path / "other")
+
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (64,), (5, 7), (3, 0, 2)], ids=str)
+def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, shape):
+    value = (3 * torch.randn(shape)).to(dtype)
+    for given in (value, value.t() if value.dim() == 2 else value):
+        found = checkpoint_stores.staged(given, torch.empty(64, dtype=torch.uint8))
+        assert (found.dtype, found.shape) == (given.dtype, given.shape)
+        assert found.float().equal(given.float())
+
+
+def test_what_is_on_the_host_is_not_copied():
+    assert all(value is TENSORS[name] for name, value in checkpoint_stores.on_host(TENSORS).items())

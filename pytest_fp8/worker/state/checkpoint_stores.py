@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Semaphore
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from pytest_fp8.worker.training.ranks import rank, ranks
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 WRITERS = 8
+STAGE_BYTES = 1 << 26
 MODEL, OPTIMIZER = "model/", "optimizer/"
 """Prefixes of the keys on disk: of weights in a DCP store, and of ``optimizer/<parameter>/<entry>`` in both."""
 
@@ -42,7 +44,10 @@ def write(
     named = {MODEL + name: value if is_sharded(value) else full(value) for name, value in weights.items()}
     # The folder is read once and removed, so there is no need to wait until the disk has it.
     writer = dcp.FileSystemWriter(str(folder), thread_count=WRITERS, sync_files=False)
-    dcp.save({**named, **state}, storage_writer=writer, no_dist=ranks() == 1)
+    entries = {**named, **state}
+    if sum(each.numel() * each.element_size() for each in entries.values()) <= WRITERS * SHARD_BYTES:
+        entries = on_host(entries)
+    dcp.save(entries, storage_writer=writer, no_dist=ranks() == 1)
 
 
 def whole_on_first_rank(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -87,15 +92,53 @@ def write_safetensors(tensors: dict[str, torch.Tensor], folder: Path, metadata: 
     from safetensors.torch import save_file
 
     plan = split_torch_state_dict_into_shards(tensors, max_shard_size=SHARD_BYTES)
+    room = Semaphore(WRITERS)
 
-    def write_shard(name: str) -> None:
-        save_file({key: tensors[key] for key in plan.filename_to_tensors[name]}, folder / name, metadata=metadata)
+    def write_shard(name: str, shard: dict[str, torch.Tensor]) -> None:
+        try:
+            save_file(shard, folder / name, metadata=metadata)
+        finally:
+            room.release()
 
     with ThreadPoolExecutor(WRITERS) as writers:
-        list(writers.map(write_shard, plan.filename_to_tensors))
+        written = []
+        for name, keys in plan.filename_to_tensors.items():
+            # The host holds the shards that are being written, and never the whole model.
+            room.acquire()
+            written.append(writers.submit(write_shard, name, on_host({key: tensors[key] for key in keys})))
+        for each in written:
+            each.result()
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index))
+
+
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same values in the host's memory; those that are there, and shards, as they are.
+
+    They go through a small page-locked buffer, and several cores then copy it on. Left to the driver, one core copies
+    into pages that are new to it: on an H100 2 GiB took 1.53 s, and 0.04 s to page-locked memory, and 11 of the 12.8 s
+    in which 8B was written went there.
+    """
+    stage: torch.Tensor | None = None
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.device.type == "cuda" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            if stage is None:
+                stage = torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+            found[name] = staged(tensor, stage)
+    return found
+
+
+def staged(tensor: torch.Tensor, stage: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, made part by part through ``stage``: bytes."""
+    source = tensor.detach().reshape(-1).view(torch.uint8)
+    copy = torch.empty(source.shape, dtype=torch.uint8)
+    for part, target in zip(source.split(stage.numel()), copy.split(stage.numel()), strict=True):
+        through = stage[: part.numel()]
+        through.copy_(part)
+        target.copy_(through)
+    return copy.view(tensor.dtype).reshape(tensor.shape)
 
 
 def read_safetensors(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
