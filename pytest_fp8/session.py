@@ -101,7 +101,8 @@ class Session:
             return None
         asked = [(case, self._named(case) or set(case.questions)) for case in run]
         processes = self.settings.processes if self.settings.update else 1
-        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
+        ahead = not self.is_worker
+        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes, ahead)
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
@@ -124,7 +125,9 @@ class Session:
             judged = *key, case.judged_by
             pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
             self._pairs[judged] = pair
-            soon = coming(running(self.upcoming, self.settings), case, self.is_worker)
+            gpu = self.pool().gpu
+            memory = gpu.memory if gpu is not None else 0
+            soon = coming(running(self.upcoming, self.settings), case, self.is_worker, memory)
             pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
         except Fp8Error as error:
             self.ledger.error(self.ledger.row(*key), error)

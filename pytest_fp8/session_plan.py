@@ -3,12 +3,13 @@ Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
-from pytest_fp8.case import OWN, QUESTIONS, Case
+from pytest_fp8.case import OWN, Case
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import REHEARSALS, SHAPES
 
@@ -17,9 +18,20 @@ BUILD = (15.0, 1.2)
 H200s and 25 s on an H100; arms of 8B in 11 s each on an H100, in a process that was started ahead, and in 26 s on an
 H200; arms of two ranks with half of 8B's layers in 16 to 22 s on H200s. The very first run on a machine, which compiles
 and reads libraries from disk, takes longer."""
-ANSWERS = (35.0, 6.4)
-"""The same of all answers of one case: rough. Seen: 8 s for tiny and 141 s for 8B on H200s, where both arms fit; 50 s
-for a process of 8B on an H100, where they take turns; 65 s for half of 8B's layers on two H200s."""
+CACHED = (4.0, 0.7)
+"""The same where the compilers' caches have the code: of arms that were built while others answered, of a large model
+that was rehearsed, and of what is built again. Seen on an H100: 0 to 8 s for 1B, 9 and 10 s for 8B."""
+ANSWERS = {
+    "layers": (2.0, 1.4),
+    "numerics": (2.0, 2.0),
+    "loss": (5.0, 14.0),
+    "speedup": (12.0, 0.7),
+    "memory": (0.3, 0.1),
+    "checkpoints": (1.5, 2.0),
+}
+"""The same of the answers to each question: rough. They are fitted to a gate on an H100, where those of a case took 8 s
+for tiny, 45 to 70 s for 1B and 70 s for 8B, and to 65 s for half of 8B's layers on two H200s. What a reference answers
+alone comes on top for its first case."""
 FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100, 20 s for half of 8B's layers on two H200s."""
@@ -86,15 +98,21 @@ class SessionPlan:
         ]
 
 
-def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, processes: int = 1) -> SessionPlan:
+def plan_session(
+    asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, processes: int = 1, ahead: bool = True
+) -> SessionPlan:
     """``asked``: the cases that run, in their order, and the questions that tests ask of each. ``processes``: fresh
-    pairs of processes in which each is timed, several where baselines are updated."""
+    pairs of processes in which each is timed, several where baselines are updated. ``ahead``: whether arms of later
+    cases are built while others answer."""
     builds: list[Build] = []
     turns: dict[str, None] = {}
     too_large: list[str] = []
     alive: set[str] = set()
-    for case, wanted in asked:
-        arms = case.reference().id, case.id
+    cached: set[str] = set()
+    for index, (case, wanted) in enumerate(asked):
+        reference = case.reference().id
+        # BF16 against BF16 is two processes.
+        arms = reference, case.id if case.id != reference else f"{case.id} again"
         order: list[tuple[str, ...]]
         fits = peak_bytes(case) <= gpu.memory
         questions = wanted if fits else frozenset[str]()
@@ -108,7 +126,13 @@ def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, process
         else:
             missing = tuple(arm for arm in arms if arm not in alive)
             order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
-        builds += _timed(order, case, gpu, len(questions), rounds)
+        answers = _answers(case, gpu, questions, rounds, alone=arms[0] not in cached) / max(1, len(order))
+        if ahead and _prepared(case, [each for each, _ in asked[:index]]):
+            cached |= {*arms}
+        for together in order:
+            base, more = CACHED if cached.issuperset(together) else BUILD
+            builds.append(Build(together, base + more * _billions(case), answers, case.id))
+            cached |= {*together}
     return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory)
 
 
@@ -133,22 +157,44 @@ def _together(case: Case, order: Sequence[tuple[str, ...]]) -> list[tuple[str, .
     return [(arm,) for arms in order for arm in arms]
 
 
-def _timed(order: Sequence[tuple[str, ...]], case: Case, gpu: Gpu, questions: int, rounds: int) -> list[Build]:
-    """The answers of a case, spread over its builds. ``rounds``: in how many pairs of processes it is timed."""
-    size = SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
-    build, answers, pair = (base + more * size for base, more in (BUILD, ANSWERS, FURTHER_PAIR))
-    answers *= questions / len(QUESTIONS)
+def _prepared(case: Case, before: Sequence[Case]) -> bool:
+    """Whether its arms are built, or rehearsed, while the cases ``before`` it answer."""
+    if not (before and all(map(_plannable, [*before, case]))):
+        return False
+    return (_rehearsed(case) and any(map(small, before))) or (small(case) and small(before[-1]))
+
+
+def _rehearsed(case: Case) -> bool:
+    """Whether it is, where there is time for it. A folder of weights may hold a model of other sizes."""
+    return case.model in REHEARSALS and case.weights is None
+
+
+def _answers(case: Case, gpu: Gpu, questions: Collection[str], rounds: int, alone: bool) -> float:
+    """Seconds. ``rounds``: in how many pairs of processes it is timed. ``alone``: whether what the reference answers
+    for all cases comes on top."""
+    size = _billions(case)
+    times = {question: base + more * size for question, (base, more) in ANSWERS.items() if question in questions}
+    seconds = sum(times.values()) + alone * sum(times[each] for each in times if each != "speedup")
     if rounds > 1:
-        answers += (rounds - 1) * pair + (0.0 if exceed_together(case, gpu) else rounds * BUSY)
-    return [Build(arms, build, answers / max(1, len(order)), case.id) for arms in order]
+        pair = FURTHER_PAIR[0] + FURTHER_PAIR[1] * size
+        seconds += (rounds - 1) * pair + (0.0 if exceed_together(case, gpu) else rounds * BUSY)
+    return seconds
 
 
-def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[list[Case], list[Case]]:
+def _billions(case: Case) -> float:
+    """1e9 parameters; 0 for own models, of which nothing is known."""
+    return SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
+
+
+def coming(
+    cases: Sequence[Case], case: Case, is_worker: bool = False, memory: float = math.inf
+) -> tuple[list[Case], list[Case]]:
     """Two lists of cases, each after its reference: the later ones of the suite's models, whose arms may be built while
     those of ``case`` answer; and the next one, for which processes may start. ``cases``: those of the GPU that run in
     this session, in their order.
 
-    Of a large model the rehearsals stand before the arms of other models: they take the longest and little memory.
+    Of a large model the rehearsals stand before the arms of other models: they take the longest and little memory. What
+    the GPU's ``memory`` will not hold is not rehearsed.
 
     A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
     next case of the same model. What several GPUs hold is not planned here.
@@ -160,8 +206,12 @@ def coming(cases: Sequence[Case], case: Case, is_worker: bool = False) -> tuple[
         planned = list(takewhile(_plannable, later))
         # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
         alike = [each for each in planned if each.reference().digest() == case.reference().digest()]
-        rehearsed = [replace(each, model=REHEARSALS[each.model]) for each in planned if each.model in REHEARSALS]
-        ahead = [*alike, *(each for each in rehearsed if each.weights is None), *planned]
+        rehearsed = [
+            replace(each, model=REHEARSALS[each.model])
+            for each in planned
+            if _rehearsed(each) and peak_bytes(each) <= memory
+        ]
+        ahead = [*alike, *rehearsed, *planned]
     then = [each for each in later if is_worker and each.model == case.model] or later
     return _with_references(ahead), _with_references(then[:1])
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.fakes import H200, install
+from helpers.fakes import H100, H200, install
 from pytest_fp8 import Case
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.arms.pair import cpu_threads
@@ -182,6 +182,8 @@ def test_large_models_are_rehearsed_before_other_models_are_built():
         *(each.id for case in (later[1], mine) for each in (case.reference(), case)),
     ]
     assert (ahead[3].batch, ahead[3].seq) == (2, None), "the compilers see the same sizes"
+    ahead, _ = coming([*tiny, *later], tiny[0], memory=H100.memory)
+    assert not [case.id for case in ahead if case.model == "8b1"], "that GPU holds no 8B of Transformer Engine"
 
 
 def shared_out(cases, seconds, workers):
