@@ -209,7 +209,7 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
 
 
 class Reference(Protocol):
-    """The arm of a reference, as far as the hash of a case asks it (:class:`pytest_fp8.arms.pool.Arm`)."""
+    """The arm of a reference, as far as the hash of a case asks it (:class:`pytest_fp8.arms.arm.Arm`)."""
 
     @property
     def facts(self) -> dict[str, Any]: ...

@@ -5,19 +5,43 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.arms.process import REQUEST_SECONDS
-from pytest_fp8.arms.sequence import Seen
+from pytest_fp8.arms.residence import Residences
+from pytest_fp8.arms.sequence import Seen, Sequences
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
-    from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.arms.ranks import AnyProcess
 
 TIMED = ("blocks", "busy")
 """What is asked while nothing is built."""
+
+
+class Pool(Protocol):
+    """The pool, as far as an arm needs it."""
+
+    @property
+    def stopwatch(self) -> Stopwatch: ...
+
+    @property
+    def residences(self) -> Residences: ...
+
+    @property
+    def sequences(self) -> Sequences: ...
+
+    def facts_of(self, arm: Arm) -> dict[str, Any]: ...
+
+    def live(self, arm: Arm) -> AnyProcess: ...
+
+    def takes_turns(self, arm: Arm) -> bool: ...
+
+    def renew(self, *arms: Arm) -> None: ...
+
+    def wait_for_builds(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +50,7 @@ class Arm:
 
     key: str
     spec: ArmSpec
-    pool: ArmPool = field(repr=False)
+    pool: Pool = field(repr=False)
     environment: ArmEnvironment | None = None
     """Another interpreter or checkout than this session's: one side of a comparison."""
 

@@ -24,9 +24,8 @@ T = TypeVar("T")
 class TwoArms:
     """Two arms that are measured against each other: a case's, or one case in two environments."""
 
-    def __init__(self, reference: Arm, other: Arm) -> None:
-        self.reference, self.other = reference, other
-        self.pool = other.pool
+    def __init__(self, reference: Arm, other: Arm, pool: ArmPool) -> None:
+        self.reference, self.other, self.pool = reference, other, pool
         self._answers: dict[str, Any] = {}
         self._ahead: list[Arm] = []
         self._then: list[Arm] = []
@@ -119,7 +118,7 @@ class PairArms(TwoArms):
         self.case, self.digest = case, case.digest(fingerprint)
         self.fp8 = make_arm(case, pool, workload, fingerprint, fp8_control, own_process=case.backend == "bf16")
         self.bf16 = make_arm(case.reference(), pool, workload, fingerprint, reference_control)
-        super().__init__(self.bf16, self.fp8)
+        super().__init__(self.bf16, self.fp8, pool)
         alone = replace(case.reference(), gpus=1, parallel="")
         self._alone = make_arm(alone, pool, workload, fingerprint, reference_control)
 

@@ -270,7 +270,7 @@ def _sides(
 
     digest = case.digest(model.identity)
     base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), side) for side in sides)
-    arms = TwoArms(base, head)
+    arms = TwoArms(base, head, pool)
     arms.start()
     return arms
 
