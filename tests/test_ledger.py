@@ -127,6 +127,14 @@ def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, se
     assert all(found[1][line] for line in ("expected", "cause", "next_step"))
 
 
+def test_numbers_of_several_ranks_are_told_as_such():
+    both = TwoLedgers(*(arm_ledger(backward=n, elsewhere=[HEALTHY.calls]) for n in (4, 5)), "torchao")
+    found = find_in_ledger(both, "layers")
+    assert found is not None
+    assert "backward passes in a step, of 2 ranks together" in found[1]["headline"]
+    assert "optimizer steps in a step, of" not in str(found)
+
+
 @pytest.mark.parametrize(
     "made",
     [

@@ -10,6 +10,7 @@ from pytest_fp8.arms.arm import TIMED
 from pytest_fp8.arms.memory_plan import peak_bytes
 from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.process import BUILD_SECONDS
 
 GIB = 2**30
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -134,6 +135,23 @@ def test_an_arm_that_fails_ahead_is_built_again_for_its_own_test_alone(world):
     del world.fails["1b-torchao-rowwise"]
     two.start()
     assert started(world) == ["1b-bf16", "1b-torchao-rowwise"]
+    pool.close()
+
+
+def test_a_test_waits_less_long_for_another_s_arm_than_that_one_may_take(world, monkeypatch):
+    waits: dict[str, float] = {}
+    receive = FakeProcess.receive
+
+    def noted(self, timeout=0):
+        waits[self.spec.case.id] = timeout
+        return receive(self, timeout)
+
+    monkeypatch.setattr(FakeProcess, "receive", noted)
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "1b", *RECIPES[:2])
+    one.start(arms_of(two))
+    pool.wait_for_builds()
+    assert waits["1b-torchao-rowwise"] < waits["1b-torchao-tensorwise"] == BUILD_SECONDS
     pool.close()
 
 

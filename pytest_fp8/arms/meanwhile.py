@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.process import BUILD_SECONDS
 from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
@@ -15,6 +14,10 @@ if TYPE_CHECKING:
 
 MOST = 5
 """Builds at a time. Each compiles on several cores and reads its libraries, and delays the arms that are asked."""
+
+
+PATIENCE_SECONDS = 180.0
+"""How long a test waits for a build of another test's arm. It is then ended, and that test builds it again and tells."""
 
 
 class Meanwhile:
@@ -59,7 +62,7 @@ class Meanwhile:
             arm, process = self._begun.pop(key)
             try:
                 with self._waiting(arm):
-                    facts = process.receive(BUILD_SECONDS)
+                    facts = process.receive(PATIENCE_SECONDS)
             except ArmError:
                 process.close()
             else:

@@ -120,8 +120,11 @@ def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
     """How often the step goes backward and its optimizer steps."""
     if explained.unclear:
         return
+    # Ranks may differ in their numbers of micro-batches, and not in when they step.
+    ranks = 1 + len(ledgers.reference.elsewhere)
+    of_all = f", of {ranks} ranks together" if ranks > 1 else ""
     for what, one, two in (
-        ("backward passes in a step", ledgers.reference.backward, ledgers.fp8.backward),
+        (f"backward passes in a step{of_all}", ledgers.reference.backward, ledgers.fp8.backward),
         ("optimizer steps in a step", ledgers.reference.stepped, ledgers.fp8.stepped),
     ):
         if one != two:
