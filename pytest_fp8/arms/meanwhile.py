@@ -17,7 +17,7 @@ MOST = 5
 
 
 PATIENCE_SECONDS = 180.0
-"""How long a test waits for a build of another test's arm. It is then ended, and that test builds it again and tells."""
+"""How long a test waits for a build of another test's arm. It then ends, and that test builds it again and tells."""
 
 
 class Meanwhile:
