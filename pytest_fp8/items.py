@@ -25,6 +25,16 @@ def case_of(item: pytest.Item) -> Any:
     return given if isinstance(given, Case) else None
 
 
+def takes_pair(item: pytest.Item) -> bool:
+    """Whether a test has a case and asks both of its arms."""
+    return "fp8_pair" in getattr(item, "fixturenames", ()) and case_of(item) is not None
+
+
+def paired(items: list[pytest.Item]) -> list[Any]:
+    """The cases of those, in their order."""
+    return [case_of(item) for item in items if takes_pair(item)]
+
+
 def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
     """Bring the tests of one case together, and the cases of one reference, in place; other tests keep their places.
     ``largest_first``: the suite's large models before small ones and before own ones, where several workers share the

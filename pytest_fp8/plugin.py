@@ -14,7 +14,7 @@ import pytest
 from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
-from pytest_fp8.items import case_of, in_order, question_of
+from pytest_fp8.items import case_of, in_order, paired, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 from pytest_fp8.session_end import finish, origin_of
@@ -95,8 +95,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         whole = all(os.path.isdir(argument) for argument in session.config.args)
         from pytest_fp8.report.progress import follow
 
-        mine = session.config.stash[SESSION]
-        mine.selected(asked, whole)
+        (mine := session.config.stash[SESSION]).selected(asked, whole, paired(session.items))
         mine.endings.take()
         if mine.is_worker:
             # Where its controller is killed, xdist itself lets the test run on for 5 s, and longer in an arm's answer.
@@ -122,13 +121,14 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     refuse_mark_of_param(item)
+    session = item.config.stash[SESSION]
+    session.before(item)
     if (case := case_of(item)) is None:
         if message := unread_mark(item):
-            complain(item, message, item.config.stash[SESSION].settings)
+            complain(item, message, session.settings)
         return
     from pytest_fp8.markers import why_not
 
-    session = item.config.stash[SESSION]
     reason, failure = why_not(case, session.settings, session.upcoming)
     if not reason:
         if session.progress is not None:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_fp8.ending import Endings
+from pytest_fp8.items import takes_pair
 from pytest_fp8.options import Settings
 from pytest_fp8.report.interim import Interim
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from pytest_fp8.arms.arm import Arm
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
@@ -45,6 +47,7 @@ class Session:
         self.notes: list[str] = []
         """What a person should read at the end; no failure."""
         self.upcoming: list[Case] = []
+        self.paired: list[Case] = []
         """The cases of the collected tests, in their order."""
         self.progress: Progress | None = None
         self._asked: dict[str, set[str | None]] = {}
@@ -64,9 +67,10 @@ class Session:
             self.source().check()
         prepare(self.settings, self.root, self._held, writes=runs and not self.is_worker)
 
-    def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool) -> None:
+    def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool, paired: list[Case]) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
-        may ask any. ``whole``: nothing was left out by a path. Raises ``pytest.UsageError``."""
+        may ask any. ``whole``: nothing was left out by a path. ``paired``: the cases of tests that take both arms.
+        Raises ``pytest.UsageError``."""
         from dataclasses import replace
 
         from pytest_fp8.case import OWN
@@ -77,7 +81,7 @@ class Session:
             require_one_folder(case for case, _, _ in asked)
         except SettingsError as error:
             raise pytest.UsageError(error.message) from None
-        self.upcoming = one_of_each(case for case, _, _ in asked)
+        self.upcoming, self.paired = one_of_each(case for case, _, _ in asked), one_of_each(paired)
         self.ledger.open_tests = {case.id: [] for case in self.upcoming}
         for case, question, test in asked:
             self._asked.setdefault(case.id, set()).add(question)
@@ -117,6 +121,9 @@ class Session:
         from pytest_fp8.session_plan import coming
         from pytest_fp8.shipping import identity
 
+        def arms(cases: Iterable[Case], rehearse: bool = False) -> list[Arm]:
+            return [make_arm(each, self.pool(), None, "", rehearses=rehearse) for each in cases]
+
         shipped = workload.ship(test) if workload is not None else None
         # Arms are shared only between identical workloads, random values included.
         model = identity(shipped) if shipped is not None else ""
@@ -127,8 +134,8 @@ class Session:
             self._pairs[judged] = pair
             gpu = self.pool().gpu
             memory = gpu.memory if gpu is not None else 0
-            soon = coming(running(self.upcoming, self.settings), case, self.is_worker, memory)
-            pair.start(*([make_arm(each, self.pool(), None, "") for each in cases] for cases in soon))
+            soon = coming(running(self.paired, self.settings), case, self.is_worker, memory)
+            pair.start([*arms(soon.alike), *arms(soon.rehearsed, True), *arms(soon.others)], arms(soon.then))
         except Fp8Error as error:
             self.ledger.error(self.ledger.row(*key), error)
             raise
@@ -212,6 +219,11 @@ class Session:
             self._pool = ArmPool(detect()[0])
             self._pool.stopwatch.tell = self.progress.waiting if self.progress is not None else None
         return self._pool
+
+    def before(self, test: pytest.Item) -> None:
+        """One that asks no arms may use the GPU itself: nothing is built beside it."""
+        if self._pool is not None and not takes_pair(test):
+            self._pool.wait_for_builds()
 
     def has_something_to_say(self) -> bool:
         """Whether the closing summary has anything in it."""

@@ -127,7 +127,7 @@ def plan_session(
             missing = tuple(arm for arm in arms if arm not in alive)
             order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
         answers = _answers(case, gpu, questions, rounds, alone=arms[0] not in cached) / max(1, len(order))
-        if ahead and _prepared(case, [each for each, _ in asked[:index]]):
+        if ahead and fits and _prepared(case, [each for each, _ in asked[:index]]):
             cached |= {*arms}
         for together in order:
             base, more = CACHED if cached.issuperset(together) else BUILD
@@ -186,34 +186,38 @@ def _billions(case: Case) -> float:
     return SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
 
 
-def coming(
-    cases: Sequence[Case], case: Case, is_worker: bool = False, memory: float = math.inf
-) -> tuple[list[Case], list[Case]]:
-    """Two lists of cases, each after its reference: the later ones of the suite's models, whose arms may be built while
-    those of ``case`` answer; and the next one, for which processes may start. ``cases``: those of the GPU that run in
-    this session, in their order.
+@dataclass(frozen=True)
+class Coming:
+    """What comes after a case: lists of cases, each after its reference."""
 
-    Of a large model the rehearsals stand before the arms of other models: they take the longest and little memory. What
-    the GPU's ``memory`` will not hold is not rehearsed.
+    alike: Sequence[Case] = ()
+    """The later ones with its reference, whose arms may be built while its own answer."""
+    rehearsed: Sequence[Case] = ()
+    """The later ones of large models, with one layer. They take the longest and little memory."""
+    others: Sequence[Case] = ()
+    """The later ones of the suite's models in their order."""
+    then: Sequence[Case] = ()
+    """The next one, for which processes may start."""
+
+
+def coming(cases: Sequence[Case], case: Case, is_worker: bool = False, memory: float = math.inf) -> Coming:
+    """``cases``: those of the GPU that run in this session, in their order. What its ``memory`` will not hold is not
+    rehearsed.
 
     A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
     next case of the same model. What several GPUs hold is not planned here.
     """
     position = next((index for index, each in enumerate(cases) if each.id == case.id), len(cases))
     later = cases[position + 1 :]
-    ahead: list[Case] = []
-    if not is_worker and _plannable(case):
-        planned = list(takewhile(_plannable, later))
-        # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
-        alike = [each for each in planned if each.reference().digest() == case.reference().digest()]
-        rehearsed = [
-            replace(each, model=REHEARSALS[each.model])
-            for each in planned
-            if _rehearsed(each) and peak_bytes(each) <= memory
-        ]
-        ahead = [*alike, *rehearsed, *planned]
-    then = [each for each in later if is_worker and each.model == case.model] or later
-    return _with_references(ahead), _with_references(then[:1])
+    then = _with_references(([each for each in later if is_worker and each.model == case.model] or later)[:1])
+    if is_worker or not _plannable(case):
+        return Coming(then=then)
+    planned = list(takewhile(_plannable, later))
+    # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
+    alike = [each for each in planned if each.reference().digest() == case.reference().digest()]
+    large = [each for each in planned if _rehearsed(each) and peak_bytes(each) <= memory]
+    rehearsed = [replace(each, model=REHEARSALS[each.model]) for each in large]
+    return Coming(_with_references(alike), _with_references(rehearsed), _with_references(planned), then)
 
 
 def _plannable(case: Case) -> bool:

@@ -14,6 +14,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from helpers.arms import all_end, running, spec
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.shipping import ship, unship
 
@@ -207,6 +209,33 @@ def test_a_request_before_the_last_ones_answer_is_refused(arm):
     with pytest.raises(RuntimeError, match="asked to 'layers' before it answered to 'curve'"):
         arm.send("layers")
     assert arm.receive()["losses"]
+
+
+def test_whether_an_answer_is_there_is_known_without_waiting(arm):
+    assert not arm.has_answered
+    arm.send("call", function=ship(lambda model: time.sleep(0.5), "a function"))
+    assert not arm.has_answered
+    assert multiprocessing.connection.wait([arm], 30) == [arm]
+    assert arm.has_answered
+    arm.receive()
+    assert not arm.has_answered
+
+
+def test_nobody_waits_for_a_process_that_died(fresh):
+    os.kill(fresh.pid, signal.SIGKILL)
+    multiprocessing.connection.wait([fresh], 30)
+    assert fresh.has_answered
+
+
+@pytest.mark.parametrize(("each", "all_have"), [((True, True), True), ((True, False), False), ((False, True), False)])
+def test_ranks_have_answered_once_all_have(each, all_have):
+    process = RankedProcess(2, fork=True)
+    with_ranks, process.ranks = process.ranks, [SimpleNamespace(has_answered=one) for one in each]
+    try:
+        assert process.has_answered is all_have
+    finally:
+        process.ranks = with_ranks
+        process.close()
 
 
 def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):

@@ -81,6 +81,8 @@ def test_what_is_too_large_is_tried_once():
     assert order(plan) == ["8b-te-current"]
     assert plan.seconds == pytest.approx(BUILD[0] + 8.03 * BUILD[1], rel=0.01), "it answers nothing"
     assert "probably too large for it: 8b-te-current" in plan.line()
+    after_tiny = plan_session([*cases("tiny", SHORT), (Case("8b", "transformer_engine", "current"), ALL)], H100)
+    assert after_tiny.builds[-1].build == plan.builds[0].build, "it is not rehearsed"
 
 
 def test_an_8b_case_takes_what_its_builds_and_answers_take():

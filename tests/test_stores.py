@@ -70,3 +70,31 @@ def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, shape):
 
 def test_what_is_on_the_host_is_not_copied():
     assert all(value is TENSORS[name] for name, value in checkpoint_stores.on_host(TENSORS).items())
+
+
+class Wrapped(torch.Tensor):
+    """What DTensors and torchao's weights are: a class of their own."""
+
+
+def test_plain_tensors_and_parameters_of_the_device_are_copied_and_no_others():
+    wrapped, weight = torch.ones(3).as_subclass(Wrapped), torch.nn.Parameter(torch.ones(2, 3))
+    given = {**TENSORS, "weight": weight, "wrapped": wrapped}
+    found = checkpoint_stores.on_host(given, device="cpu")
+    assert found["wrapped"] is wrapped
+    assert all(
+        value is not given[name] and value.equal(given[name]) for name, value in found.items() if name != "wrapped"
+    )
+    assert found["weight"].data_ptr() != weight.data_ptr()
+
+
+@pytest.mark.parametrize(("ranks", "most", "staged"), [(1, 1000, True), (2, 1000, False), (1, 100, False)])
+def test_what_dcp_writes_is_copied_first_where_one_rank_writes_it_all_and_it_fits(
+    tmp_path, monkeypatch, ranks, most, staged
+):
+    copied = []
+    monkeypatch.setattr(checkpoint_stores, "on_host", lambda entries: copied.append(len(entries)) or entries)
+    monkeypatch.setattr(checkpoint_stores, "MOST_ON_HOST", most)
+    monkeypatch.setattr(checkpoint_stores, "ranks", lambda: ranks)
+    monkeypatch.setattr("torch.distributed.checkpoint.save", lambda *_, **__: None)
+    checkpoint_stores.write(tmp_path, "dcp", TENSORS, {}, {})
+    assert copied == ([5] if staged else [])

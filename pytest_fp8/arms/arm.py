@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
     from pytest_fp8.arms.ranks import AnyProcess
 
-TIMED = ("blocks", "busy")
-"""What is asked while nothing is built."""
+TIMED = ("blocks", "busy", "call")
+"""What is asked while nothing is built: times, and a user's own function, which may take some."""
+PROFILED = "layers"
+"""What gives kernels' times besides: they count where the case is asked for its speed."""
 
 
 class Pool(Protocol):
@@ -71,7 +73,7 @@ class Arm:
 
         def ask() -> Any:
             process = self._next(seen)
-            if operation in TIMED:
+            if operation in TIMED or (operation == PROFILED and self.spec.case.asks("speedup")):
                 self.pool.wait_for_builds()
             with self.pool.stopwatch.clock(self.label, operation):
                 return process.request(operation, timeout, **arguments)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fp8.errors import ArmError
 
@@ -17,7 +18,15 @@ MOST = 5
 
 
 PATIENCE_SECONDS = 180.0
-"""How long a test waits for a build of another test's arm. It then ends, and that test builds it again and tells."""
+"""How long a build may take that a test of another arm waits for. It then ends, and its own test builds it again and
+tells."""
+
+
+class Begun(NamedTuple):
+    arm: Arm
+    process: AnyProcess
+    at: float
+    """Seconds of a clock that never goes back."""
 
 
 class Meanwhile:
@@ -26,22 +35,22 @@ class Meanwhile:
     def __init__(self, waiting: Callable[[Arm], AbstractContextManager[None]]) -> None:
         """``waiting``: notes the time that its block waits for an arm's build."""
         self._waiting = waiting
-        self._begun: dict[str, tuple[Arm, AnyProcess]] = {}
+        self._begun: dict[str, Begun] = {}
         self._tried: set[str] = set()
         """Keys of arms that are not begun again. Where one could not be built, its own test builds it and says why."""
 
     @property
     def pids(self) -> set[int]:
-        return {pid for _, process in self._begun.values() for pid in process.pids}
+        return {pid for each in self._begun.values() for pid in each.process.pids}
 
     @property
     def arms(self) -> list[Arm]:
-        return [arm for arm, _ in self._begun.values()]
+        return [each.arm for each in self._begun.values()]
 
     @property
     def done(self) -> list[Arm]:
         """Those whose build waits for nothing any more."""
-        return [arm for arm, process in self._begun.values() if process.has_answered]
+        return [each.arm for each in self._begun.values() if each.process.has_answered]
 
     def wants(self, arm: Arm) -> bool:
         """Whether this arm's build may begin: it was not tried before, and not too many are under way."""
@@ -51,33 +60,38 @@ class Meanwhile:
         """``start`` gives its process, which builds."""
         self._tried.add(arm.key)
         try:
-            self._begun[arm.key] = arm, start(arm)
+            self._begun[arm.key] = Begun(arm, start(arm), time.monotonic())
         except ArmError:
             return
 
-    def finish(self, arms: Collection[str]) -> Iterator[tuple[Arm, AnyProcess, dict[str, Any]]]:
-        """Wait for the builds of these keys; gives each arm, its process and what it says of itself. One that failed
-        ends and is not among them."""
+    def finish(
+        self, arms: Collection[str], limit: float = PATIENCE_SECONDS
+    ) -> Iterator[tuple[Arm, AnyProcess, dict[str, Any]]]:
+        """Wait for the builds of these keys, until ``limit`` seconds after each began; gives each arm, its process and
+        what it says of itself. One that failed ends and is not among them."""
         for key in [key for key in self._begun if key in arms]:
-            arm, process = self._begun.pop(key)
+            arm, process, at = self._begun.pop(key)
             try:
                 with self._waiting(arm):
-                    facts = process.receive(PATIENCE_SECONDS)
+                    facts = process.receive(max(1.0, at + limit - time.monotonic()))
             except ArmError:
                 process.close()
             else:
+                if not arm.spec.rehearses:
+                    self._tried.discard(key)
                 yield arm, process, facts
 
     def stop_rehearsals(self) -> None:
         """End those that are not done; they begin anew later, and find what the compilers have finished."""
-        for key, (arm, process) in list(self._begun.items()):
+        for arm, process, _ in list(self._begun.values()):
             if arm.spec.rehearses and not process.has_answered:
-                self._tried.discard(key)
-                self._begun.pop(key)
-                process.close()
+                self._end(arm.key)
 
     def keep(self, keys: Collection[str]) -> None:
         """End the builds of all other arms."""
         for key in self._begun.keys() - set(keys):
-            self._tried.discard(key)
-            self._begun.pop(key)[1].close()
+            self._end(key)
+
+    def _end(self, key: str) -> None:
+        self._tried.discard(key)
+        self._begun.pop(key).process.close()

@@ -144,16 +144,18 @@ def make_arm(
     fingerprint: str,
     control: str | None = None,
     own_process: bool = False,
+    rehearses: bool = False,
 ) -> Arm:
     """The arm of a case. Arms with one key are one process: six cases of a model share one reference.
 
     BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
-    is never shared with a healthy one.
+    is never shared with a healthy one. Neither is one that only ``rehearses``.
     """
     on_cpu = case.emulated
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, cpu_threads(case.gpus) if on_cpu else None, control)
+    threads = cpu_threads(case.gpus) if on_cpu else None
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, threads, control, rehearses=rehearses)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
-    return pool.arm(key, spec)
+    return pool.arm(key + ("-rehearsal" if rehearses else ""), spec)
 
 
 def cpu_threads(ranks: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.arms import memory_plan, not_started
 from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.folders import Folders
-from pytest_fp8.arms.meanwhile import Meanwhile
+from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS, Meanwhile
 from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
@@ -89,7 +89,7 @@ class ArmPool:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if arm.key in self._too_large:
             raise self._too_large[arm.key]
-        self._finish([arm])
+        self._finish([arm], BUILD_SECONDS)
         if not self.is_alive(arm):
             if arm.key in self._processes:
                 self.sequences.lose(self._processes.pop(arm.key))
@@ -136,14 +136,28 @@ class ArmPool:
         except ArmError as error:
             if error.kind != "out of memory" or fp8.spec.device != "cuda":
                 raise
-            # The one that was built stays, and answers first.
-            self._meanwhile.keep(())
-            self.renew(*ahead)
-            self._turns |= {reference.key, fp8.key}
+            self._have_both_alone(pair, ahead)
+
+    def _have_both_alone(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
+        """Once more for a pair for which there was no memory, without what was built ahead. Where there is still none,
+        they take turns: the one that was built stays, and answers first."""
+        crowded = bool(self._meanwhile.arms) or any(self.is_alive(arm) for arm in ahead)
+        self._meanwhile.keep(())
+        self.renew(*ahead)
+        try:
+            if crowded:
+                self._have_both(pair, [])
+                return
+        except ArmError as error:
+            if error.kind != "out of memory":
+                raise
+        self._turns |= {arm.key for arm in pair}
 
     def _have_both(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
-        self._finish(pair)
+        self._finish(pair, BUILD_SECONDS)
         missing = [arm for arm in pair if not self.is_alive(arm)]
+        if missing and self._meanwhile.arms and not self._room.holds(missing, self._processes, self._meanwhile.arms):
+            self.wait_for_builds()
         if not missing:
             self._begin(ahead, pair)
         elif memory_plan.small(pair[0].spec.case) or self._room.for_more(missing[0], self._processes) >= len(missing):
@@ -161,16 +175,17 @@ class ArmPool:
             if arm.spec.device != "cuda" or self.is_alive(arm) or not self._meanwhile.wants(arm):
                 continue
             if self._room.fits(arm, pair, others, self._meanwhile.arms):
-                self._meanwhile.begin(arm, self._start_build)
+                # A process that waits with its imports done is for the pair that comes next, which is waited for.
+                self._meanwhile.begin(arm, lambda arm: self._start_build(arm, self._new_process(arm.spec)))
 
     def wait_for_builds(self) -> None:
         """Nothing is built any more. Rehearsals that are not done go on later."""
         self._meanwhile.stop_rehearsals()
         self._finish(self._meanwhile.arms)
 
-    def _finish(self, arms: Iterable[Arm]) -> None:
-        """Wait for these arms where they are being built ahead."""
-        for arm, process, facts in self._meanwhile.finish({arm.key for arm in arms}):
+    def _finish(self, arms: Iterable[Arm], limit: float = PATIENCE_SECONDS) -> None:
+        """Wait for these arms where they are being built ahead, until ``limit`` seconds after each build began."""
+        for arm, process, facts in self._meanwhile.finish({arm.key for arm in arms}, limit):
             self._have(arm, process, facts)
             if arm.spec.rehearses:
                 self.renew(arm)
@@ -213,7 +228,7 @@ class ArmPool:
         try:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
-                    started.append((arm, self._start_build(arm)))
+                    started.append((arm, self._start_build(arm, self._start(arm))))
             meanwhile()
             # Another interpreter's or checkout's arm has no spare.
             self._spares.start([arm.spec for arm in self._soon if arm.environment is None], self._new_process)
@@ -226,8 +241,7 @@ class ArmPool:
                 if self._processes.get(arm.key) is not process:
                     process.close()
 
-    def _start_build(self, arm: Arm) -> AnyProcess:
-        process = self._start(arm)
+    def _start_build(self, arm: Arm, process: AnyProcess) -> AnyProcess:
         try:
             process.start_build(replace(arm.spec, first_step=self.facts_of(arm).get("first_step", "")))
         except BaseException:

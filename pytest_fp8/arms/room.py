@@ -41,6 +41,12 @@ class Room:
         taken = sum(peaks) + (LOOKED_AT - 1) * max(peaks) + self._held(others)
         return taken + sum(map(self._peak, [*building, arm])) <= FILL * self.gpu.memory
 
+    def holds(self, arms: Iterable[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
+        """Whether these arms can warm up while others are built."""
+        if self.gpu is None:
+            return True
+        return sum(map(self._peak, [*arms, *building])) + self._held(others) <= FILL * self.gpu.memory
+
     def _held(self, keys: Iterable[str]) -> int:
         """Bytes that these arms hold between their steps."""
         return sum(self._said(key, "allocated") + CONTEXT_BYTES for key in keys)
@@ -51,7 +57,9 @@ class Room:
         if peak := self._said(arm.key, "peak"):
             return peak + CONTEXT_BYTES
         if peak := self._said(case.reference().digest(), "peak"):
-            return OVER_BF16.get(case.backend, 1.0) * peak + CONTEXT_BYTES
+            told = OVER_BF16.get(case.backend, 1.0) * peak + CONTEXT_BYTES
+            # What is not compiled takes more than a compiled reference.
+            return told if case.compile == case.reference().compile else max(told, peak_bytes(case))
         return peak_bytes(case)
 
     def _said(self, key: str, what: str) -> int:
