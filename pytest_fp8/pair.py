@@ -242,9 +242,8 @@ class Fp8Pair(NotesUse):
         """
         if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
-            if not self._arms.takes_turns:
-                # What is built ahead, also within a test that asks all.
-                self._arms.start()
+            # What is built ahead begins, also within a test that asks all.
+            self._arms.start()
 
     def _speed(self, question: str, floor: float | None) -> Decision:
         """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""

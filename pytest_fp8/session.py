@@ -47,8 +47,9 @@ class Session:
         self.notes: list[str] = []
         """What a person should read at the end; no failure."""
         self.upcoming: list[Case] = []
-        self.paired: list[Case] = []
         """The cases of the collected tests, in their order."""
+        self.paired: list[Case] = []
+        """Those of tests that take both arms."""
         self.progress: Progress | None = None
         self._asked: dict[str, set[str | None]] = {}
         """What this session's tests ask of each case, by its id; ``None``: a test whose mark names no question."""

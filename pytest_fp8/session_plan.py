@@ -29,9 +29,9 @@ ANSWERS = {
     "memory": (0.3, 0.1),
     "checkpoints": (1.5, 2.0),
 }
-"""The same of the answers to each question: rough. They are fitted to a gate on an H100, where those of a case took 8 s
-for tiny, 45 to 70 s for 1B and 70 s for 8B, and to 65 s for half of 8B's layers on two H200s. What a reference answers
-alone comes on top for its first case."""
+"""The same of the answers to each question: rough. They are fitted to a gate on an H100, where a case took 11 s of them
+for tiny, 64 s for 1B and 76 s for 8B, its share of the reference's with it; 65 s for half of 8B's layers on two H200s.
+What a reference answers alone comes on top for its first case."""
 FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100, 20 s for half of 8B's layers on two H200s."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MOST = 5
 """Builds at a time. Each compiles on several cores and reads its libraries, and delays the arms that are asked."""
-
-
 PATIENCE_SECONDS = 180.0
 """How long a build may take that a test of another arm waits for. It then ends, and its own test builds it again and
 tells."""

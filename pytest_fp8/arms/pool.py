@@ -136,22 +136,12 @@ class ArmPool:
         except ArmError as error:
             if error.kind != "out of memory" or fp8.spec.device != "cuda":
                 raise
-            self._have_both_alone(pair, ahead)
-
-    def _have_both_alone(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
-        """Once more for a pair for which there was no memory, without what was built ahead. Where there is still none,
-        they take turns: the one that was built stays, and answers first."""
-        crowded = bool(self._meanwhile.arms) or any(self.is_alive(arm) for arm in ahead)
-        self._meanwhile.keep(())
-        self.renew(*ahead)
-        try:
-            if crowded:
-                self._have_both(pair, [])
-                return
-        except ArmError as error:
-            if error.kind != "out of memory":
-                raise
-        self._turns |= {arm.key for arm in pair}
+            if self._meanwhile.arms or any(map(self.is_alive, ahead)):
+                # Once more, without what was built ahead.
+                self.ensure(reference, fp8, (), then)
+            else:
+                # The one that was built stays, and answers first.
+                self._turns |= {reference.key, fp8.key}
 
     def _have_both(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
         self._finish(pair, BUILD_SECONDS)

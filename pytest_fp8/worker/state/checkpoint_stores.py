@@ -19,6 +19,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 WRITERS = 8
 STAGE_BYTES = 1 << 26
+"""Of the page-locked buffer."""
 MOST_ON_HOST = 17_000_000_000
 """Bytes of a DCP checkpoint that are copied to the host before they are written: 8B's weights. A larger one DCP writes
 tensor by tensor, which takes longer."""
