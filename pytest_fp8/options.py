@@ -17,6 +17,9 @@ from pytest_fp8.local_weights import weights_of
 if TYPE_CHECKING:
     import pytest
 
+LEAST_PROCESSES = 2
+"""That an update may measure: the speedup of one process is no evidence (:data:`pytest_fp8.rules.change.RUNS_TO_FAIL`).
+Said when the run begins, not when it has measured for minutes."""
 LONGEST_REASON = 500
 """Characters of a stored reason."""
 TRUE = ("1", "true", "yes", "on")
@@ -96,7 +99,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fp8-update-baselines", "store what this run measures as the new baselines; needs --fp8-reason"),
     Option("--fp8-reason", "why the baselines change; stored with them", "TEXT"),
     Option("--fp8-update-in-ci", "allow --fp8-update-baselines in CI: this job is there to update them"),
-    Option("--fp8-processes", "fresh pairs of processes that an update measures for each case (default: 4)", "N"),
+    Option("--fp8-processes", "fresh pairs of processes that an update measures per case: 2 or more (default: 4)", "N"),
     Option("--fp8-base-python", "time FP8 beside that of this interpreter: a loss of one per cent fails", "PYTHON"),
     Option("--fp8-base-git", "time FP8 beside that of this commit: a loss of one per cent fails", "REV"),
     Option("--fp8-durations", "say where the time of the arms went: builds by phase, and each question"),
@@ -178,7 +181,7 @@ def read_settings(config: pytest.Config) -> Settings:
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
-        processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=1),
+        processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=LEAST_PROCESSES),
         base_python=str(values["fp8_base_python"]).strip(),
         base_git=str(values["fp8_base_git"]).strip(),
         weights=weights_of(values["fp8_weights"]),

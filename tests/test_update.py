@@ -15,7 +15,9 @@ from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.baselines.update import too_few
 from pytest_fp8.ci import CI_VARIABLES, ci_variable
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.options import LEAST_PROCESSES
 from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 FILE = "baselines/h200/tiny-torchao-rowwise.json"
 CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
@@ -179,10 +181,12 @@ def test_a_full_file_keeps_eight_sessions_and_the_only_answer_to_a_question(stor
 
 
 def test_one_process_is_no_evidence(suite, monkeypatch):
-    install(monkeypatch, H200)
+    world = install(monkeypatch, H200)
     result = suite.runpytest(*update("first", "--fp8-processes=1"))
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*was not updated: its speedup stands on one process*--fp8-processes*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fp8-processes*", "*a whole number from 2*"])
+    assert not world.built, "it is said before anything is measured"
+    assert LEAST_PROCESSES == RUNS_TO_FAIL
     steps = {"speedup": [[0.1]] * 4}
     assert not too_few(steps)
     assert too_few({**steps, "busy_speedup": [[0.2]]}), "what is gated on is one process's"

@@ -77,7 +77,7 @@ class ArmPool:
     def side_by_side(self, *arms: Arm) -> bool:
         """Whether these arms can work at the same time where no time is taken and no memory: each in a process of its
         own, and on a GPU with room for steps of all of them that are looked at."""
-        if self.tight(*arms, times=memory_plan.LOOKED_AT):
+        if self.tight(*arms, looked_at=True):
             return False
         return len({self.live(arm).pid for arm in arms}) == len(arms)
 
@@ -252,9 +252,9 @@ class ArmPool:
         with not_started.told_as_arm_error(spec.name):
             return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how, spec.device)
 
-    def tight(self, *arms: Arm, times: float = 1.0) -> bool:
-        """Whether these arms' peaks, so many ``times``, do not fit the GPU at once, beside what others keep resident.
-        Each must then give its cached memory back before the other works."""
+    def tight(self, *arms: Arm, looked_at: bool = False) -> bool:
+        """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit the GPU at once, beside what
+        others keep resident. Each must then give its cached memory back before the other works."""
         others = self._processes.keys() - {arm.key for arm in arms}
         turns = any(self.takes_turns(arm) for arm in arms)
-        return turns or self._room.tight(arms, others, self._meanwhile.arms, times)
+        return turns or self._room.tight(arms, others, self._meanwhile.arms, looked_at)

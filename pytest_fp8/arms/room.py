@@ -24,21 +24,23 @@ class Room:
         where there is no estimate."""
         return further_arms(self.gpu, arm.spec, self._held(beside))
 
-    def tight(self, arms: Sequence[Arm], others: Iterable[str], building: Iterable[Arm], times: float) -> bool:
-        """Whether these arms' peaks, so many ``times``, do not fit at once beside what ``others`` keep resident and
-        those that are being built take."""
+    def tight(self, arms: Sequence[Arm], others: Iterable[str], building: Iterable[Arm], looked_at: bool) -> bool:
+        """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit at once beside what
+        ``others`` keep resident and those that are being built take."""
         if self.gpu is None:
             return False
-        peaks = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
-        taken = times * sum(peaks) + self._held(others) + sum(map(self._peak, building))
-        return taken > FILL * self.gpu.memory
+        said = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
+        taken = len(arms) * LOOKED_AT * max(said) if looked_at else sum(said)
+        return taken + self._held(others) + sum(map(self._peak, building)) > FILL * self.gpu.memory
 
     def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
-        """Whether this arm can warm up while either one of the pair is looked at."""
+        """Whether this arm can warm up while the pair is built, and while one of its arms is looked at: the other one
+        has given its cached memory back."""
         if self.gpu is None:
             return False
         peaks = [self._peak(each) for each in pair]
-        taken = sum(peaks) + (LOOKED_AT - 1) * max(peaks) + self._held(others)
+        look = LOOKED_AT * max(peaks) + max(self._held([each.key]) for each in pair)
+        taken = max(sum(peaks), look) + self._held(others)
         return taken + sum(map(self._peak, [*building, arm])) <= FILL * self.gpu.memory
 
     def holds(self, arms: Iterable[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
