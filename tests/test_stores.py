@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.worker.state import checkpoint_stores  # noqa: E402
+from pytest_fp8.worker.state import checkpoint_stores, host_copies  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -63,13 +63,13 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch
 def test_what_goes_through_a_small_buffer_is_the_same_to_the_bit(dtype, shape):
     value = (3 * torch.randn(shape)).to(dtype)
     for given in (value, value.t() if value.dim() == 2 else value):
-        found = checkpoint_stores.staged(given, torch.empty(64, dtype=torch.uint8))
+        found = host_copies.staged(given, torch.empty(64, dtype=torch.uint8))
         assert (found.dtype, found.shape) == (given.dtype, given.shape)
         assert found.float().equal(given.float())
 
 
 def test_what_is_on_the_host_is_not_copied():
-    assert all(value is TENSORS[name] for name, value in checkpoint_stores.on_host(TENSORS).items())
+    assert all(value is TENSORS[name] for name, value in host_copies.on_host(TENSORS).items())
 
 
 class Wrapped(torch.Tensor):
@@ -79,7 +79,7 @@ class Wrapped(torch.Tensor):
 def test_plain_tensors_and_parameters_of_the_device_are_copied_and_no_others():
     wrapped, weight = torch.ones(3).as_subclass(Wrapped), torch.nn.Parameter(torch.ones(2, 3))
     given = {**TENSORS, "weight": weight, "wrapped": wrapped}
-    found = checkpoint_stores.on_host(given, device="cpu")
+    found = host_copies.on_host(given, device="cpu")
     assert found["wrapped"] is wrapped
     assert all(
         value is not given[name] and value.equal(given[name]) for name, value in found.items() if name != "wrapped"

@@ -78,6 +78,9 @@ class Backend(ABC):
     arm only, and there before those others."""
     compiles_itself: bool = False
     """Whether the library brings kernels and compiled code of its own; nothing is then compiled on top of them."""
+    uncompiled_over_compiled: float = 2.0
+    """What an uncompiled step needs over a compiled one, beside what is resident, and rather too much. Seen on an H100
+    at 1B: 2.0 times in torchao's tensorwise recipe, 1.5 in BF16."""
     keeps_state: bool = False
     """Whether using the library leaves global state in its process (Accelerate's), which other code would meet."""
 

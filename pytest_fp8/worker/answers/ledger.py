@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
 from pytest_fp8.worker.answers.gradients import total_norm
-from pytest_fp8.worker.answers.instrumented import SEED, instrumented_step
+from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
@@ -163,16 +163,23 @@ def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
     try: they decide it together beforehand."""
     seen = StepLedger(engine)
     try:
-        with nullcontext() if uncompiled_step_fits(engine.case, engine.device) else kept_on_host():
-            return seen, instrumented_step(engine, seen)
+        fits = uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled)
+        others = () if fits else (_OnHost(),)
+        return seen, instrumented_step(engine, *others, seen)
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
             raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen = StepLedger(engine)
-    with kept_on_host():
-        return seen, instrumented_step(engine, seen)
+    return seen, instrumented_step(engine, _OnHost(), seen)
+
+
+class _OnHost(Observer):
+    """Large activations of the step wait in the host's memory. Not those of the compiled steps before it."""
+
+    def watching(self) -> AbstractContextManager[Any]:
+        return kept_on_host()
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

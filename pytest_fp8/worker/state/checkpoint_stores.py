@@ -12,14 +12,13 @@ from typing import Any, cast
 
 import torch
 
+from pytest_fp8.worker.state.host_copies import on_host
 from pytest_fp8.worker.state.shards import full, is_part, is_sharded, plain_shards
 from pytest_fp8.worker.training.ranks import rank, ranks
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 WRITERS = 8
-STAGE_BYTES = 1 << 26
-"""Of the page-locked buffer."""
 MOST_ON_HOST = 17_000_000_000
 """Bytes of a DCP checkpoint that are copied to the host before they are written: 8B's weights. A larger one DCP writes
 tensor by tensor, which takes longer."""
@@ -117,34 +116,6 @@ def write_safetensors(tensors: dict[str, torch.Tensor], folder: Path, metadata: 
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index))
-
-
-def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[str, torch.Tensor]:
-    """The same values in the host's memory; those that are not on the ``device``, and shards, as they are.
-
-    They go through a small page-locked buffer, and several cores then copy it on. Left to the driver, one core copies
-    into pages that are new to it: on an H100 2 GiB took 1.53 s, and 0.04 s to page-locked memory, and 11 of the 12.8 s
-    in which 8B was written went there.
-    """
-    stage: torch.Tensor | None = None
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        if tensor.device.type == device and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            if stage is None:
-                stage = torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=device == "cuda")
-            found[name] = staged(tensor, stage)
-    return found
-
-
-def staged(tensor: torch.Tensor, stage: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory, made part by part through ``stage``: bytes."""
-    source = tensor.detach().reshape(-1).view(torch.uint8)
-    copy = torch.empty(source.shape, dtype=torch.uint8)
-    for part, target in zip(source.split(stage.numel()), copy.split(stage.numel()), strict=True):
-        through = stage[: part.numel()]
-        through.copy_(part)
-        target.copy_(through)
-    return copy.view(tensor.dtype).reshape(tensor.shape)
 
 
 def read_safetensors(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:

@@ -18,9 +18,6 @@ COLLECTIVE_SECONDS = 3600
 """How long a collective waits for the other ranks. Longer than pytest waits for an answer: it looks at all ranks, and
 tells the one that hangs from those that wait for it."""
 
-UNCOMPILED = 2
-"""Activations of an uncompiled step over those of a compiled one, roughly and rather too much."""
-
 
 def join(case: Case, device: torch.device) -> torch.device:
     """Become the rank that the environment says, as under ``torchrun``; gives this rank's device. A case on one GPU
@@ -86,14 +83,15 @@ def share_buffers(model: torch.nn.Module) -> None:
                 buffer.detach().copy_(shared.view(buffer.dtype).view(buffer.shape))
 
 
-def uncompiled_step_fits(case: Case, device: torch.device) -> bool:
-    """Whether on every rank more memory is free than twice what a step has needed so far. True for an arm on one GPU,
-    which may try."""
+def uncompiled_step_fits(case: Case, device: torch.device, over_compiled: float) -> bool:
+    """Whether on every rank more memory is free than an uncompiled step needs: so many times what a compiled one has
+    needed. True for an arm on one GPU, which may try."""
     if case.gpus == 1 or device.type != "cuda":
         return True
     import torch.distributed as dist
 
-    needed = UNCOMPILED * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    compiled = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    needed = over_compiled * compiled
     fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     return bool(fits)

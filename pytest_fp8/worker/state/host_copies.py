@@ -1,0 +1,42 @@
+"""Copies of a GPU's tensors in the host's memory, through a page-locked buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+STAGE_BYTES = 1 << 26
+"""Of the page-locked buffer."""
+
+
+def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[str, torch.Tensor]:
+    """The same values in the host's memory; those that are not on the ``device``, and shards, as they are.
+
+    They go through a small page-locked buffer, and several cores then copy it on. Left to the driver, one core copies
+    into pages that are new to it: on an H100 2 GiB took 1.53 s, and 0.04 s to page-locked memory, and 11 of the 12.8 s
+    in which 8B was written went there.
+    """
+    stage: torch.Tensor | None = None
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.device.type == device and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            stage = new_stage(device) if stage is None else stage
+            found[name] = staged(tensor, stage)
+    return found
+
+
+def staged(tensor: torch.Tensor, stage: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, made part by part through ``stage``: bytes."""
+    source = tensor.detach().reshape(-1).view(torch.uint8)
+    copy = torch.empty(source.shape, dtype=torch.uint8)
+    for part, target in zip(source.split(stage.numel()), copy.split(stage.numel()), strict=True):
+        through = stage[: part.numel()]
+        through.copy_(part)
+        target.copy_(through)
+    return copy.view(tensor.dtype).reshape(tensor.shape)
+
+
+def new_stage(device: str) -> torch.Tensor:
+    """The buffer for tensors of this type of device."""
+    return torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=device == "cuda")
