@@ -371,6 +371,16 @@ def test_check_fails_on(run, project, kind, broken):
     assert kind in {name for name, _ in found}
 
 
+def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
+    matrix = project / "suites/matrix.py"
+    untimed = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'
+    assert 'Case("1b", "torchao", "rowwise")' in matrix.read_text()
+    write_baseline(project / "baselines", baseline(speed=[[0.0] * 6, [0.2] * 6]))
+    assert findings(run)[0] == 1
+    matrix.write_text(matrix.read_text().replace('Case("1b", "torchao", "rowwise")', untimed))
+    assert findings(run)[0] == 0
+
+
 def test_a_baseline_with_local_weights_is_no_orphan(run, project):
     write_baseline(project / "baselines", baseline(replace(CASE, weights="somewhere")))
     assert "orphaned" not in {kind for kind, _ in findings(run)[1]}

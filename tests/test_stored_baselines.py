@@ -67,8 +67,9 @@ def has_speedup(path):
 @pytest.mark.parametrize("path", [path for path in FILES if has_speedup(path)], ids=lambda p: p.stem)
 def test_a_case_gates_at_what_its_baseline_can_hold_and_not_far_above(path, cases):
     """A tolerance above the usual one is for what scatters, and no wider than asked for where it scatters most."""
-    tolerance = cases[path.parents[1]][path.stem].tolerance
-    assert could_hold(path) <= tolerance
+    case = cases[path.parents[1]][path.stem]
+    tolerance = case.tolerance
+    assert not case.asks("speedup") or could_hold(path) <= tolerance
     assert tolerance <= max(0.02, 1.6 * max(could_hold(x) for x in FILES if x.name == path.name and has_speedup(x)))
 
 
