@@ -181,7 +181,13 @@ def read_settings(config: pytest.Config) -> Settings:
         report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
         update=update,
         reason=reason,
-        processes=_count("--fp8-processes", values["fp8_processes"], Settings.processes, least=LEAST_PROCESSES),
+        processes=_count(
+            "--fp8-processes",
+            values["fp8_processes"],
+            Settings.processes,
+            least=LEAST_PROCESSES,
+            cause="one process may be slow by chance, so an update stores no speedup of one",
+        ),
         base_python=str(values["fp8_base_python"]).strip(),
         base_git=str(values["fp8_base_git"]).strip(),
         weights=weights_of(values["fp8_weights"]),
@@ -263,12 +269,13 @@ def _declared(name: str) -> str:
 N = TypeVar("N", int, None)
 
 
-def _count(flag: str, value: Any, default: N, least: int) -> int | N:
+def _count(flag: str, value: Any, default: N, least: int, cause: str = "") -> int | N:
+    """``cause``: why no fewer, where that is not plain."""
     text = str(value).strip()
     if not text:
         return default
     if not text.isdecimal() or len(text) > 6 or int(text) < least:
-        refuse(flag, expected=f"a whole number from {least}, of at most 6 digits", seen=repr(value)[:80])
+        refuse(flag, expected=f"a whole number from {least}, of at most 6 digits", seen=repr(value)[:80], cause=cause)
     return int(text)
 
 

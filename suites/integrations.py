@@ -6,10 +6,11 @@ from typing import Any
 
 from pytest_fp8 import Case
 
+UNTIMED = ("layers", "numerics", "loss", "memory", "checkpoints")
+"""Every question but speed."""
 # The optimizer's state is twice as large as the weights. Checkpoints hold it for tiny in every recipe, and for 1B in
 # one recipe of each library: the one most used, and the one that keeps scaling state. Those of 8B are its 15 GiB of
 # weights.
-UNTIMED = ("layers", "numerics", "loss", "memory", "checkpoints")
 WEIGHTS_ALONE: dict[str, Any] = {"checkpoint_formats": ("safetensors",), "resume": False}
 
 # Accelerate and the Trainer make of a tied head a weight of its own, which nothing trains and no checkpoint carries.
@@ -58,20 +59,19 @@ VARIANTS = [
 
 # Users' own models and loops: each has a test file, which brings the workload.
 HORIZON: dict[str, Any] = {"loss_steps": 20, "loss_seeds": 3}
-# One loop and one architecture are timed: the others' products are those of 1B, whose speed 1B's cases hold.
-NOT_TIMED: dict[str, Any] = {"questions": UNTIMED, **HORIZON}
 OWN_EMULATED: dict[str, Any] = {"emulated": True, **HORIZON}
+# One loop and one architecture are timed: the others' products are those of 1B, whose speed 1B's cases hold.
 LOOP = [
     Case("own", "torchao", "tensorwise", name="loop", **OWN_EMULATED),
     Case("own", "torchao", "tensorwise", name="loop", **HORIZON, **WEIGHTS_ALONE),
-    Case("own", "torchao", "tensorwise", name="loop_ac", **NOT_TIMED, **WEIGHTS_ALONE),
-    Case("own", "transformer_engine", "delayed", name="loop", **NOT_TIMED, **WEIGHTS_ALONE),
+    Case("own", "torchao", "tensorwise", name="loop_ac", questions=UNTIMED, **HORIZON, **WEIGHTS_ALONE),
+    Case("own", "transformer_engine", "delayed", name="loop", questions=UNTIMED, **HORIZON, **WEIGHTS_ALONE),
 ]
 VIT = [
     # 20 steps of 16 pictures teach it nothing: the loss stays at ln(10). In 60 it falls by four standard errors.
     Case("own", "torchao", "tensorwise", name="vit", emulated=True, loss_steps=60, loss_seeds=3),
     Case("own", "torchao", "tensorwise", name="vit", **HORIZON),
-    Case("own", "transformer_engine", "current", name="vit", **NOT_TIMED),
+    Case("own", "transformer_engine", "current", name="vit", questions=UNTIMED, **HORIZON),
 ]
 # Each step routes other rows, so that shapes change and nothing is compiled: no case for the speed question.
 EAGER_OWN: dict[str, Any] = {"compile": False, "questions": ("layers", "numerics", "loss", "checkpoints"), **HORIZON}

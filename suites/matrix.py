@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import integrations
-from integrations import WEIGHTS_ALONE
+from integrations import UNTIMED, WEIGHTS_ALONE
 from pytest_fp8 import Case
 from pytest_fp8.case import OWN as OWN_MODEL
 
@@ -36,7 +36,7 @@ EMULATED = [
 two processes each; Accelerate's shards train as the other's do, and are asked what they compute."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.
-TINY = [Case("tiny", b, r, questions=("layers", "numerics", "loss", "memory", "checkpoints")) for b, r in RECIPES]
+TINY = [Case("tiny", b, r, questions=UNTIMED) for b, r in RECIPES]
 SLOWER = {
     ("1b", "rowwise"): "rowwise scaling costs more than it saves on 2048-wide layers: 0.93x on an H200",
     ("8b", "rowwise"): "rowwise scaling of both gradients' operands: 0.97x on an H200, and 1.05x with twice the tokens",

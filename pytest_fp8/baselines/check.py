@@ -96,12 +96,12 @@ def _inspect_file(
         message = f"its case asks for {', '.join(missing)}, and none is stored"
         found.append(Finding("note", "incomplete", folder, name, message, again))
     metric = gated_speedup(stored.metrics)
+    values = stored.values(metric)
     # The speed of a case that is no longer asked for it gates nothing.
-    values = stored.values(metric) if case is not None and case.asks("speedup") else []
-    coarse = too_coarse(metric, values, case.tolerance, components) if values and case is not None else ""
-    if coarse:
+    if case is not None and case.asks("speedup") and values:
+        coarse = too_coarse(metric, values, case.tolerance, components)
         more = f"{again} --fp8-processes {len(values) + 2}"
-        found.append(Finding("error", "too coarse", folder, name, coarse, more))
+        found.append(Finding("error", "too coarse", folder, name, coarse, more) if coarse else None)
     if measured_otherwise(stored):
         message = f"figures were taken another way than today: measurement {MEASUREMENT} has moved them since"
         found.append(Finding("note", "measured otherwise", folder, name, message, again))

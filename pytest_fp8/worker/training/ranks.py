@@ -90,8 +90,7 @@ def uncompiled_step_fits(case: Case, device: torch.device, over_compiled: float)
         return True
     import torch.distributed as dist
 
-    compiled = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    needed = over_compiled * compiled
+    needed = over_compiled * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
     fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     return bool(fits)
