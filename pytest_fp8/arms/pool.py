@@ -23,7 +23,7 @@ from pytest_fp8.arms.room import Room
 from pytest_fp8.arms.sequence import Sequences
 from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
+from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
 from pytest_fp8.case import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
@@ -115,7 +115,7 @@ class ArmPool:
 
         Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
         """
-        # Their processes start while this pair is built, so that no import runs while the pair is timed.
+        # Their processes start while this pair is built. What is timed waits until they have their libraries.
         self._soon = [*then, reference, fp8]
         pair = (reference, fp8)
         # Large arms are never built ahead: there is no memory for them beside the pair.
@@ -169,9 +169,12 @@ class ArmPool:
                 self._meanwhile.begin(arm, lambda arm: self._start_build(arm, self._new_process(arm.spec)))
 
     def wait_for_builds(self) -> None:
-        """Nothing is built any more. Rehearsals that are not done go on later."""
+        """Nothing is built or imported any more. Rehearsals that are not done go on later."""
         self._meanwhile.stop_rehearsals()
         self._finish(self._meanwhile.arms)
+        if self._spares.importing:
+            with self.stopwatch.clock(AHEAD, BUILD):
+                self._spares.wait()
 
     def _finish(self, arms: Iterable[Arm], limit: float = PATIENCE_SECONDS) -> None:
         """Wait for these arms where they are being built ahead, until ``limit`` seconds after each build began."""

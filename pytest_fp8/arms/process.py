@@ -32,6 +32,8 @@ from pytest_fp8.plain import to_plain
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
 
+IMPORTED = "imported"
+"""The file in a process's folder that it makes once its libraries are imported."""
 BUILD_SECONDS = 420.0
 REQUEST_SECONDS = 300.0
 UNKILLABLE_SECONDS = 30.0
@@ -92,8 +94,9 @@ class ArmProcess:
                 self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
             else:
                 python = environment.python if environment is not None else sys.executable
+                said = str(theirs.fileno()), str(os.getpid()), backend, str(self.folder / IMPORTED)
                 self._process = subprocess.Popen(
-                    [python, "-m", "pytest_fp8.worker.main", str(theirs.fileno()), str(os.getpid()), backend],
+                    [python, "-m", "pytest_fp8.worker.main", *said],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -121,6 +124,11 @@ class ArmProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def has_imported(self) -> bool:
+        """Whether a process of its own, no fork, has its libraries: it imports nothing more until it is asked."""
+        return not self.alive or (self.folder / IMPORTED).exists()
 
     @property
     def has_answered(self) -> bool:

@@ -87,6 +87,10 @@ class RankedProcess:
         return all(process.alive for process in self.ranks)
 
     @property
+    def has_imported(self) -> bool:
+        return all(process.has_imported for process in self.ranks)
+
+    @property
     def has_answered(self) -> bool:
         return all(process.has_answered for process in self.ranks)
 

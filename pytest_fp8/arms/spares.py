@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 MOST_SPARES = 3
 """Processes: for BF16, for the next case's backend and for a fresh one of this case's; of cases on several GPUs those
 of two arms. Each keeps its imported libraries in memory while it waits."""
+IMPORT_SECONDS = 90.0
+"""How long imports may take that something timed waits for. From a cold disk they took 30 s."""
+LOOK_SECONDS = 0.05
 
 
 class Spares:
@@ -40,6 +44,20 @@ class Spares:
                 except ArmError:
                     # What cannot be started ahead is started when it is wanted, and its own test tells why it cannot.
                     return
+
+    @property
+    def importing(self) -> bool:
+        """Whether one still imports its libraries."""
+        return not all(process.has_imported for process in self._waiting.values())
+
+    def wait(self) -> None:
+        """Until none imports any more: imports hold up the hosts of arms that are timed. One that takes too long ends,
+        and what it was for is started when it is wanted."""
+        deadline = time.monotonic() + IMPORT_SECONDS
+        while self.importing and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        for kind in [kind for kind, process in self._waiting.items() if not process.has_imported]:
+            self._waiting.pop(kind).close()
 
     def take(self, spec: ArmSpec) -> AnyProcess | None:
         spare = self._waiting.pop(_kind(spec), None)

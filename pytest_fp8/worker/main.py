@@ -1,7 +1,8 @@
-"""The process of an arm: ``python -m pytest_fp8.worker.main SOCKET PARENT BACKEND``.
+"""The process of an arm: ``python -m pytest_fp8.worker.main SOCKET PARENT BACKEND IMPORTED``.
 
 It answers requests on the socket, whose file descriptor it inherits, one after another. It ends when the other side
-closes or when the process PARENT is gone. Nothing here runs inside pytest.
+closes or when the process PARENT is gone. It makes the file IMPORTED once it has its libraries. Nothing here runs
+inside pytest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from pytest_fp8.bytecode import keep_bytecode
@@ -30,7 +32,11 @@ def main(arguments: list[str]) -> int:
     die_with(parent)
     show_stacks()
     keep_bytecode()
-    serve(Connection(descriptor), import_ahead(backend))
+    seconds = import_ahead(backend)
+    with contextlib.suppress(OSError):
+        # Where it cannot be made, nobody waits for it for long.
+        Path(arguments[3]).touch()
+    serve(Connection(descriptor), seconds)
     return 0
 
 

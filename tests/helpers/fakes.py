@@ -122,6 +122,7 @@ class FakeProcess:
         self.world.processes.append(self)
 
     has_answered = True
+    has_imported = True
 
     def start_build(self, spec: Any) -> None:
         self.spec = spec
