@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8.worker.answers.busy import read_steps
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
+from pytest_fp8.worker.watch.wire import exposures
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000
 
 
 def kernels(*spans):
-    """Kernels as (start, end) in milliseconds, collectives with a third entry; a mark is a single number."""
+    """Kernels as (start, end) in milliseconds, collectives with their kind behind; a mark is a single number."""
     events = []
     for span in spans:
         start, end, *collective = span if isinstance(span, tuple) else (span, span)
         name = "kernel" if isinstance(span, tuple) else "at::cuda::spin_kernel(long)"
-        name = "ncclDevKernel_AllGather_RING_LL(ncclArgs)" if collective else name
+        name = f"ncclDevKernel_{collective[0]}_RING_LL(ncclArgs)" if collective else name
         events.append(TraceEvent(name, True, int(start * MS), int(end * MS), 0, 0))
     return events
 
@@ -25,12 +26,31 @@ def kernels(*spans):
 def test_each_step_has_its_time_and_what_of_it_the_gpu_worked():
     # Before the first mark runs the rest of the step that does not count.
     found = read_steps(kernels((0, 5), 6, (7, 10), (9, 12), 13, (13, 16), 16, (17, 18), 20))
-    assert found == {"step_ms": [7, 3, 4], "busy_ms": [5, 3, 1], "compute_ms": [5, 3, 1]}
+    assert found == {"step_ms": [7, 3, 4], "busy_ms": [5, 3, 1], "exposed": [[], [], []]}
 
 
-def test_a_collective_that_nothing_hides_is_no_work_of_the_gpu_s_own():
-    found = read_steps(kernels(0, (0, 5), (3, 9, "nccl"), 10, (10, 14), (11, 12, "nccl"), 14))
-    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "compute_ms": [5, 4]}
+def test_of_each_collective_is_told_what_nothing_hides():
+    found = read_steps(kernels(0, (0, 5), (3, 9, "AllGather"), 10, (10, 14), (11, 12, "ReduceScatter"), 14))
+    exposed = [[["all-gather", 4]], [["reduce-scatter", 0]]]
+    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "exposed": exposed}
+
+
+@pytest.mark.parametrize(
+    ("spans", "exposed"),
+    [
+        ([(2, 8, "AllReduce"), (3, 4), (5, 6), (7, 20)], [3]),
+        ([(2, 8, "AllReduce"), (4, 10, "AllGather")], [6, 2]),
+        ([(2, 8, "AllReduce"), (4, 6, "AllGather")], [6, 0]),
+        ([(0, 9), (2, 8, "AllReduce"), (8, 12, "AllGather"), (11, 13)], [0, 2]),
+        ([(0, 3), (3, 5, "AllReduce"), (5, 7)], [2]),
+    ],
+    ids=["between kernels", "one after the other", "within another", "partly hidden", "touching"],
+)
+def test_time_in_which_several_kernels_run_counts_once(spans, exposed):
+    found = exposures(kernels(*spans))
+    assert [ms / MS for _, ms in found] == exposed
+    others = [span for span in spans if len(span) == 2]
+    assert sum(ms for _, ms in found) == busy_time(kernels(*spans)) - busy_time(kernels(*others))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +64,8 @@ def test_a_collective_that_nothing_hides_is_no_work_of_the_gpu_s_own():
     ids=["in the middle", "at the end", "at the start", "of no kernel"],
 )
 def test_an_evaluation_belongs_to_no_step(marks):
-    assert read_steps(kernels(*marks)) == {"step_ms": [5, 4], "busy_ms": [5, 4], "compute_ms": [5, 4]}
+    assert read_steps(kernels(*marks)) == {"step_ms": [5, 4], "busy_ms": [5, 4], "exposed": [[], []]}
 
 
 def test_without_kernels_there_is_no_step():
-    assert read_steps([]) == {"step_ms": [], "busy_ms": [], "compute_ms": []}
+    assert read_steps([]) == {"step_ms": [], "busy_ms": [], "exposed": []}

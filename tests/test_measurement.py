@@ -6,7 +6,9 @@ import ast
 import hashlib
 from pathlib import Path
 
-from pytest_fp8.measurement import MEASUREMENT, TAKEN_BY, TAKES_FIGURES
+import pytest
+
+from pytest_fp8.measurement import MEASUREMENT, ONE_GPU, TAKEN_BY, TAKES_FIGURES, taken_otherwise
 
 PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
 
@@ -43,3 +45,10 @@ def test_words_about_the_code_do_not_count():
     code = 'def f():\n    """Gives one."""\n    # Because.\n\n    return 1\n'
     assert code_of(code) == "def f():\n    return 1"
     assert code_of(code.replace("return 1", "return 2")) != code_of(code)
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("number", range(1, MEASUREMENT + 2))
+def test_a_change_of_what_several_gpus_tell_leaves_figures_of_one_as_they_are(number, several):
+    alike = MEASUREMENT if several else ONE_GPU
+    assert taken_otherwise(number, several) is (number < alike or number > MEASUREMENT)

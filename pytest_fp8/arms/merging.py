@@ -27,7 +27,7 @@ from pytest_fp8.arms.disagreement import (
     in_words,
     require_same,
 )
-from pytest_fp8.arms.together import combined, largest, mean_sketches, means, summed
+from pytest_fp8.arms.together import combined, largest, mean_sketches, means, steps_of_all, summed
 from pytest_fp8.questions.layers.products import FP8
 
 
@@ -83,10 +83,11 @@ def _layers(answers: Sequence[Answer]) -> Any:
     if len({frozenset(call["name"] for call in answer["calls"]) for answer in answers}) == 1:
         # A rank whose batch has no image may call a layer in high precision in place of one in FP8.
         _require_fp8([_by_phase(answer["products"]) for answer in answers])
-    # All times of one rank: the one whose own kernels take longest, for which the others wait.
+    # All times of the profiled step of one rank: whose own kernels take longest, for which the others wait.
     longest = max(answers, key=lambda answer: answer["milliseconds"].get("busy", 0.0) - answer["exposed_ms"])
     return {
         **longest,
+        **steps_of_all(answers),
         "waits": largest([answer["waits"] for answer in answers]),
         "stale_amax": sorted({name for answer in answers for name in answer["stale_amax"]}),
         "dropped_behaviour": {name: what for answer in answers for name, what in answer["dropped_behaviour"].items()},
@@ -255,11 +256,6 @@ def _blocks(answers: Sequence[Answer]) -> Any:
     return {"milliseconds": list(map(max, times)), "compilations": max(answer["compilations"] for answer in answers)}
 
 
-def _busy(answers: Sequence[Answer]) -> Any:
-    slowest = max(answers, key=lambda answer: sum(answer["step_ms"]))
-    return {key: slowest[key] for key in ("step_ms", "busy_ms", "compute_ms")}
-
-
 def _memory(answers: Sequence[Answer]) -> Any:
     return max(answers, key=lambda answer: answer["peak_allocated"])
 
@@ -275,7 +271,7 @@ _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "numerics": _numerics,
     "moved_gradients": lambda answers: [_gradients(draws) for draws in zip(*answers, strict=True)],
     "blocks": _blocks,
-    "busy": _busy,
+    "busy": steps_of_all,
     "memory": _memory,
     "save": _saved,
     "load": _loaded,

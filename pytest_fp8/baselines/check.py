@@ -197,9 +197,9 @@ def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) ->
 
 
 def measured_otherwise(stored: Baseline) -> list[str]:
-    """The metrics whose newest session is of another :data:`~pytest_fp8.measurement.MEASUREMENT`. Beside a newer one,
-    older ones are sessions like others: an update would not take them out."""
-    return [name for name in stored.metrics if stored.measured_in(name)[-1].measurement != MEASUREMENT]
+    """The metrics whose newest session was taken another way than today. Beside a newer one, older ones are sessions
+    like others: an update would not take them out."""
+    return [name for name in stored.metrics if stored.measured_in(name)[-1].taken_otherwise]
 
 
 def _age(stored: Baseline, today: datetime.date) -> int:

@@ -23,7 +23,7 @@ from pytest_fp8.baselines.strict import (
     record,
     words,
 )
-from pytest_fp8.measurement import MEASUREMENT
+from pytest_fp8.measurement import MEASUREMENT, taken_otherwise
 
 SCHEMA = 2
 MAX_SESSIONS = 8
@@ -57,6 +57,11 @@ class StoredSession:
         content = {**vars(self), "starts": list(self.starts)}
         content |= {name: dict(content[name]) for name in ("gpu", "libraries", "metrics")}
         return content if self.unfit else {name: value for name, value in content.items() if name != "unfit"}
+
+    @property
+    def taken_otherwise(self) -> bool:
+        """Whether its figures were taken another way than today's. Arms on several GPUs have the time of their wire."""
+        return taken_otherwise(self.measurement, several="bf16_wire_ms" in self.metrics)
 
     @property
     def origin(self) -> str:

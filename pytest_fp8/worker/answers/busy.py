@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.worker.watch.profile import busy_time, compute_time, plain_events
-from pytest_fp8.worker.watch.trace import TraceEvent
+from pytest_fp8.worker.watch.profile import plain_events
+from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
+from pytest_fp8.worker.watch.wire import exposures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
 
 STEPS = 5
 """Of a profile."""
-NO_STEPS: dict[str, list[float]] = {"step_ms": [], "busy_ms": [], "compute_ms": []}
+Steps = dict[str, list[Any]]
+"""``step_ms``, ``busy_ms`` and ``exposed`` of each step: see :func:`read_steps`."""
+NO_STEPS: Steps = {"step_ms": [], "busy_ms": [], "exposed": []}
 """What an arm on a CPU says."""
 MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
 
 
-def busy_steps(engine: Engine, steps: int = STEPS) -> dict[str, list[float]]:
-    """``step_ms``, ``busy_ms``, ``compute_ms`` of so many steps, after one that does not count. They train the model.
+def busy_steps(engine: Engine, steps: int = STEPS) -> Steps:
+    """What :func:`read_steps` gives of so many steps, after one that does not count. They train the model.
 
     Operators are not profiled: that costs the host time in each launch, and this does so hardly. The steps follow each
     other as in training, so that the GPU has training's clocks and the launch queue is full.
@@ -59,31 +62,33 @@ def _mark(times: int = 1) -> None:
         torch.cuda._sleep(1)
 
 
-def read_steps(events: Sequence[TraceEvent]) -> dict[str, list[float]]:
-    """Milliseconds of each step, of the time in which the GPU ran any of its kernels, and any but collectives.
+def read_steps(events: Sequence[TraceEvent]) -> Steps:
+    """Milliseconds of each step; of the time in which the GPU ran any of its kernels; and of what nothing hid of each
+    collective, with its kind, in their order.
 
     A mark ends a step and begins the next. Two marks with nothing between them begin or end an evaluation, whose time
     belongs to no step.
     """
     kernels = sorted((event for event in events if event.gpu), key=lambda event: event.start)
-    steps: dict[str, list[float]] = {name: [] for name in NO_STEPS}
+    steps: Steps = {name: [] for name in NO_STEPS}
     began: int | None = None
-    wall = busy = compute = 0
+    wall = busy = 0
+    exposed: list[list[Any]] = []
     evaluating = False
     for marks, grouped in groupby(kernels, key=lambda kernel: MARKER in kernel.name):
         group = list(grouped)
         if not marks:
             if not evaluating and began is not None:
                 busy += busy_time(group)
-                compute += compute_time(group)
+                exposed += [[kind, alone / 1e6] for kind, alone in exposures(group)]
             continue
         if began is not None:
             wall += 0 if evaluating else group[0].start - began
             if len(group) % 2:
                 steps["step_ms"].append(wall / 1e6)
                 steps["busy_ms"].append(busy / 1e6)
-                steps["compute_ms"].append(compute / 1e6)
-                wall = busy = compute = 0
+                steps["exposed"].append(exposed)
+                wall, busy, exposed = 0, 0, []
         evaluating ^= len(group) // 2 % 2 == 1
         began = group[-1].end
     return steps

@@ -20,8 +20,8 @@ from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.watch.operators import OPERANDS, operand_formats, product_of
 from pytest_fp8.worker.watch.recomputation import watch_recomputation
 from pytest_fp8.worker.watch.te_products import TE_RANGE, te_product, watch_transformer_engine
-from pytest_fp8.worker.watch.trace import TraceEvent, total_ms
-from pytest_fp8.worker.watch.wire import dtype_told, is_collective, wire_times
+from pytest_fp8.worker.watch.trace import TraceEvent, busy_time, total_ms
+from pytest_fp8.worker.watch.wire import dtype_told, exposures, is_collective, wire_times
 
 PHASE = "fp8 phase: "
 STEP = "fp8 step"
@@ -136,7 +136,7 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
         "milliseconds": kernel_times(spent, kernels),
         "rest": by_name([kernel for kernel in kernels if id(kernel) not in counted])[:NAMED],
         "wire": wire_times(host, kernels, kernels_of),
-        "exposed_ms": exposed_time(kernels) / 1e6,
+        "exposed_ms": sum(alone for _, alone in exposures(kernels)) / 1e6,
         "waits": waits_of(host),
     }
 
@@ -197,25 +197,6 @@ def by_name(kernels: list[TraceEvent]) -> list[KernelTime]:
         named.setdefault(short_name(kernel.name), []).append(kernel)
     times = [KernelTime(name, len(same), total_ms(same)) for name, same in named.items()]
     return sorted(times, key=lambda time: -time.milliseconds)
-
-
-def busy_time(kernels: list[TraceEvent]) -> int:
-    """Nanoseconds in which any of the kernels ran."""
-    busy, reached = 0, 0
-    for kernel in sorted(kernels, key=lambda k: k.start):
-        busy += max(0, kernel.end - max(kernel.start, reached))
-        reached = max(reached, kernel.end)
-    return busy
-
-
-def compute_time(kernels: list[TraceEvent]) -> int:
-    """Nanoseconds in which any of the kernels ran but collectives."""
-    return busy_time([kernel for kernel in kernels if not is_collective(kernel)])
-
-
-def exposed_time(kernels: list[TraceEvent]) -> int:
-    """Nanoseconds in which collectives ran and no other kernel did: what nothing hides of them."""
-    return busy_time(kernels) - compute_time(kernels)
 
 
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:

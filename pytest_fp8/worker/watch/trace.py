@@ -26,3 +26,19 @@ class TraceEvent:
 def total_ms(kernels: Iterable[TraceEvent]) -> float:
     """Milliseconds of all kernels together, whether or not they ran at the same time."""
     return sum(kernel.end - kernel.start for kernel in kernels) / 1e6
+
+
+def busy_spans(kernels: Iterable[TraceEvent]) -> list[tuple[int, int]]:
+    """When any of the kernels ran: spans in nanoseconds, in order, none of which touches the next."""
+    spans: list[tuple[int, int]] = []
+    for kernel in sorted(kernels, key=lambda k: k.start):
+        if spans and kernel.start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(spans[-1][1], kernel.end)
+        else:
+            spans.append((kernel.start, kernel.end))
+    return spans
+
+
+def busy_time(kernels: Iterable[TraceEvent]) -> int:
+    """Nanoseconds in which any of the kernels ran."""
+    return sum(end - start for start, end in busy_spans(kernels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
@@ -12,7 +13,7 @@ import torch
 from pytest_fp8.questions.layers.evidence import WireTime
 from pytest_fp8.questions.ledger.evidence import Collective
 from pytest_fp8.worker.watch.operators import dtype_name
-from pytest_fp8.worker.watch.trace import TraceEvent, total_ms
+from pytest_fp8.worker.watch.trace import TraceEvent, busy_spans, total_ms
 
 SPACES = ("c10d::", "_c10d_functional::")
 WORDS = {
@@ -66,6 +67,22 @@ def kind_of(name: str) -> str:
 
 def is_collective(kernel: TraceEvent) -> bool:
     return kernel.name.startswith(KERNEL)
+
+
+def exposures(kernels: Sequence[TraceEvent]) -> list[tuple[str, int]]:
+    """Kind of each collective, in the order in which they begin, and nanoseconds of it in which no other kernel runs,
+    and no collective that began before it: what nothing hides."""
+    hidden, reached, found = busy_spans([k for k in kernels if not is_collective(k)]), 0, []
+    for kernel in sorted(filter(is_collective, kernels), key=lambda k: k.start):
+        start = max(kernel.start, reached)
+        reached = max(reached, kernel.end)
+        alone = max(0, kernel.end - start)
+        for began, ended in hidden[max(0, bisect_right(hidden, (start,)) - 1) :]:
+            if began >= kernel.end:
+                break
+            alone -= max(0, min(ended, kernel.end) - max(began, start))
+        found.append((kind_of(kernel.name), alone))
+    return found
 
 
 def wire_times(
