@@ -180,3 +180,13 @@ def test_an_update_is_planned_with_the_blocks_of_each_pair_and_busy_times():
 
     assert further(Case("1b", "torchao", "tensorwise"), H200) == pytest.approx(16 + 2 * BUSY, abs=2)
     assert further(Case("8b", "torchao", "tensorwise"), H100) == pytest.approx(23, abs=2), "arms in turns have none"
+
+
+def test_an_update_of_ranks_is_planned_with_what_it_took_on_two_h100s():
+    """Two pairs of processes of half of 8B's layers took about 210 s a case after the first one."""
+    ranks = {"batch": 4, "seq": 4096, "gpus": 2, "parallel": "fsdp2"}
+    asked = frozenset({"layers", "speedup", "memory"})
+    cases = [(Case("8b16", "torchao", recipe, **ranks), asked) for recipe in ("tensorwise", "rowwise")]
+    plan = plan_session(cases, H100, processes=2)
+    second = sum(each.build + each.answers for each in plan.builds if each.case == cases[1][0].id)
+    assert second == pytest.approx(210, rel=0.25)
