@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from pytest_fp8.worker.answers.busy import read_steps
@@ -51,6 +53,16 @@ def test_time_in_which_several_kernels_run_counts_once(spans, exposed):
     assert [ms / MS for _, ms in found] == exposed
     others = [span for span in spans if len(span) == 2]
     assert sum(ms for _, ms in found) == busy_time(kernels(*spans)) - busy_time(kernels(*others))
+
+
+def test_what_nothing_hides_is_busy_time_without_other_kernels():
+    draw = random.Random(1)
+    for _ in range(500):
+        starts = [draw.randint(0, 40) for _ in range(draw.randint(0, 12))]
+        spans = [(start, start + draw.randint(0, 10), *draw.choice([(), ("AllReduce",)])) for start in starts]
+        others = [span for span in spans if len(span) == 2]
+        alone = busy_time(kernels(*spans)) - busy_time(kernels(*others))
+        assert sum(ms for _, ms in exposures(kernels(*spans))) == alone, spans
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def exposures(kernels: Sequence[TraceEvent]) -> list[tuple[str, int]]:
         start = max(kernel.start, reached)
         reached = max(reached, kernel.end)
         alone = max(0, kernel.end - start)
-        for began, ended in hidden[max(0, bisect_right(hidden, (start,)) - 1) :]:
-            if began >= kernel.end:
-                break
-            alone -= max(0, min(ended, kernel.end) - max(began, start))
+        index = max(0, bisect_right(hidden, (start,)) - 1)
+        while index < len(hidden) and hidden[index][0] < kernel.end:
+            alone -= max(0, min(hidden[index][1], kernel.end) - max(hidden[index][0], start))
+            index += 1
         found.append((kind_of(kernel.name), alone))
     return found
 
