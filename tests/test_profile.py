@@ -130,16 +130,13 @@ def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
     assert kernel_times({}, kernels)["busy"] == busy
 
 
-def test_what_no_product_or_attention_took_is_the_rest_overlapping_or_not():
-    spent = {"fp8 products": 4 * MS, "other products": MS, "attention": 2 * MS}
-    kernels = [kernel(0, 5), kernel(4, 6), kernel(20, 23)]
-    assert kernel_times(spent, kernels) == {
-        "fp8 products": 4,
-        "other products": 1,
-        "attention": 2,
-        "rest": 3,
-        "busy": 9,
-    }
+def test_the_rest_is_what_runs_beside_no_product():
+    """As under FSDP2, which casts on a gather's stream what is gathered."""
+    product, beside, partly, alone = kernel(0, 5), kernel(1, 3), kernel(4, 6), kernel(20, 23)
+    wire = TraceEvent("ncclDevKernel_AllGather_RING_LL(ncclArgs)", True, 2 * MS, 30 * MS, 0, 0)
+    kernels = [product, beside, partly, alone, wire]
+    found = kernel_times({"fp8 products": 5 * MS}, kernels, rest=[beside, partly, alone])
+    assert found == {"fp8 products": 5, "rest": 1 + 3, "busy": 30}
 
 
 def test_what_is_evaluated_in_the_step_is_no_time_of_it():

@@ -7,7 +7,7 @@ products go through no torch operator: ``te_products.py`` marks them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -130,11 +130,12 @@ def read_profile(events: list[TraceEvent]) -> dict[str, Any]:
     add("optimizer", [kernel for e in host if e.name == PHASE + "optimizer" for kernel in kernels_of(e)])
     kernels = [event for event in events if event.gpu and id(event) not in evaluated]
     add("communication", [kernel for kernel in kernels if is_collective(kernel)])
+    rest = [kernel for kernel in kernels if id(kernel) not in counted]
     return {
         "products": products,
         "attention": {name: sorted(families) for name, families in sorted(attention.items())},
-        "milliseconds": kernel_times(spent, kernels),
-        "rest": by_name([kernel for kernel in kernels if id(kernel) not in counted])[:NAMED],
+        "milliseconds": kernel_times(spent, kernels, rest),
+        "rest": by_name(rest)[:NAMED],
         "wire": wire_times(host, kernels, kernels_of),
         "exposed_ms": sum(alone for _, alone in exposures(kernels)) / 1e6,
         "waits": waits_of(host),
@@ -181,12 +182,16 @@ def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
     return wraps_scaled
 
 
-def kernel_times(spent: dict[str, int], kernels: list[TraceEvent]) -> dict[str, float]:
+def kernel_times(
+    spent: dict[str, int], kernels: list[TraceEvent], rest: Collection[TraceEvent] = ()
+) -> dict[str, float]:
     """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel; a step that takes
-    longer waits for the host."""
-    busy = busy_time(kernels)
-    total = sum(kernel.end - kernel.start for kernel in kernels)
-    times = {**spent, "rest": total - sum(spent.values()), "busy": busy}
+    longer waits for the host. ``rest``: in which it ran kernels of the ``rest`` and of no other kind; what casts before
+    a gather runs beside products under FSDP2, and what passes beside them is theirs."""
+    computing = [kernel for kernel in kernels if not is_collective(kernel)]
+    left = set(map(id, rest))
+    others = busy_time([kernel for kernel in computing if id(kernel) not in left])
+    times = {**spent, "rest": busy_time(computing) - others, "busy": busy_time(kernels)}
     return {name: nanoseconds / 1e6 for name, nanoseconds in times.items()}
 
 
