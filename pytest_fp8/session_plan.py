@@ -36,8 +36,8 @@ FURTHER_PAIR = (15.0, 1.0)
 """The same of the blocks of a further pair of processes, as an update times them: rough. Seen: 16 to 20 s for 1B on an
 H100."""
 RANKS_PAIR = (6.0, 10.0)
-"""The same of each pair of arms on several GPUs, the first one included: rough. Seen: 50 to 66 s for half of 8B's
-layers on two H100s, which take longer turns, 20 s on two H200s; 18 s for 1B."""
+"""The same of each pair of arms on several GPUs in an update, the first one included, where it is more: rough. Seen: 50
+to 66 s for half of 8B's layers on two H100s, which take longer turns, 20 s on two H200s; 18 s for 1B."""
 BUSY = 10.0
 """Seconds of the busy times that an update takes of each pair that does not take turns: rough. Seen with Transformer
 Engine at 1B: 10 to 13 s on H100s, 6 s on an H200."""
@@ -180,10 +180,12 @@ def _answers(case: Case, gpu: Gpu, questions: Collection[str], rounds: int, alon
     seconds = sum(times.values()) + alone * sum(times[each] for each in times if each != "speedup")
     if rounds == 1:
         return seconds
-    base, more = RANKS_PAIR if case.gpus > 1 else FURTHER_PAIR
-    first = base + more * size - times["speedup"] if case.gpus > 1 else 0.0
+    pair, first = FURTHER_PAIR[0] + FURTHER_PAIR[1] * size, times["speedup"]
+    if case.gpus > 1:
+        pair = max(pair, RANKS_PAIR[0] + RANKS_PAIR[1] * size)
+        first = max(first, pair)
     busy = 0.0 if exceed_together(case, gpu) else rounds * BUSY
-    return seconds + first + (rounds - 1) * (base + more * size) + busy
+    return seconds - times["speedup"] + first + (rounds - 1) * pair + busy
 
 
 def _billions(case: Case) -> float:

@@ -12,11 +12,13 @@ import pytest
 
 from helpers.baselines import baseline, edit, session
 from pytest_fp8.baselines.atomic import updating
-from pytest_fp8.baselines.metrics import check_agreement
+from pytest_fp8.baselines.check import measured_otherwise
+from pytest_fp8.baselines.metrics import QUIET_BUSY, check_agreement
 from pytest_fp8.baselines.source import Folder, Revision
 from pytest_fp8.baselines.store import baseline_path, held_against, read_baseline, write_baseline
 from pytest_fp8.baselines.strict import MAX_BYTES, Unsound
 from pytest_fp8.errors import BaselineError
+from pytest_fp8.measurement import MEASUREMENT, ONE_GPU
 
 GOOD = baseline("1b-torchao-rowwise", "abc", metrics={"speedup": [[0.1, 0.11], [0.12, 0.1]], "fp8_share": [0.78]})
 LATER = session(metrics={"fp8_share": [0.8]}, date="2026-11-21", run="b" * 12)
@@ -233,6 +235,25 @@ def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gate
     assert held_against(*other_case, update=True) == (None, False)
     with pytest.raises(BaselineError, match="definition"):
         held_against(*other_case, update=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "moved", "busy"),
+    [
+        (ONE_GPU, {}, 0, True),
+        (ONE_GPU, {"bf16_wire_ms": [9.0]}, MEASUREMENT, False),
+        (MEASUREMENT, {"bf16_wire_ms": [9.0]}, 0, True),
+        (ONE_GPU - 1, {}, ONE_GPU, True),
+    ],
+)
+def test_busy_times_of_several_gpus_with_waits_in_them_are_not_compared_with(number, more, moved, busy):
+    metrics = {"speedup": [[0.1], [0.1]], QUIET_BUSY: [[0.1], [0.2]], **more}
+    stored = replace(GOOD, sessions=(replace(GOOD.newest, measurement=number, metrics=metrics),))
+    assert (QUIET_BUSY in stored.metrics) is busy
+    assert bool(stored.history(QUIET_BUSY)) is busy
+    assert stored.history("speedup"), "step times were taken as today"
+    assert measured_otherwise(stored) == moved
+    assert QUIET_BUSY in stored.to_json()["sessions"][0]["metrics"], "the file keeps what it holds"
 
 
 def test_a_history_begins_where_its_level_does():

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pytest_fp8.worker.answers.busy import read_steps
+from pytest_fp8.worker.answers.busy import NO_STEPS, read_steps
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
 from pytest_fp8.worker.watch.wire import exposures
 
@@ -28,13 +28,14 @@ def kernels(*spans):
 def test_each_step_has_its_time_and_what_of_it_the_gpu_worked():
     # Before the first mark runs the rest of the step that does not count.
     found = read_steps(kernels((0, 5), 6, (7, 10), (9, 12), 13, (13, 16), 16, (17, 18), 20))
-    assert found == {"step_ms": [7, 3, 4], "busy_ms": [5, 3, 1], "exposed": [[], [], []]}
+    times = [5, 3, 1]
+    assert found == {"step_ms": [7, 3, 4], "busy_ms": times, "compute_ms": times, "collectives": [[], [], []]}
 
 
 def test_of_each_collective_is_told_what_nothing_hides():
     found = read_steps(kernels(0, (0, 5), (3, 9, "AllGather"), 10, (10, 14), (11, 12, "ReduceScatter"), 14))
-    exposed = [[["all-gather", 4]], [["reduce-scatter", 0]]]
-    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "exposed": exposed}
+    each = [[["all-gather", 4]], [["reduce-scatter", 0]]]
+    assert found == {"step_ms": [10, 4], "busy_ms": [9, 4], "compute_ms": [5, 4], "collectives": each}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,9 @@ def test_what_nothing_hides_is_busy_time_without_other_kernels():
     ids=["in the middle", "at the end", "at the start", "of no kernel"],
 )
 def test_an_evaluation_belongs_to_no_step(marks):
-    assert read_steps(kernels(*marks)) == {"step_ms": [5, 4], "busy_ms": [5, 4], "exposed": [[], []]}
+    found = read_steps(kernels(*marks))
+    assert found == {"step_ms": [5, 4], "busy_ms": [5, 4], "compute_ms": [5, 4], "collectives": [[], []]}
 
 
 def test_without_kernels_there_is_no_step():
-    assert read_steps([]) == {"step_ms": [], "busy_ms": [], "exposed": []}
+    assert read_steps([]) == NO_STEPS

@@ -174,7 +174,7 @@ class BrokenProcess(FakeProcess):
         """The profile of a step of 113 ms, 7 ms of them the optimizer's, with what the control changes in it."""
         spent = found["milliseconds"]
         spent.update(rest=spent["rest"] - 7, optimizer=7.0)
-        found.update(step_ms=[115.0] * 5, busy_ms=[113.0] * 5, exposed=[[]] * 5)
+        found.update(step_ms=[115.0] * 5, busy_ms=[113.0] * 5, compute_ms=[113.0] * 5)
         if control == "half-the-batch":
             for name in ("fp8 products", "other products", "attention", "rest"):
                 spent[name] /= 2
@@ -184,7 +184,7 @@ class BrokenProcess(FakeProcess):
         if self.spec.case.gpus > 1:
             gathered = 30.0 if control == "slow-wire" else 2.0
             row = WireTime("all-gather", "bfloat16", 24, 10**9, 2 * 10**9, gathered)
-            found.update(wire=[to_plain(row)], exposed_ms=gathered, exposed=[[["all-gather", gathered]]] * 5)
+            found.update(wire=[to_plain(row)], exposed_ms=gathered, compute_ms=[113.0 - gathered] * 5)
             spent.update(communication=gathered)
         if self.spec.case.name == "float_head":
             head = 10.0 if control == "tf32-alone" else 60.0

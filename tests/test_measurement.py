@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fp8.measurement import MEASUREMENT, ONE_GPU, TAKEN_BY, TAKES_FIGURES, taken_otherwise
+from pytest_fp8.measurement import MEASUREMENT, ONE_GPU, TAKEN_BY, TAKES_FIGURES, moved_by
 
 PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
 
@@ -47,8 +47,18 @@ def test_words_about_the_code_do_not_count():
     assert code_of(code.replace("return 1", "return 2")) != code_of(code)
 
 
-@pytest.mark.parametrize("several", [True, False])
-@pytest.mark.parametrize("number", range(1, MEASUREMENT + 2))
-def test_a_change_of_what_several_gpus_tell_leaves_figures_of_one_as_they_are(number, several):
-    alike = MEASUREMENT if several else ONE_GPU
-    assert taken_otherwise(number, several) is (number < alike or number > MEASUREMENT)
+@pytest.mark.parametrize(
+    ("number", "several", "by"),
+    [
+        (ONE_GPU, False, 0),
+        (MEASUREMENT, False, 0),
+        (ONE_GPU - 1, False, ONE_GPU),
+        (MEASUREMENT, True, 0),
+        (ONE_GPU, True, MEASUREMENT),
+        (1, True, MEASUREMENT),
+        (MEASUREMENT + 1, False, MEASUREMENT + 1),
+        (MEASUREMENT + 1, True, MEASUREMENT + 1),
+    ],
+)
+def test_a_change_of_what_several_gpus_tell_leaves_figures_of_one_as_they_are(number, several, by):
+    assert moved_by(number, several) == by

@@ -39,7 +39,8 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, called=("a",), **changes
         "milliseconds": {"busy": busy},
         "step_ms": [busy + 1],
         "busy_ms": [busy],
-        "exposed": [[("all-gather", 2.0)]],
+        "compute_ms": [busy - 2],
+        "collectives": [[("all-gather", 2.0)]],
         "wire": [{"operation": "all-gather", "milliseconds": busy / 2}],
         "rest": [{"name": "copy", "count": 1, "milliseconds": busy}],
         "exposed_ms": busy / 10,
@@ -88,51 +89,70 @@ def test_a_loss_is_the_mean_over_the_whole_batch():
 def test_a_time_is_the_slowest_ranks():
     blocks = [{"milliseconds": [10.0, 12.0], "compilations": 0}, {"milliseconds": [11.0, 9.0], "compilations": 2}]
     assert merged("blocks", blocks) == {"milliseconds": [11.0, 12.0], "compilations": 2}
-    busy = [{"step_ms": [x], "busy_ms": [x - 1], "exposed": [[("all-gather", 1.0)]]} for x in (10.0, 11.0)]
-    assert merged("busy", busy) == busy[1]
     told = merged("layers", [layers(busy=10.0), layers(busy=14.0)])
     assert (told["milliseconds"], told["step_ms"], told["busy_ms"]) == ({"busy": 14.0}, [15.0], [14.0])
     assert told["waits"] == {"cudaStreamSynchronize": 14}
     assert (told["wire"][0]["milliseconds"], told["exposed_ms"]) == (7.0, 1.4), "of the same rank as its step"
 
 
-def ranks_that_take(*ranks, step=None):
-    """What each rank says of one step: milliseconds of its own kernels, and of its collectives by kind."""
-    busy = [own + sum(ms for _, ms in exposed) for own, exposed in ranks]
-    each = zip(busy, ranks, strict=True)
-    return [{"step_ms": [step or all_], "busy_ms": [all_], "exposed": [exposed]} for all_, (_, exposed) in each]
+def rank(own, *collectives, idle=0.0):
+    """What a rank says of one step: milliseconds of its own kernels, of its collectives by kind, and without any."""
+    busy = own + sum(ms for _, ms in collectives)
+    return {"step_ms": [busy + idle], "busy_ms": [busy], "compute_ms": [own], "collectives": [[*collectives]]}
+
+
+GATHER, REDUCE = "all-gather", "reduce-scatter"
 
 
 def test_times_of_the_profiled_step_are_those_of_one_rank():
     """Rank 1 computes longer. Rank 0 waits for it in its collectives, and is busy for as long."""
-    steps = ranks_that_take((80.4, [("all-gather", 20.0)]), (99.0, [("all-gather", 1.0)]), step=102.0)
-    told = merged(
-        "layers", [layers(busy=100.4, exposed_ms=20.0, **steps[0]), layers(busy=100.0, exposed_ms=1.0, **steps[1])]
-    )
+    waits = layers(milliseconds={"busy": 100.4}, exposed_ms=20.0, **rank(80.4, (GATHER, 20.0), idle=1.6))
+    works = layers(milliseconds={"busy": 100.0}, exposed_ms=1.0, **rank(99.0, (GATHER, 1.0), idle=2.0))
+    told = merged("layers", [waits, works])
     assert [told[key] for key in ("milliseconds", "exposed_ms")] == [{"busy": 100.0}, 1.0]
-    assert [told[key] for key in ("step_ms", "busy_ms")] == [[102.0], [100.0]]
+    assert [told[key] for key in ("step_ms", "busy_ms", "compute_ms")] == [[102.0], [100.0], [99.0]]
 
 
-def test_ranks_that_wait_for_each_others_hosts_are_not_busy():
-    """As with FP8 all-gather on two H100s: each weight's all-reduce waits for whichever rank comes later."""
-    reduced, gathered = ("all-reduce", 0.1), ("all-gather", 5.0)
-    late = [[("all-reduce", 8.0), reduced], [reduced, ("all-reduce", 12.0)]]
-    one, other = ([*mine[:1], gathered, *mine[1:]] for mine in late)
-    told = merged("busy", ranks_that_take((350.0, one), (349.0, other), step=380.0))
-    assert told["step_ms"] == [380.0]
-    assert told["busy_ms"] == pytest.approx([350 + 5 + 2 * 0.1]), "neither the 8 ms of one nor the 12 of the other"
-    assert sorted(told["exposed"][0]) == [gathered, reduced, reduced]
+@pytest.mark.parametrize("operation", ["busy", "layers"])
+def test_ranks_that_wait_for_each_others_hosts_are_not_busy(operation):
+    """As with FP8 all-gather on two H100s: each weight's all-reduce waits for whichever rank comes later, while that
+    one's GPU is idle."""
+    one = rank(350.0, ("all-reduce", 8.0), (GATHER, 5.0), ("all-reduce", 0.1), idle=12.0)
+    other = rank(349.0, ("all-reduce", 0.1), (GATHER, 5.0), ("all-reduce", 12.0), idle=9.0)
+    told = merged(operation, [layers(**each) if operation == "layers" else each for each in (one, other)])
+    assert told["step_ms"] == [pytest.approx(375.1)]
+    assert told["busy_ms"] == [pytest.approx(350 + 5 + 2 * 0.1)], "neither the 8 ms of one nor the 12 of the other"
+    assert told["compute_ms"] == [350.0]
 
 
-def test_collectives_of_two_kinds_may_begin_in_either_order():
-    one = [("all-gather", 5.0), ("reduce-scatter", 3.0)]
-    told = merged("busy", ranks_that_take((90.0, one), (90.0, one[::-1])))
-    assert told["busy_ms"] == [98.0]
+def test_ranks_that_compute_in_turn_are_busy_though_each_waits():
+    """As where a router loads one layer on one rank and the next on the other: no GPU is ever idle."""
+    one, other = rank(100.0, (REDUCE, 1.0), (REDUCE, 21.0)), rank(100.0, (REDUCE, 21.0), (REDUCE, 1.0))
+    assert merged("busy", [one, other])["busy_ms"] == [122.0]
 
 
-def test_a_collective_that_one_rank_counts_to_this_step_alone_is_its_own():
-    told = merged("busy", ranks_that_take((90.0, [("all-gather", 5.0)]), (90.0, [])))
-    assert told["busy_ms"] == [95.0]
+def test_collectives_that_overlap_are_busy_whichever_began_first():
+    one, other = rank(50.0, (GATHER, 100.0), (REDUCE, 0.0)), rank(50.0, (GATHER, 0.0), (REDUCE, 100.0))
+    assert merged("busy", [one, other])["busy_ms"] == [150.0]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_collectives_of_two_kinds_may_begin_in_either_order(order):
+    each = [(GATHER, 5.0), (REDUCE, 3.0)]
+    ranks = rank(90.0, *each, idle=20.0), rank(90.0, *each[::order], idle=20.0)
+    assert merged("busy", ranks)["busy_ms"] == [98.0]
+
+
+def test_what_one_rank_alone_counts_to_this_step_is_its_own():
+    ranks = rank(90.0, (GATHER, 5.0), (GATHER, 4.0), idle=20.0), rank(90.0, (GATHER, 3.0), idle=26.0)
+    assert merged("busy", ranks)["busy_ms"] == [97.0]
+
+
+def test_where_a_profile_lost_a_mark_the_slowest_rank_is_told():
+    whole = {name: [*values, *values] for name, values in rank(90.0, (GATHER, 5.0)).items()}
+    lost = rank(180.0, (GATHER, 10.0), (GATHER, 9.0))
+    told = merged("busy", [whole, lost])
+    assert [told[key] for key in ("step_ms", "busy_ms", "compute_ms")] == [[199.0], [199.0], [180.0]]
 
 
 def test_memory_is_the_worst_ranks():

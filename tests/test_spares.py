@@ -10,7 +10,7 @@ from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.process import IMPORTED, ArmProcess
 from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spares import IMPORT_SECONDS
 from pytest_fp8.arms.stopwatch import AHEAD
@@ -67,6 +67,13 @@ def test_what_never_has_its_libraries_is_ended_and_waited_for_once(pair, importi
     assert waiting()
     assert [pair.fp8.request("blocks") for _ in range(2)] == [pytest.approx(IMPORT_SECONDS, abs=0.1)] * 2
     assert not waiting()
+    pair.renew()
+    assert pair.fp8.request("blocks") == pytest.approx(IMPORT_SECONDS, abs=0.1), "its kind is not started ahead again"
+
+
+def test_a_test_without_arms_waits_for_no_import(pair, importing, clock):
+    pair.fp8.pool.wait_for_builds()
+    assert clock[0] == 0.0
 
 
 def test_what_ended_while_it_imported_is_not_waited_for(pair, importing, clock, monkeypatch):
@@ -91,3 +98,29 @@ def test_a_process_says_when_it_has_its_libraries(start):
     finally:
         process.close()
     assert process.has_imported, "one that has ended imports nothing"
+
+
+@pytest.mark.slow
+def test_ranks_have_their_libraries_when_each_has(monkeypatch):
+    process = RankedProcess(2)
+    try:
+        one, other = process.ranks
+        have = {one: True, other: False}
+        monkeypatch.setattr(ArmProcess, "has_imported", property(have.__getitem__))
+        assert not process.has_imported
+        have[other] = True
+        assert process.has_imported
+    finally:
+        process.close()
+
+
+@pytest.mark.slow
+def test_who_has_its_libraries_keeps_them_when_its_folder_is_deleted():
+    process = ArmProcess()
+    try:
+        (process.folder / IMPORTED).touch()
+        assert process.has_imported
+        (process.folder / IMPORTED).unlink()
+        assert process.has_imported
+    finally:
+        process.close()

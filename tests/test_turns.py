@@ -294,7 +294,7 @@ class Waiting(FakeProcess):
 
     def steps(self, count=5):
         works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
-        return {"step_ms": [100.0] * count, "busy_ms": works, "exposed": [[]] * count}
+        return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
 
 
 def updated(processes, on_busy=False):

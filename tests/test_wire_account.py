@@ -80,8 +80,7 @@ def test_ranks_that_wait_for_each_other_while_they_are_profiled_are_no_other_wor
     for 5 ms in steps that follow each other. Attention took what it takes in BF16."""
     bf16 = travelling(BF16, 20.0, 8.0, 4.0)
     profiled = travelling(FP8_ARM, 115.0, 10.0, 105.0)
-    exposed = [("all-gather", 109.0 - FP8_ARM.milliseconds["busy"])]
-    steps = {"step_ms": [112.0] * 5, "busy_ms": [109.0] * 5, "exposed": [exposed] * 5}
+    steps = {"step_ms": [112.0] * 5, "busy_ms": [109.0] * 5, "compute_ms": [FP8_ARM.milliseconds["busy"]] * 5}
     decision = asked(bf16, replace(profiled, **steps), 125.5, 110.0)
     verdict_of(decision, Verdict.PASS)
     account = decision.numbers["account"]["fp8"]
@@ -94,7 +93,7 @@ def test_other_clocks_are_no_wire():
     """Steps that follow each other are profiled at other clocks than the blocks: 5 % in the FP8 arm."""
     bf16, fp8 = travelling(BF16, 20.0, 8.0, 4.0), travelling(FP8_ARM, 20.0, 8.0, 4.0)
     busy = fp8.milliseconds["busy"]
-    steps = {"step_ms": [busy + 2] * 5, "busy_ms": [busy] * 5, "exposed": [[("all-gather", 4.0)]] * 5}
+    steps = {"step_ms": [busy + 2] * 5, "busy_ms": [busy] * 5, "compute_ms": [busy - 4] * 5}
     decision = asked(bf16, replace(fp8, **steps), 125.5, 1.05 * busy + 2)
     account = decision.numbers["account"]["fp8"]
     assert account["wire"]["exposed"] == pytest.approx(4.0 * 1.05, rel=0.02)

@@ -43,7 +43,7 @@ class Pool(Protocol):
 
     def renew(self, *arms: Arm) -> None: ...
 
-    def wait_for_builds(self) -> None: ...
+    def be_quiet(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Arm:
         def ask() -> Any:
             process = self._next(seen)
             if operation in TIMED or (operation == PROFILED and self.spec.case.asks("speedup")):
-                self.pool.wait_for_builds()
+                self.pool.be_quiet()
             with self.pool.stopwatch.clock(self.label, operation):
                 return process.request(operation, timeout, **arguments)
 

@@ -169,9 +169,13 @@ class ArmPool:
                 self._meanwhile.begin(arm, lambda arm: self._start_build(arm, self._new_process(arm.spec)))
 
     def wait_for_builds(self) -> None:
-        """Nothing is built or imported any more. Rehearsals that are not done go on later."""
+        """Nothing is built any more. Rehearsals that are not done go on later."""
         self._meanwhile.stop_rehearsals()
         self._finish(self._meanwhile.arms)
+
+    def be_quiet(self) -> None:
+        """Nothing is built or imported any more: what is asked next is timed."""
+        self.wait_for_builds()
         if self._spares.importing:
             with self.stopwatch.clock(AHEAD, BUILD):
                 self._spares.wait()

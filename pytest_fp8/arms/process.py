@@ -77,7 +77,7 @@ class ArmProcess:
         """Its log, and its own temporary files."""
         self.log = self.folder / "log"
         self.name = "an arm"
-        self._asked, self._answer_due = "", False
+        self._asked, self._answer_due, self._imported = "", False, False
         self._in = "in bfloat16"
         """What the arm's model is, in words."""
         self._end: ArmError | None = None
@@ -128,7 +128,8 @@ class ArmProcess:
     @property
     def has_imported(self) -> bool:
         """Whether a process of its own, no fork, has its libraries: it imports nothing more until it is asked."""
-        return not self.alive or (self.folder / IMPORTED).exists()
+        self._imported = self._imported or not self.alive or (self.folder / IMPORTED).exists()
+        return self._imported
 
     @property
     def has_answered(self) -> bool:

@@ -25,6 +25,8 @@ class Spares:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], AnyProcess] = {}
+        self._too_slow: set[tuple[str, int]] = set()
+        """What is started ahead no more, since its imports took too long."""
 
     @property
     def pids(self) -> set[int]:
@@ -38,7 +40,7 @@ class Spares:
         for spec in soon:
             waiting, ranks = sum(ranks for _, ranks in self._waiting), spec.case.gpus
             room = waiting + ranks <= max(MOST_SPARES, 2 * ranks)
-            if spec.device == "cuda" and _kind(spec) not in self._waiting and room:
+            if spec.device == "cuda" and room and _kind(spec) not in self._waiting.keys() | self._too_slow:
                 try:
                     self._waiting[_kind(spec)] = fresh(spec)
                 except ArmError:
@@ -51,12 +53,13 @@ class Spares:
         return not all(process.has_imported for process in self._waiting.values())
 
     def wait(self) -> None:
-        """Until none imports any more: imports hold up the hosts of arms that are timed. One that takes too long ends,
-        and what it was for is started when it is wanted."""
+        """Until none imports any more: imports may hold up the hosts of arms that are timed. One that takes too long
+        ends, and its kind is started when it is wanted from then on."""
         deadline = time.monotonic() + IMPORT_SECONDS
         while self.importing and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         for kind in [kind for kind, process in self._waiting.items() if not process.has_imported]:
+            self._too_slow.add(kind)
             self._waiting.pop(kind).close()
 
     def take(self, spec: ArmSpec) -> AnyProcess | None:

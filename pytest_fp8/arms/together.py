@@ -33,38 +33,47 @@ def means(each: Sequence[Sequence[float]]) -> list[float]:
 
 
 def steps_of_all(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What each rank said of the same steps (``worker.answers.busy.read_steps``) as one GPU's work: kernels that are no
-    collectives of the rank where they take longest, and each collective as on the rank that waited least in it.
+    """What each rank said of the same steps (``worker.answers.busy.read_steps``) as one GPU's work, without what
+    collectives wait for a late host.
 
-    A collective runs on a rank from when this rank comes to it until the last one has done so. What it takes the last
-    one is its own time. The rest waits for a rank that works longer, whose kernels count, or whose host is late. On two
-    H100s with 224 small all-reduces a step, 133 ms of a 377 ms step passed so, where 23 did while no host was late.
+    A collective runs on a rank from when this rank comes to it until the last one has done so. What it takes the rank
+    that waits least is its own time; the rest waits for a rank that computes for longer, or whose host is late. It is
+    left out as far as the other ranks' GPUs stood idle: behind a late host one does, and where ranks compute in turn
+    none does. On two H100s with 224 small all-reduces a step and late hosts, 133 ms of a 377 ms step were collectives
+    that nothing hid; 23 of 361 where none was late.
     """
-    exposed = [_least(step) for step in zip(*(answer["exposed"] for answer in answers), strict=True)]
-    computes = [
-        max(busy - _total(mine) for busy, mine in step)
-        for step in zip(*(zip(answer["busy_ms"], answer["exposed"], strict=True) for answer in answers), strict=True)
-    ]
+    kinds = ("step_ms", "busy_ms", "compute_ms", "collectives")
+    if len({len(answer["step_ms"]) for answer in answers}) > 1:
+        # A profile that lost a mark: its steps are not the others'.
+        slowest = max(answers, key=lambda answer: sum(answer["step_ms"]))
+        return {**{kind: slowest[kind] for kind in kinds}, "collectives": []}
+    told = {kind: list(zip(*(answer[kind] for answer in answers), strict=True)) for kind in kinds}
+    computes = list(map(max, told["compute_ms"]))
+    own = [compute + _least(step) for compute, step in zip(computes, told["collectives"], strict=True)]
+    busy = map(max, own, map(_without_idle, told["step_ms"], told["busy_ms"]))
     return {
-        "step_ms": [max(step) for step in zip(*(answer["step_ms"] for answer in answers), strict=True)],
-        "busy_ms": [compute + _total(step) for compute, step in zip(computes, exposed, strict=True)],
-        "exposed": exposed,
+        "step_ms": list(map(max, told["step_ms"])),
+        "busy_ms": list(busy),
+        "compute_ms": computes,
+        "collectives": [],
     }
 
 
-def _least(ranks: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, float]]:
-    """Of one step: collective by collective. All ranks run those of a kind in one order; those of two kinds may begin
-    in either. One that the others count to a neighbouring step is a rank's own."""
-    kinds = dict.fromkeys(kind for rank in ranks for kind, _ in rank)
-    return [
-        (kind, min(each))
-        for kind in kinds
-        for each in zip_longest(*([ms for other, ms in rank if other == kind] for rank in ranks), fillvalue=math.inf)
-    ]
+def _least(ranks: Sequence[Sequence[tuple[str, float]]]) -> float:
+    """Of one step: milliseconds of its collectives, of each on the rank where it takes least. All ranks run those of a
+    kind in one order; those of two kinds may begin in either. One that the others count to a neighbouring step is a
+    rank's own."""
+    total = 0.0
+    for kind in {kind for rank in ranks for kind, _ in rank}:
+        each = ([ms for other, ms in rank if other == kind] for rank in ranks)
+        total += sum(map(min, zip_longest(*each, fillvalue=math.inf)))
+    return total
 
 
-def _total(exposed: Sequence[tuple[str, float]]) -> float:
-    return sum(ms for _, ms in exposed)
+def _without_idle(steps: Sequence[float], busy: Sequence[float]) -> float:
+    """Of one step: what a rank is busy at least, if its collectives waited whenever another rank's GPU was idle."""
+    idle = [max(0.0, step - works) for step, works in zip(steps, busy, strict=True)]
+    return max(works + mine - sum(idle) for works, mine in zip(busy, idle, strict=True))
 
 
 def combined(fingerprints: Sequence[int]) -> int:

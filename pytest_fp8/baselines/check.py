@@ -13,7 +13,6 @@ from pytest_fp8.baselines.store import gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.rules.variance import MEASURED, Components
 
 
@@ -102,8 +101,8 @@ def _inspect_file(
         coarse = too_coarse(metric, values, case.tolerance, components)
         more = f"{again} --fp8-processes {len(values) + 2}"
         found.append(Finding("error", "too coarse", folder, name, coarse, more) if coarse else None)
-    if measured_otherwise(stored):
-        message = f"figures were taken another way than today: measurement {MEASUREMENT} has moved them since"
+    if moved := measured_otherwise(stored):
+        message = f"figures were taken another way than today: measurement {moved} has moved them since"
         found.append(Finding("note", "measured otherwise", folder, name, message, again))
     age = _age(stored, today)
     if age > max_age:
@@ -196,10 +195,10 @@ def other_release(libraries: Mapping[str, str], installed: Mapping[str, str]) ->
     ]
 
 
-def measured_otherwise(stored: Baseline) -> list[str]:
-    """The metrics whose newest session was taken another way than today. Beside a newer one, older ones are sessions
-    like others: an update would not take them out."""
-    return [name for name in stored.metrics if stored.measured_in(name)[-1].taken_otherwise]
+def measured_otherwise(stored: Baseline) -> int:
+    """The measurement that has moved a metric since its newest session, or 0. Beside a newer one, older ones are
+    sessions like others: an update would not take them out."""
+    return max((stored.measured_in(name)[-1].moved_by for name in stored.metrics), default=0)
 
 
 def _age(stored: Baseline, today: datetime.date) -> int:

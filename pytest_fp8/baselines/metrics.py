@@ -14,6 +14,7 @@ from pytest_fp8.rules.loss import LOSS_MARGIN
 QUIET_BUSY = "quiet_busy_speedup"
 """Busy times of a session in which no arm waited for its host. Its steps are gated on; a gate on a slower host, where
 an arm waits, asks these."""
+BUSY = "busy_speedup", QUIET_BUSY
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
 AGREE = 0.005
@@ -134,7 +135,7 @@ def check_agreement(metrics: Mapping[str, Sequence[Any]], where: str) -> None:
     sizes = {name: len(metrics[name]) for name in ("speedup", "bf16_ms", "fp8_ms")}
     if len(set(sizes.values())) > 1:
         raise Unsound(f"{where} has another number of processes in {', '.join(f'{n} ({s})' for n, s in sizes.items())}")
-    busy = max(len(metrics.get(name, ())) for name in ("busy_speedup", QUIET_BUSY))
+    busy = max(len(metrics.get(name, ())) for name in BUSY)
     if busy > sizes["speedup"]:
         raise Unsound(f"{where} has busy times of {busy} processes and steps of {sizes['speedup']}")
     for arm in ("bf16", "fp8"):

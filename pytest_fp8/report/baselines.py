@@ -120,7 +120,7 @@ def _marks(baseline: Baseline) -> list[list[str]]:
     before: StoredSession | None = None
     for session in baseline.sessions:
         found = [f"not fit to be stored: {session.unfit}"] if session.unfit else []
-        if session.taken_otherwise:
+        if session.moved_by:
             found.append(f"taken another way: measurement {session.measurement}, today's is {MEASUREMENT}")
         if session.starts:
             found.append(f"a new level of {', '.join(session.starts)} begins: earlier sessions are not gated on")

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     keep_bytecode()
     seconds = import_ahead(backend)
     with contextlib.suppress(OSError):
-        # Where it cannot be made, nobody waits for it for long.
+        # Where it cannot be made, it is waited for once.
         Path(arguments[3]).touch()
     serve(Connection(descriptor), seconds)
     return 0

@@ -234,11 +234,11 @@ class FakeProcess:
 
     def _several_steps(self, steps: int = 5) -> dict[str, Any]:
         if not self.world.kernels_alone or self.world.busy is None:
-            return {"step_ms": [], "busy_ms": [], "exposed": []}
+            return {"step_ms": [], "busy_ms": [], "compute_ms": [], "collectives": []}
         works = self.world.busy / ((self.world.kernels or self.world.speedup) if self.is_fp8 else 1.0)
         busy = [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)]
         step = 110.0 / (min(1.0, self.world.speedup) if self.is_fp8 else 1.0)
-        return {"step_ms": [step] * steps, "busy_ms": busy, "exposed": [[]] * steps}
+        return {"step_ms": [step] * steps, "busy_ms": busy, "compute_ms": busy, "collectives": []}
 
     def ledger(self) -> dict[str, Any]:
         return to_plain(arm_ledger())  # type: ignore[no-any-return]

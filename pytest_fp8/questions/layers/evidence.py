@@ -72,10 +72,13 @@ class LayersEvidence:
     step_ms: Sequence[float] = ()
     """Milliseconds of each of several steps in a row, with the kernels alone profiled. Empty on a CPU."""
     busy_ms: Sequence[float] = ()
-    """Milliseconds of each of these steps in which the GPU ran any kernel. Of ranks without the time in which a
-    collective does nothing but wait for one that is late."""
-    exposed: Sequence[Sequence[tuple[str, float]]] = ()
-    """Of each of them: kind of each collective, and milliseconds in which it ran and no other kernel did."""
+    """Milliseconds of each of these steps in which the GPU ran any kernel. Of several GPUs without what collectives
+    wait for a late host: see ``arms.together.steps_of_all``."""
+    compute_ms: Sequence[float] = ()
+    """Milliseconds of each of them in which it ran any kernel but collectives."""
+    collectives: Sequence[Sequence[tuple[str, float]]] = ()
+    """Of each of them, on one rank: kind of each collective, and milliseconds in which it ran and neither another
+    kernel did nor a collective that had begun before it. Empty in what several ranks say together."""
     wire: Sequence[WireTime] = ()
     """What travelled between the ranks in the profiled step. Empty on one GPU and on a CPU."""
     rest: Sequence[KernelTime] = ()

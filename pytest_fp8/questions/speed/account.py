@@ -43,9 +43,9 @@ class GpuStep:
     step_ms: Sequence[float] = ()
     """Of several steps in a row, with kernels alone profiled."""
     busy_ms: Sequence[float] = ()
-    """Of these steps: time in which the GPU ran any kernel."""
-    exposed: Sequence[Sequence[tuple[str, float]]] = ()
-    """Of these steps: the collectives, by kind, and the time that nothing hid of each."""
+    """Of these steps: time in which the GPU ran any kernel, of several GPUs without waits for a late host."""
+    compute_ms: Sequence[float] = ()
+    """Of these steps: time in which it ran any kernel but collectives."""
     asked: Sequence[float] = ()
     """Busy times that were asked after the timed blocks, where they tell more than the profile."""
     wire: ArmWire = field(default_factory=ArmWire)
@@ -73,8 +73,7 @@ class GpuStep:
         """
         if not self.wire.rows:
             return busy
-        each = zip(self.busy_ms, self.exposed, strict=True)
-        steps = [1 - sum(ms for _, ms in exposed) / all_ for all_, exposed in each if all_]
+        steps = [alone / all_ for alone, all_ in zip(self.compute_ms, self.busy_ms, strict=True) if all_]
         return busy * (median(steps) if steps else self.profiled / self.milliseconds["busy"])
 
     @property
@@ -92,7 +91,7 @@ def gpu_step(evidence: LayersEvidence) -> GpuStep:
         roles=role_times(products, evidence.calls, evidence.recompute),
         step_ms=evidence.step_ms,
         busy_ms=evidence.busy_ms,
-        exposed=evidence.exposed,
+        compute_ms=evidence.compute_ms,
         wire=ArmWire(evidence.wire, evidence.exposed_ms),
         rest=evidence.rest,
         waits=evidence.waits,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 STEPS = 5
 """Of a profile."""
 Steps = dict[str, list[Any]]
-"""``step_ms``, ``busy_ms`` and ``exposed`` of each step: see :func:`read_steps`."""
-NO_STEPS: Steps = {"step_ms": [], "busy_ms": [], "exposed": []}
+"""``step_ms``, ``busy_ms``, ``compute_ms`` and ``collectives`` of each step: see :func:`read_steps`."""
+NO_STEPS: Steps = {"step_ms": [], "busy_ms": [], "compute_ms": [], "collectives": []}
 """What an arm on a CPU says."""
 MARKER = "spin_kernel"
 """The kernel of ``torch.cuda._sleep``, which nothing in a training step launches: it marks where each step ends."""
@@ -63,8 +63,8 @@ def _mark(times: int = 1) -> None:
 
 
 def read_steps(events: Sequence[TraceEvent]) -> Steps:
-    """Milliseconds of each step; of the time in which the GPU ran any of its kernels; and of what nothing hid of each
-    collective, with its kind, in their order.
+    """Milliseconds of each step; of the time in which the GPU ran any of its kernels; of that in which it ran any but
+    collectives; and of what nothing hid of each collective, with its kind, in their order.
 
     A mark ends a step and begins the next. Two marks with nothing between them begin or end an evaluation, whose time
     belongs to no step.
@@ -73,22 +73,23 @@ def read_steps(events: Sequence[TraceEvent]) -> Steps:
     steps: Steps = {name: [] for name in NO_STEPS}
     began: int | None = None
     wall = busy = 0
-    exposed: list[list[Any]] = []
+    collectives: list[list[Any]] = []
     evaluating = False
     for marks, grouped in groupby(kernels, key=lambda kernel: MARKER in kernel.name):
         group = list(grouped)
         if not marks:
             if not evaluating and began is not None:
                 busy += busy_time(group)
-                exposed += [[kind, alone / 1e6] for kind, alone in exposures(group)]
+                collectives += [[kind, alone / 1e6] for kind, alone in exposures(group)]
             continue
         if began is not None:
             wall += 0 if evaluating else group[0].start - began
             if len(group) % 2:
                 steps["step_ms"].append(wall / 1e6)
                 steps["busy_ms"].append(busy / 1e6)
-                steps["exposed"].append(exposed)
-                wall, busy, exposed = 0, 0, []
+                steps["compute_ms"].append(busy / 1e6 - sum(alone for _, alone in collectives))
+                steps["collectives"].append(collectives)
+                wall, busy, collectives = 0, 0, []
         evaluating ^= len(group) // 2 % 2 == 1
         began = group[-1].end
     return steps
