@@ -72,7 +72,10 @@ def reported(pytester):
 
 
 @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+# SIGHUP takes SIGTERM's way.
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.any_pytest), signal.SIGINT]
+)
 def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, options):
     session, pids = started(pytester, temporary, *options)
     session.send_signal(number)
@@ -85,6 +88,7 @@ def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, o
     assert left_in(temporary) == []
 
 
+@pytest.mark.any_pytest
 def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, temporary):
     session, pids = started(pytester, temporary)
     os.kill(session.pid, signal.SIGKILL)
@@ -97,6 +101,7 @@ def test_a_session_that_is_killed_leaves_the_report_of_what_was_known(pytester, 
     assert left_in(temporary) == []
 
 
+@pytest.mark.any_pytest
 def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_nothing(pytester, temporary):
     session, pids = started(pytester, temporary, "-n1")
     os.kill(session.pid, signal.SIGKILL)

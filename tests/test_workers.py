@@ -310,7 +310,11 @@ MORE_TESTS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("more", ["", MORE_TESTS], ids=["one test a case", "two"])
+@pytest.mark.parametrize(
+    "more",
+    # What the scheduler is told of a crash is the same with two tests a case.
+    [pytest.param("", id="one test a case", marks=pytest.mark.any_pytest), pytest.param(MORE_TESTS, id="two")],
+)
 def test_a_worker_that_crashes_takes_no_test_with_it_and_nobody_waits(host, pytester, monkeypatch, workers, more):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makepyfile(CRASHES + more)
