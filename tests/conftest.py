@@ -86,6 +86,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "pytester" in item.fixturenames and item.get_closest_marker("any_pytest") is None:
             item.add_marker("inner_pytest")
+    # The longest, and two processes each: at the end they would run beside each other, or one alone.
+    items.sort(key=lambda item: item.path.name != "test_zero3.py")
 
 
 @pytest.fixture(autouse=True)

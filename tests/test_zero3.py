@@ -10,7 +10,6 @@ from importlib.util import find_spec
 import pytest
 
 from helpers.ranks import micro, own
-from pytest_fp8 import Case
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -59,18 +58,22 @@ def test_nothing_is_compiled_for_it(monkeypatch, tmp_path):
 
 
 def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path):
-    case = Case("tiny", "torchao", "tensorwise", emulated=True, gpus=2, parallel="zero3", compile=False)
+    """Of tiny's 39 tensors, sketches alone took 7 s."""
+
+    def build():
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(32, 4096), nn.GELU(), nn.Linear(4096, 32), nn.GELU(), nn.Linear(32, 32))
+
     arm = RankedProcess(2, fork=True)
     try:
-        arm.build(ArmSpec(case, "cpu", threads=1))
+        arm.build(own("zero3", build=build))
         arm.request("curve", seed=0, steps=2)
         parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
-        assert unship(arm.request("call", function=parted)) == 12, "the others are below DeepSpeed's threshold"
+        assert unship(arm.request("call", function=parted)) == 2, "the others are below DeepSpeed's threshold"
         seen = arm.request("numerics", moved=True)
-        name = "model.layers.0.mlp.down_proj.weight"
-        assert seen["moved"]["sketches"][name] != seen["gradients"]["sketches"][name], (
-            "moved weights are those in parts"
-        )
+        moved, before = seen["moved"]["sketches"], seen["gradients"]["sketches"]
+        assert moved["2.weight"] != before["2.weight"], "moved weights are those in parts"
         arm.request("curve", seed=0, steps=2)
         for store in ("safetensors", "dcp"):
             folder = str(tmp_path / store)
