@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,42 +86,32 @@ def test_what_ended_while_it_imported_is_not_waited_for(pair, importing, clock, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [ArmProcess, lambda: RankedProcess(2)], ids=["one process", "ranks"])
-def test_a_process_says_when_it_has_its_libraries(start):
-    process = start()
+def test_a_process_says_when_it_has_its_libraries():
+    process = ArmProcess()
     try:
         assert not process.has_imported
         deadline = time.monotonic() + 60
         while not process.has_imported and time.monotonic() < deadline:
             time.sleep(0.05)
         assert process.alive
-        assert process.has_imported
-    finally:
-        process.close()
-    assert process.has_imported, "one that has ended imports nothing"
-
-
-@pytest.mark.slow
-def test_ranks_have_their_libraries_when_each_has(monkeypatch):
-    process = RankedProcess(2)
-    try:
-        one, other = process.ranks
-        have = {one: True, other: False}
-        monkeypatch.setattr(ArmProcess, "has_imported", property(have.__getitem__))
-        assert not process.has_imported
-        have[other] = True
-        assert process.has_imported
-    finally:
-        process.close()
-
-
-@pytest.mark.slow
-def test_who_has_its_libraries_keeps_them_when_its_folder_is_deleted():
-    process = ArmProcess()
-    try:
-        (process.folder / IMPORTED).touch()
-        assert process.has_imported
         (process.folder / IMPORTED).unlink()
-        assert process.has_imported
+        assert process.has_imported, "who has them keeps them when the folder is deleted"
     finally:
         process.close()
+
+
+def test_a_process_that_ended_imports_nothing():
+    process = ArmProcess()
+    process.close()
+    assert process.has_imported
+
+
+def test_ranks_have_their_libraries_when_each_has(monkeypatch):
+    ranks = [SimpleNamespace(has_imported=has, temporary="", close=lambda: None) for has in (True, False)]
+    coming = iter(ranks)
+    monkeypatch.setattr("pytest_fp8.arms.ranks.ArmProcess", lambda *_: next(coming))
+    process = RankedProcess(2)
+    assert not process.has_imported
+    ranks[1].has_imported = True
+    assert process.has_imported
+    process.close()
