@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 
 from pytest_fp8.worker.answers.busy import NO_STEPS, read_steps
+from pytest_fp8.worker.answers.timing import no_collections
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
 from pytest_fp8.worker.watch.wire import exposures
 
@@ -79,6 +81,19 @@ def test_what_nothing_hides_is_busy_time_without_other_kernels():
 def test_an_evaluation_belongs_to_no_step(marks):
     found = read_steps(kernels(*marks))
     assert found == {"step_ms": [5, 4], "busy_ms": [5, 4], "compute_ms": [5, 4], "collectives": [[], []]}
+
+
+def test_no_garbage_is_collected_while_steps_are_timed_or_profiled_and_again_afterwards():
+    seen = []
+
+    def step():
+        with no_collections():
+            seen.append(gc.isenabled())
+            raise ValueError("a step")
+
+    with pytest.raises(ValueError, match="a step"):
+        step()
+    assert [*seen, gc.isenabled()] == [False, True]
 
 
 def test_without_kernels_there_is_no_step():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.worker.answers.timing import no_collections
 from pytest_fp8.worker.watch.profile import plain_events
 from pytest_fp8.worker.watch.trace import TraceEvent, busy_time
 from pytest_fp8.worker.watch.wire import exposures
@@ -36,13 +37,14 @@ def busy_steps(engine: Engine, steps: int = STEPS) -> Steps:
     other as in training, so that the GPU has training's clocks and the launch queue is full.
     """
     batches = engine.timing_batches
-    engine.step(batches[-1])
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        _mark()
-        for index in range(steps):
-            engine.step(batches[index % len(batches)], marked_evaluation)
+    with no_collections():
+        engine.step(batches[-1])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             _mark()
-        torch.cuda.synchronize()
+            for index in range(steps):
+                engine.step(batches[index % len(batches)], marked_evaluation)
+                _mark()
+            torch.cuda.synchronize()
     return read_steps(plain_events(profiler))
 
 

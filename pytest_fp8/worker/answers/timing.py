@@ -22,16 +22,23 @@ def timed_blocks(
     often torch.compile compiled code in them.
 
     ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
-    Python's garbage collector is off meanwhile: its full passes come every few steps and would count as one arm's time.
     """
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collections():
         for index in range(dropped):
             step(batches[-1 - index % len(batches)], nullcontext)
         before = compiled_frames()
         milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
         return {"milliseconds": milliseconds, "compilations": compiled_frames() - before}
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python's garbage collector is off inside the block: its full passes come every few steps, and would count as one
+    arm's time, or as one rank's for which the others wait."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
 
