@@ -244,6 +244,8 @@ def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gate
         (ONE_GPU, {"bf16_wire_ms": [9.0]}, MEASUREMENT, False),
         (MEASUREMENT, {"bf16_wire_ms": [9.0]}, 0, True),
         (ONE_GPU - 1, {}, ONE_GPU, True),
+        (MEASUREMENT + 1, {}, MEASUREMENT + 1, True),
+        (MEASUREMENT + 1, {"bf16_wire_ms": [9.0]}, MEASUREMENT + 1, True),
     ],
 )
 def test_busy_times_of_several_gpus_with_waits_in_them_are_not_compared_with(number, more, moved, busy):

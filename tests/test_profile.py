@@ -127,7 +127,7 @@ def kernel(start, end):
     ids=["none", "one", "a pause", "two streams", "one within another", "as they come"],
 )
 def test_the_gpu_is_busy_while_any_kernel_runs(kernels, busy):
-    assert kernel_times({}, kernels)["busy"] == busy
+    assert kernel_times({}, kernels, [])["busy"] == busy
 
 
 def test_the_rest_is_what_runs_beside_no_product():

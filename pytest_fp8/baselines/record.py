@@ -23,7 +23,7 @@ from pytest_fp8.baselines.strict import (
     record,
     words,
 )
-from pytest_fp8.measurement import MEASUREMENT, ONE_GPU, moved_by
+from pytest_fp8.measurement import MEASUREMENT, NO_WAITS, moved_by
 
 SCHEMA = 2
 MAX_SESSIONS = 8
@@ -59,16 +59,20 @@ class StoredSession:
         return content if self.unfit else {name: value for name, value in content.items() if name != "unfit"}
 
     @property
+    def several(self) -> bool:
+        """Whether it has an account of several GPUs. Without one, their sessions have nothing taken otherwise."""
+        return "bf16_wire_ms" in self.metrics
+
+    @property
     def moved_by(self) -> int:
-        """See :func:`~pytest_fp8.measurement.moved_by`. Sessions of several GPUs with an account have the time of their
-        wire in it; others have nothing that is taken otherwise there."""
-        return moved_by(self.measurement, several="bf16_wire_ms" in self.metrics)
+        """See :func:`~pytest_fp8.measurement.moved_by`."""
+        return moved_by(self.measurement, self.several)
 
     @property
     def figures(self) -> Mapping[str, Sequence[Any]]:
         """The metrics to compare with. Busy times of several GPUs once had waits for late hosts in them, as chance
         would have it: 1.08x and 1.20x in two processes whose step times said 1.20x."""
-        waits = self.moved_by > ONE_GPU
+        waits = self.several and self.measurement < NO_WAITS
         return {name: values for name, values in self.metrics.items() if not (waits and name in BUSY)}
 
     @property

@@ -7,7 +7,7 @@ products go through no torch operator: ``te_products.py`` marks them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -182,9 +182,7 @@ def scaled_finder(host: list[TraceEvent]) -> Callable[[TraceEvent], bool]:
     return wraps_scaled
 
 
-def kernel_times(
-    spent: dict[str, int], kernels: list[TraceEvent], rest: Collection[TraceEvent] = ()
-) -> dict[str, float]:
+def kernel_times(spent: dict[str, int], kernels: list[TraceEvent], rest: list[TraceEvent]) -> dict[str, float]:
     """Milliseconds of one step by kind of kernel. ``busy``: time in which the GPU ran any kernel; a step that takes
     longer waits for the host. ``rest``: in which it ran kernels of the ``rest`` and of no other kind; what casts before
     a gather runs beside products under FSDP2, and what passes beside them is theirs."""
