@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from helpers.fakes import H100, FakeProcess, install
+from helpers.pairs import live_pair
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.coroutines import NAME
-from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.session_plan import plan_session
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
@@ -289,12 +288,8 @@ def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, mo
 
 @pytest.fixture
 def pair(monkeypatch):
-    install(monkeypatch, H100)
-    pool = ArmPool(H100)
-    made = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
-    made.start()
-    yield made
-    pool.close()
+    with live_pair(monkeypatch, H100, Case("8b", "torchao", "tensorwise")) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.fakes import H200, FakeProcess, install
+from helpers.fakes import H200, FakeProcess
+from helpers.pairs import live_pair
 from pytest_fp8 import Case
-from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import IMPORTED, ArmProcess
 from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spares import IMPORT_SECONDS
@@ -36,12 +35,8 @@ def importing(monkeypatch, clock):
 
 @pytest.fixture
 def pair(monkeypatch):
-    install(monkeypatch, H200)
-    pool = ArmPool(H200)
-    pair = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    pair.start()
-    yield pair
-    pool.close()
+    with live_pair(monkeypatch, H200, Case("1b", "torchao", "tensorwise")) as pair:
+        yield pair
 
 
 def waiting():

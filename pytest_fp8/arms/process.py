@@ -94,9 +94,9 @@ class ArmProcess:
                 self._process = ForkedProcess(theirs, self.log, backend, {**env, **(variables or {})})
             else:
                 python = environment.python if environment is not None else sys.executable
-                said = str(theirs.fileno()), str(os.getpid()), backend, str(self.folder / IMPORTED)
+                arguments = str(theirs.fileno()), str(os.getpid()), backend, str(self.folder / IMPORTED)
                 self._process = subprocess.Popen(
-                    [python, "-m", "pytest_fp8.worker.main", *said],
+                    [python, "-m", "pytest_fp8.worker.main", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
