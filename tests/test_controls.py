@@ -17,7 +17,7 @@ import pytest
 from control_runner import ControlRunner, SmallArms
 from controls.catalogue import CATALOGUE
 from controls.control import ANYWHERE, GPU
-from helpers.fakes import H200, FakeProcess, install
+from helpers.fakes import H200, FakeProcess, install, timed
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -151,7 +151,7 @@ class BrokenProcess(FakeProcess):
         slower = FACTORS.get(self.control, 1.0)
         base = BF16_MS / (stored_speedup(self.spec.case.recipe) if self.is_fp8 else 1.0)
         times = [base * slower * float(1 + self.noise.normal(0, 0.002)) for _ in range(count)]
-        return {"milliseconds": times, "compilations": count * (self.control == "compiled-in-blocks")}
+        return timed(times, count * (self.control == "compiled-in-blocks"))
 
     def layers(self):
         found = super().layers()

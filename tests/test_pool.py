@@ -108,7 +108,7 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
     timer = BlockTimer(pair)
     timing = timing_of(pair, timer, 0)
     assert [len(timing.bf16[0]), len(timing.fp8[0])] == [12, 12]
-    assert len(timer.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
+    assert len(timer.beside.states) == 3, "after each half of the reference's blocks, and after all of FP8's"
     assert len(alive) == 1
     assert world.built[:3] == ["8b-bf16", "8b-torchao-tensorwise", "8b-bf16"]
     pool.close()
@@ -121,7 +121,7 @@ def test_the_gpu_is_looked_at_once_per_abba_block(world):
     pair.start()
     timer = BlockTimer(pair)
     timing = timing_of(pair, timer, 0)
-    assert len(timing.fp8[0]) == 2 * len(timer.states) == 12
+    assert len(timing.fp8[0]) == 2 * len(timer.beside.states) == 12
     pool.close()
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from helpers.fakes import H200, FakeProcess, install
+from helpers.fakes import H200, FakeProcess, install, timed
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -103,7 +103,7 @@ class PowerLimited(FakeProcess):
             times.append(sum(base * (first if x else 1.0) for x in early) / steps)
             done += steps * base
         noisy = [float(time * math.exp(self.noise.normal(0, 0.002))) for time in times]
-        return {"milliseconds": noisy, "compilations": 0}
+        return timed(noisy)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ class ReferenceDrifts(FakeProcess):
         late = dropped * base > 1000
         times = [base * (1.0 if late or index else 1 - drifts) for index in range(count)]
         noisy = [float(time * math.exp(self.noise.normal(0, 0.001))) for time in times]
-        return {"milliseconds": noisy, "compilations": 0}
+        return timed(noisy)
 
 
 @pytest.mark.parametrize("settled", [True, False, None])
@@ -237,7 +237,7 @@ def test_compilations_in_blocks_are_counted_and_those_before_are_not(pool, monke
     counts = iter([7] * 3 + [1] * 100)  # the rough step and both arms' first turns, then those that count
 
     def blocks(self, count, steps, dropped):
-        return {"milliseconds": [100.0] * count, "compilations": next(counts)}
+        return timed([100.0] * count, next(counts))
 
     monkeypatch.setattr(PowerLimited, "blocks", blocks)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
@@ -338,7 +338,7 @@ class LateWaiting(Waiting):
 
     def blocks(self, count, steps, dropped):
         waits = len(self.world.built) // 2 in self.slow
-        return {"milliseconds": [100.0 if waits else self.works + 1] * count, "compilations": 0}
+        return timed([100.0 if waits else self.works + 1] * count)
 
     def busy(self, steps):
         return {**super().busy(steps), "step_ms": [self.works + 1] * steps}

@@ -83,12 +83,12 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
     said = provenance(ROOT, pool.gpu.describe(), reason)
     taken: list[dict[str, Any]] = []
     for index in range(processes):
-        build_before, states_before = pool.stopwatch.by_operation.get(BUILD, 0.0), len(timer.states)
+        build_before, states_before = pool.stopwatch.by_operation.get(BUILD, 0.0), len(timer.beside.states)
         started = time.monotonic()
         if index == 0:
             arms.start()
         timer.measure(index + 1, blocks)
-        states = timer.states[states_before:]
+        states = timer.beside.states[states_before:]
         taken.append(
             {
                 "bf16": timer.reference[index],

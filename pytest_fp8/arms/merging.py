@@ -253,7 +253,11 @@ def _resumed(answers: Sequence[Answer]) -> Any:
 
 def _blocks(answers: Sequence[Answer]) -> Any:
     times = zip(*(answer["milliseconds"] for answer in answers), strict=True)
-    return {"milliseconds": list(map(max, times)), "compilations": max(answer["compilations"] for answer in answers)}
+    return {
+        "milliseconds": list(map(max, times)),
+        "compilations": max(answer["compilations"] for answer in answers),
+        "host": largest([answer["host"] for answer in answers]),
+    }
 
 
 def _memory(answers: Sequence[Answer]) -> Any:

@@ -188,7 +188,7 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, Any] = ({}, {})) -> SidesEvidence:
-    disturbed = [*timer.throttles, *(f"process {pid}" for pid in timer.strangers)]
+    disturbed = [*timer.beside.throttles, *(f"process {pid}" for pid in timer.beside.strangers)]
     return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
 
 

@@ -101,6 +101,11 @@ class World:
     """(``base`` or ``head``, ``fp8`` or ``bf16``) -> how much longer that arm's step takes, as a fraction."""
 
 
+def timed(milliseconds: list[float], compilations: int = 0, **host: float) -> dict[str, Any]:
+    """What an arm says of its blocks."""
+    return {"milliseconds": milliseconds, "compilations": compilations, "host": host}
+
+
 class FakeProcess:
     """Stands in for ``ArmProcess``."""
 
@@ -284,7 +289,7 @@ class FakeProcess:
         times = [
             float(base * np.exp(self.noise.normal(0, 0.002) + held_up * self.noise.random())) for _ in range(count)
         ]
-        return {"milliseconds": times, "compilations": 0}
+        return timed(times)
 
     def memory(self) -> dict[str, Any]:
         peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30

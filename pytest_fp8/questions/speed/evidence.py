@@ -11,6 +11,7 @@ from statistics import median
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
+from pytest_fp8.questions.speed.host import Host
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
@@ -28,6 +29,8 @@ class TimingEvidence:
     """Process ids of others that used the GPU."""
     clocks: Sequence[int] = ()
     """SM clocks seen, in MHz."""
+    host: Host = field(default_factory=Host)
+    """What its processors did meanwhile."""
     bf16_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Attention operator -> kernels that it launched."""
     fp8_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -108,12 +111,14 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
         if fresh:
             timer.busy.append(_busy(arms, timer, gpu_step(bf16), gpu_step(fp8)))
+    beside = timer.beside
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],
         fp8=[list(x) for x in timer.other],
-        throttles=timer.throttles,
-        strangers=timer.strangers,
-        clocks=timer.clocks,
+        throttles=beside.throttles,
+        strangers=beside.strangers,
+        clocks=beside.clocks,
+        host=beside.host,
         bf16_attention=bf16.attention,
         fp8_attention=fp8.attention,
         bf16_cudnn=arms.bf16.facts["cudnn"],
@@ -123,7 +128,7 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         fp8_gpu=gpu_step(fp8),
         bf16_busy=[bf16 for bf16, _ in timer.busy],
         fp8_busy=[fp8 for _, fp8 in timer.busy],
-        compilations=dict(timer.compilations),
+        compilations=dict(beside.compilations),
         waited=timer.waited,
     )
 

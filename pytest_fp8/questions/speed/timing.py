@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.arms import Arm, TwoArms
+from pytest_fp8.questions.speed.beside import Beside
 from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.rules.statistics import sample_sd
 
@@ -69,11 +68,7 @@ class BlockTimer:
         """Whether busy times are asked of every process, whether an arm waits for its host or not."""
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
-        self.compilations: dict[str, int] = {}
-        """Arm -> how often its code was compiled in blocks that count."""
-        self.states: list[Conditions] = []
-        """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after
-        each of the three turns."""
+        self.beside = Beside()
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
 
@@ -84,11 +79,12 @@ class BlockTimer:
         while len(self.other) < processes:
             if self.other:
                 self.arms.renew()
-            states, compilations = list(self.states), dict(self.compilations)
+            before = self.beside.copy()
             reference, other = self._pair(blocks)
-            if not self._again and any(state.throttles or state.strangers for state in self.states[len(states) :]):
+            new = self.beside.states[len(before.states) :]
+            if not self._again and any(state.throttles or state.strangers for state in new):
                 # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
-                self._again, self.states, self.compilations = True, states, compilations
+                self._again, self.beside = True, before
                 reference, other = self._pair(blocks)
             self.reference.append(reference)
             self.other.append(other)
@@ -125,8 +121,7 @@ class BlockTimer:
         turns.settling = math.ceil(SETTLING_MS / step)
         turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
         # What was seen beside blocks that are taken again says nothing of those that count.
-        self.states.clear()
-        self.compilations.clear()
+        self.beside.clear()
         return True
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
@@ -171,8 +166,7 @@ class BlockTimer:
         if tight:
             arm.request("park")
         if counts:
-            name = "reference" if arm is self.arms.reference else "FP8"
-            self.compilations[name] = self.compilations.get(name, 0) + found["compilations"]
+            self.beside.turn("reference" if arm is self.arms.reference else "FP8", found)
         times: list[float] = found["milliseconds"]
         return times
 
@@ -180,7 +174,7 @@ class BlockTimer:
         """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
         state = self.arms.conditions()
         if state is not None:
-            self.states.append(state)
+            self.beside.states.append(state)
 
     def steps_per_block(self) -> int:
         """Training steps in one block of either arm."""
@@ -201,24 +195,6 @@ class BlockTimer:
     def _dropped(self, tight: bool) -> int:
         return max(dropped_steps(tight), self._turns().settling)
 
-    # -- what was seen beside the times ---------------------------------------------------------------------------
-
-    @property
-    def throttles(self) -> list[str]:
-        """Reasons why the clocks were throttled, each with the number of readings that gave it."""
-        seen = Counter(word for state in self.states for word in state.throttles)
-        return [f"{word} in {count} of {len(self.states)} readings" for word, count in sorted(seen.items())]
-
-    @property
-    def strangers(self) -> list[int]:
-        """Process ids of others that used the GPU."""
-        return sorted({pid for state in self.states for pid in state.strangers})
-
-    @property
-    def clocks(self) -> list[int]:
-        """SM clocks in MHz, in order of size."""
-        return sorted({state.clock for state in self.states})
-
     def settings(self) -> dict[str, Any]:
         """How the blocks were taken: plain data."""
         return {
@@ -228,13 +204,11 @@ class BlockTimer:
         }
 
     def recording(self) -> dict[str, Any]:
-        """Every timed block with the GPU's state around it: plain data, to which ``benchmarks/gate`` fits its noise."""
+        """Every timed block with what was seen beside it: plain data, to which ``benchmarks/gate`` fits its noise."""
         return {
             **self.settings(),
             "processes": [{"bf16": b, "fp8": f} for b, f in zip(self.reference, self.other, strict=True)],
-            "clocks_mhz": [state.clock for state in self.states],
-            "throttles": self.throttles,
-            "strangers": len(self.strangers),
+            **self.beside.recording(),
         }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.questions.layers.products import EVALUATION
+from pytest_fp8.worker.watch import processors
 from pytest_fp8.zoo.training import Phase
 
 
@@ -19,16 +20,17 @@ def timed_blocks(
     step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
 ) -> dict[str, Any]:
     """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
-    often torch.compile compiled code in them.
+    often torch.compile compiled code in them; and ``host``, what its processors did from the first dropped step on.
 
     ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
     """
-    with no_collections():
+    with no_collections(), processors.watched() as host:
         for index in range(dropped):
             step(batches[-1 - index % len(batches)], nullcontext)
         before = compiled_frames()
         milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
-        return {"milliseconds": milliseconds, "compilations": compiled_frames() - before}
+        compilations = compiled_frames() - before
+    return {"milliseconds": milliseconds, "compilations": compilations, "host": host()}
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+"""What keeps the host's processors from an arm's threads: machines on the same hardware, and other processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+USER, NICE, SYSTEM, INTERRUPTS, SOFT_INTERRUPTS, STOLEN = 0, 1, 2, 5, 6, 7
+"""Columns of the line ``cpu`` in ``/proc/stat``, after its name: see proc(5)."""
+
+
+class Reading(NamedTuple):
+    """Seconds, each since some moment of its own."""
+
+    wall: float
+    used: float
+    """In which the machine's processors worked; all of them together."""
+    stolen: float
+    """In which they had work, and the hypervisor ran other machines."""
+    waited: float
+    """In which threads of this process could have run, and other threads had their processor; all together."""
+
+
+def read(proc: Path = Path("/proc")) -> Reading:
+    """What Linux says now; zeros where it says nothing, as in some sandboxes."""
+    ticks = [0] * 10
+    try:
+        told = (proc / "stat").read_text().split("\n", 1)[0].split()
+        ticks[: len(told) - 1] = map(int, told[1:])
+    except (OSError, ValueError):
+        pass
+    second = os.sysconf("SC_CLK_TCK")
+    used = sum(ticks[column] for column in (USER, NICE, SYSTEM, INTERRUPTS, SOFT_INTERRUPTS))
+    waited = sum(_waited(task / "schedstat") for task in _listed(proc / "self" / "task"))
+    return Reading(time.monotonic(), used / second, ticks[STOLEN] / second, waited / 1e9)
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], dict[str, float]]]:
+    """A function that gives, once the block is over, the seconds it took and those of a :class:`Reading` in them."""
+    found: dict[str, float] = {}
+    before = read()
+    yield lambda: found
+    after = read()
+    # A thread that ended meanwhile takes its waits along.
+    found |= {name: max(0.0, getattr(after, name) - getattr(before, name)) for name in Reading._fields}
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _waited(schedstat: Path) -> int:
+    """Nanoseconds; the second of three numbers, see Documentation/scheduler/sched-stats.rst of Linux."""
+    try:
+        return int(schedstat.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
