@@ -17,7 +17,7 @@ from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pa
 from pytest_fp8.items import case_of, in_order, paired, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
-from pytest_fp8.session_end import finish, origin_of
+from pytest_fp8.session_end import finish
 from pytest_fp8.unasked import FIXTURES, complain, refuse_mark_of_param, unread_mark, unused_pair
 from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
@@ -186,7 +186,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if session.is_worker:
             report.fp8_ledger = ledger.to_json()
         else:
-            session.interim.write(ledger, session.settings.report_dir, lambda: origin_of(session))
+            session.save(news=True)
     if report.when == "call":
         from pytest_fp8.report.formats import properties, told_verdict
 
@@ -214,7 +214,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if node is not None and (learned := report.__dict__.pop("fp8_ledger", None)) is not None:
         mine = node.config.stash[SESSION]
         mine.interim.told[node.gateway.id] = learned
-        mine.interim.write(mine.ledger, mine.settings.report_dir, lambda: origin_of(mine))
+        mine.save(news=True)
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:

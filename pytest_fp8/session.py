@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from pytest_fp8.report.interim import Interim
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pytest_fp8.arms.arm import Arm
     from pytest_fp8.arms.pair import PairArms
@@ -218,8 +219,24 @@ class Session:
             from pytest_fp8.gpu import detect
 
             self._pool = ArmPool(detect()[0])
-            self._pool.stopwatch.tell = self.progress.waiting if self.progress is not None else None
+            self._pool.stopwatch.tell = self._waiting
         return self._pool
+
+    @contextlib.contextmanager
+    def _waiting(self, arm: str, what: str) -> Iterator[None]:
+        """An arm is waited for while the block runs. That may take long: what is known by then is on disk."""
+        self.save()
+        with self.progress.waiting(arm, what) if self.progress is not None else contextlib.nullcontext():
+            yield
+
+    def save(self, news: bool = False) -> None:
+        """Write the report of what is known so far. ``news``: a test has ended."""
+        self.interim.news |= news
+        if not self.is_worker:
+            from pytest_fp8.session_end import origin_of
+
+            settings = self.settings
+            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, lambda: origin_of(self))
 
     def before(self, test: pytest.Item) -> None:
         """One that asks no arms may use the GPU itself: nothing is built beside it."""

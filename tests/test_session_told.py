@@ -7,11 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.baselines import ORIGIN
 from helpers.fakes import H200, SUITE, install
+from pytest_fp8.cli import main
+from pytest_fp8.options import Settings
 from pytest_fp8.report.files import write_report
+from pytest_fp8.report.interim import LEAST_SECONDS
 from pytest_fp8.report.known import note_failure
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.reading import read_report
+from pytest_fp8.session import Session
+from pytest_fp8.verdicts import Decision, Verdict
 
 OUTCOMES = ("passed", "failed", "skipped")
 ONE = """
@@ -158,3 +164,73 @@ def test_a_report_from_before_the_end_says_that_it_is_not_finished(pytester, mon
     _, report, _ = run(pytester, "--fp8-gpu=h200")
     assert report["finished"] is True
     assert json.loads((pytester.path / "seen.json").read_text())["finished"] is False
+
+
+TWO = """
+    import os, pathlib, signal
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise")])
+    def test_done(fp8_pair):
+        fp8_pair.assert_layers()
+        fp8_pair.assert_memory()
+
+    @pytest.mark.fp8(cases=[Case("tiny", "torchao", "tensorwise")])
+    def test_under_way(fp8_pair):
+        fp8_pair.assert_layers()
+        {then}
+"""
+DONE, UNDER_WAY = (f"out/candidates/h200/tiny-torchao-{recipe}.json" for recipe in ("rowwise", "tensorwise"))
+
+
+def test_a_case_that_is_done_has_its_candidate_while_others_run(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_fp8.report.interim.MOST_SHARE", 1e9)
+    look = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*.json')))"
+    copy = "__import__('shutil').copytree('out', 'killed')"
+    pytester.makepyfile(TWO.format(then=f"{look}; {copy}"))
+    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200").ret == 0
+    assert sorted((pytester.path / "seen").read_text().split()) == ["report.json", "tiny-torchao-rowwise.json"]
+    assert (pytester.path / DONE).exists()
+    assert (pytester.path / UNDER_WAY).exists()
+    # What a machine that went away then would have left, stored as it says.
+    code = main(["baselines", "promote", "killed/candidates", "--dir", "baselines", "--reason", "first"])
+    assert code == 0
+    assert [path.name for path in (pytester.path / "baselines/h200").glob("tiny*")] == ["tiny-torchao-rowwise.json"]
+
+
+def test_an_earlier_sessions_candidates_are_gone_once_this_one_has_an_answer(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_fp8.report.interim.MOST_SHARE", 1e9)
+    pytester.makepyfile(TWO.format(then="pass"))
+    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200").ret == 0
+    seen = "pathlib.Path('seen').write_text(' '.join(path.name for path in pathlib.Path('out').rglob('*')))"
+    pytester.makepyfile(TWO.format(then=seen))
+    assert pytester.runpytest("--fp8-report-dir=out", "--fp8-gpu=h200").ret == 0
+    told = (pytester.path / "seen").read_text().split()
+    assert not {"tiny-torchao-tensorwise.json", "summary.md"} & set(told)
+    assert "tiny-torchao-rowwise.json" in told
+
+
+def test_what_ended_a_moment_after_a_report_is_written_when_an_arm_is_waited_for(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("pytest_fp8.report.interim.time.monotonic", lambda: now[0])
+    session = Session(Settings(report_dir=tmp_path, baseline_dir=tmp_path / "baselines"), tmp_path, is_worker=False)
+    session.interim.origin = ORIGIN
+    known = []
+    for name in ("one", "two", "three"):
+        session.ledger.note(session.ledger.row(name, name), "memory", Decision("memory", Verdict.PASS, "0.9x"))
+        session.save(news=True)
+        known.append(set(read_report(tmp_path)["entries"]))
+        now[0] += 0.1
+    assert known == [{"one"}] * 3, "not after each test"
+    now[0] += LEAST_SECONDS
+    with session.pool().stopwatch.clock("an arm", "blocks"):
+        assert set(read_report(tmp_path)["entries"]) == {"one", "two", "three"}
+    (tmp_path / "report.json").unlink()
+    now[0] += LEAST_SECONDS + 1
+    with session.pool().stopwatch.clock("an arm", "blocks"):
+        assert not (tmp_path / "report.json").exists(), "nothing new"

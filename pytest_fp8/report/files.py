@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,14 +143,19 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_candidates(ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any]) -> list[str]:
-    """Write a candidate per measured case; gives notes about the cases that have none. Raises :class:`BaselineError`.
+def write_candidates(
+    ledger: Ledger, folder: Path, baselines: Path, origin: Mapping[str, Any], of: Container[str] | None = None
+) -> list[str]:
+    """Write a candidate per measured case; gives notes about the cases that have none. ``of``: of these cases alone.
+    Raises :class:`BaselineError`.
 
     There is none where one case's name stood for several models, which would overwrite each other, and where a figure
     is not finite, as the loss of a model that diverged.
     """
     notes, errors = [], []
     for name, entry in ledger.entries.items():
+        if of is not None and name not in of:
+            continue
         if entry.metrics and (entry.namesakes or not_finite(entry)):
             notes.append(f"no candidate of {name}: {why_not_stored(ledger, name, baselines)}")
         elif entry.metrics:
