@@ -154,7 +154,9 @@ def test_a_speedup_that_its_own_step_times_deny_is_refused(stored):
         read(stored)
 
 
-@pytest.mark.parametrize(("count", "beyond", "agrees"), [(3, 0.012, True), (3, 0.03, False), (8, 0.012, False)])
+@pytest.mark.parametrize(
+    ("count", "beyond", "agrees"), [(3, 0.047, True), (3, 0.06, False), (8, 0.038, True), (8, 0.047, False)]
+)
 def test_medians_of_few_blocks_may_lie_farther_beyond_them(count, beyond, agrees):
     blocks = [0.1 + 0.01 * index / (count - 1) for index in range(count)]
     taken = {"speedup": [blocks], "bf16_ms": [100.0 * math.exp(0.11 + beyond)], "fp8_ms": [100.0]}
