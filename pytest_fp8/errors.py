@@ -44,6 +44,10 @@ class SettingsError(Fp8Error):
     """An option, marker argument or environment variable that is wrong."""
 
 
+OUT_OF_MEMORY = "out of memory"
+"""The kind of the error of an arm that the GPU has no room for, alone or beside another."""
+
+
 class ArmError(Fp8Error):
     """An arm's process raised, hung, ran out of memory or died. ``kind`` says which."""
 

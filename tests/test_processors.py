@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pytest_fp8.questions.speed.host import Host
+from pytest_fp8.questions.speed.host import Turn, scattered
 from pytest_fp8.worker.watch import processors
 
 SECOND = os.sysconf("SC_CLK_TCK")
@@ -57,12 +57,22 @@ def test_a_thread_that_is_kept_from_its_processor_is_seen():
         os.sched_setaffinity(0, mine)
     found = host()
     assert 0.2 * found["wall"] < found["waited"] < found["wall"]
-    assert Host(**found).waited_share > 0.2
 
 
-def test_shares_are_of_what_was_asked_for():
-    quiet = Host(wall=10.0, used=20.0)
-    assert (quiet.stolen_share, quiet.waited_share) == (0.0, 0.0)
-    held = quiet + Host(wall=10.0, used=16.0, stolen=4.0, waited=2.0)
-    assert (held.stolen_share, held.waited_share) == (0.1, 0.1)
-    assert (Host().stolen_share, Host().waited_share) == (0.0, 0.0)
+def test_blocks_that_scatter_are_told_with_what_is_known_of_their_host():
+    bf16, fp8 = [[100.0, 101.0, 99.0, 100.0]], [[80.0, 95.0, 81.0, 99.0]]
+    turns = [Turn("FP8", ahead=0.003, wall=1.0, used=2.0), Turn("BF16", ahead=0.05, wall=1.0, used=2.0, stolen=1.0)]
+    arm, said = scattered(bf16, fp8, turns)
+    assert arm == "FP8"
+    assert said == (
+        "FP8's blocks 80.0 to 99.0 ms a step, BF16's blocks 99.0 to 101.0 ms a step; "
+        "its host was 3 ms ahead of the GPU when a turn ended (median of 1)"
+    )
+    held = [*turns, Turn("FP8", ahead=0.001, wall=1.0, used=1.7, stolen=0.3, waited=0.1)]
+    assert scattered(bf16, fp8, held)[1].endswith(
+        "its host was 2 ms ahead of the GPU when a turn ended (median of 2); 8% of the processor time asked for went "
+        "to other virtual machines; its threads waited 5% of the time for a processor that others had"
+    )
+    assert scattered(fp8, bf16, held)[0] == "BF16", "of the arm that scatters"
+    assert scattered(bf16, bf16, held) == ("", "")
+    assert scattered(bf16, fp8, [])[1] == said.partition(";")[0], "an older recording knows nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.errors import ArmError
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -98,7 +98,7 @@ def too_large(error: ArmError, case: Case, gpu: Gpu) -> ArmError:
     """The error of an arm that ran out of memory alone on this GPU, as :data:`peak_bytes` says it must; any other error
     as it is."""
     needed = peak_bytes(case)
-    if error.kind != "out of memory" or needed <= gpu.memory:
+    if error.kind != OUT_OF_MEMORY or needed <= gpu.memory:
         return error
     over = OVER_BF16.get(case.backend)
     return ArmError(

@@ -255,7 +255,8 @@ def _blocks(answers: Sequence[Answer]) -> Any:
     times = zip(*(answer["milliseconds"] for answer in answers), strict=True)
     return {
         "milliseconds": list(map(max, times)),
-        "compilations": max(answer["compilations"] for answer in answers),
+        **{what: max(answer[what] for answer in answers) for what in ("compilations", "retries")},
+        "ahead": min(answer["ahead"] for answer in answers),
         "host": largest([answer["host"] for answer in answers]),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -16,6 +16,7 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.gpu import Conditions, conditions
 
 T = TypeVar("T")
@@ -79,14 +80,24 @@ class TwoArms:
 
     def once(self, what: str, ask: Callable[[], T]) -> T:
         """Evidence of these two arms: ``ask`` runs once, later calls give its answer."""
-        with self.pool.sequences.one():
-            answer: T = self.pool.residences.once(self._answers, what, ask)
-        return answer
+        return self._gathered(self._answers, what, ask)
 
     def shared(self, what: str, ask: Callable[[], T]) -> T:
         """The same for evidence of the reference alone, which all cases with this reference share."""
-        with self.pool.sequences.one():
-            answer: T = self.pool.residences.once(self.pool.cache, (self.reference.key, what), ask)
+        return self._gathered(self.pool.cache, (self.reference.key, what), ask)
+
+    def _gathered(self, cache: MutableMapping[Any, Any], key: Any, ask: Callable[[], T]) -> T:
+        """Evidence of one sequence; once more, from its start and with arms that take turns, where one of them ran out
+        of memory beside the other."""
+        whole = self.pool.sequences.current() is None
+        try:
+            with self.pool.sequences.one():
+                answer: T = self.pool.residences.once(cache, key, ask)
+        except ArmError as error:
+            if not whole or error.kind != OUT_OF_MEMORY or not self.pool.separate(self.reference, self.other):
+                raise
+            with self.pool.sequences.one():
+                answer = self.pool.residences.once(cache, key, ask)
         return answer
 
     def answered(self, what: str) -> bool:

@@ -25,7 +25,7 @@ from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
 from pytest_fp8.case import Case
-from pytest_fp8.errors import ArmError
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.gpu import Gpu
 
 if TYPE_CHECKING:
@@ -133,8 +133,12 @@ class ArmPool:
             return
         try:
             self._have_both(pair, [] if timed else ahead)
+            if self._room.crowded(pair, self._processes.keys() - {reference.key, fp8.key}):
+                # The reference stays, and answers first.
+                self._turns |= {reference.key, fp8.key}
+                self.renew(fp8)
         except ArmError as error:
-            if error.kind != "out of memory" or fp8.spec.device != "cuda":
+            if error.kind != OUT_OF_MEMORY or fp8.spec.device != "cuda":
                 raise
             if self._meanwhile.arms or any(map(self.is_alive, ahead)):
                 # Once more, without what was built ahead.
@@ -186,6 +190,15 @@ class ArmPool:
             self._have(arm, process, facts)
             if arm.spec.rehearses:
                 self.renew(arm)
+
+    def separate(self, reference: Arm, fp8: Arm) -> bool:
+        """Have these arms take turns from now on, since they proved not to fit the GPU together; they are closed. Gives
+        whether that is new, and more than one arm had its memory."""
+        if fp8.spec.device != "cuda" or self.takes_turns(fp8):
+            return False
+        self._turns |= {reference.key, fp8.key}
+        self.renew(fp8, reference)
+        return True
 
     def renew(self, *arms: Arm) -> None:
         """Close these arms, so that their next request starts fresh processes."""

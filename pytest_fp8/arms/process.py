@@ -26,7 +26,7 @@ from pytest_fp8.arms.left_behind import end_processes_of
 from pytest_fp8.arms.output import printable, tail_of
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import ArmError, first_line
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError, first_line
 from pytest_fp8.plain import to_plain
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class ArmProcess:
     def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
         said = {key: printable(text) for key, text in answer.items() if isinstance(text, str)}
         cause, line = said["cause"], said["line"]
-        out_of_memory = said["kind"] == "out of memory"
+        out_of_memory = said["kind"] == OUT_OF_MEMORY
         raise ArmError(
             said["kind"],
             f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"

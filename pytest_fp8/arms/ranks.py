@@ -21,7 +21,7 @@ from pytest_fp8.arms.disagreement import RanksDisagree
 from pytest_fp8.arms.merging import merged
 from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import ArmError
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -231,7 +231,7 @@ def reserved_port() -> socket.socket:
 
 def _began(errors: dict[int, ArmError]) -> ArmError:
     """The error that the others follow from: a death or a lack of memory first, a broken connection last."""
-    first = ("died", "out of memory")
+    first = ("died", OUT_OF_MEMORY)
 
     def order(rank: int) -> tuple[bool, bool, int]:
         return errors[rank].kind not in first, bool(CONSEQUENCE.search(errors[rank].seen)), rank

@@ -33,6 +33,18 @@ class Room:
         taken = len(arms) * LOOKED_AT * max(said) if looked_at else sum(said)
         return taken + self._held(others) + sum(map(self._peak, building)) > FILL * self.gpu.memory
 
+    def crowded(self, pair: Sequence[Arm], others: Iterable[str]) -> bool:
+        """Whether a step of one of these arms, as it was built, takes more than the other one and ``others`` leave it
+        between their own. It may go on without its cache, but then no time is one of FP8."""
+        if self.gpu is None:
+            return False
+        kept = self._held(others)
+        steps = (
+            self._said(arm.key, "peak") + CONTEXT_BYTES + self._held(other.key for other in pair if other is not arm)
+            for arm in pair
+        )
+        return max(steps) + kept > self.gpu.memory
+
     def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
         """Whether this arm can warm up while the pair is built, and while one of its arms is looked at: the other one
         has given its cached memory back."""

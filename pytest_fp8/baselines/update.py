@@ -141,7 +141,18 @@ def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:
         return ""
     values, components = speedup["values"], read_components(Folder(folder), entry.gpu)
     why = too_few({metric: values}) or too_coarse(metric, values, speedup["tolerance"], components)
-    return f"{why} (more of them: --fp8-processes)" if why else ""
+    if not why:
+        return ""
+    scattered = _speed(entry).get("scattered", "")
+    return f"{why} (more of them: --fp8-processes)" + (f"; {scattered}" if scattered else "")
+
+
+def _speed(entry: Entry) -> Mapping[str, Any]:
+    """The numbers of its speed."""
+    numbers: Mapping[str, Any] = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get(
+        "numbers", {}
+    )
+    return numbers
 
 
 def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
@@ -154,8 +165,7 @@ def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
 
 def _launch_bound(entry: Entry) -> list[str]:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
-    numbers = (entry.decisions.get("speedup") or entry.decisions.get("faster") or {}).get("numbers", {})
-    waits = numbers.get("waits_for_host", "")
+    waits = _speed(entry).get("waits_for_host", "")
     if not waits:
         return []
     if "busy_speedup" in entry.metrics:

@@ -25,6 +25,7 @@ from typing import Any
 
 from pytest_fp8.bytecode import keep_bytecode
 from pytest_fp8.ending import when_parent_ends
+from pytest_fp8.errors import OUT_OF_MEMORY
 
 
 def main(arguments: list[str]) -> int:
@@ -185,7 +186,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "next": next_step,
     }
     if isinstance(error, torch.OutOfMemoryError):
-        described["kind"] = "out of memory"
+        described["kind"] = OUT_OF_MEMORY
         described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"
         described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
         torch.cuda.empty_cache()

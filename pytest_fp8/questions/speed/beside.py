@@ -1,14 +1,13 @@
-"""What was seen beside timed blocks: the GPU's clocks and neighbours, compilations, and the host's processors."""
+"""What was seen beside timed blocks: the GPU's clocks and neighbours, and what the host did in each turn."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fp8.gpu import Conditions
-from pytest_fp8.questions.speed.host import Host
+from pytest_fp8.questions.speed.host import Turn
 
 
 @dataclass
@@ -18,27 +17,15 @@ class Beside:
     states: list[Conditions] = field(default_factory=list)
     """The GPU's clocks and neighbours, in the order taken: once per ABBA block. Where the arms take turns, after each
     of the three turns."""
-    compilations: dict[str, int] = field(default_factory=dict)
-    """Arm -> how often its code was compiled."""
-    turns: list[tuple[str, Host]] = field(default_factory=list)
-    """The arm whose turn it was, and what its host did meanwhile."""
+    turns: list[Turn] = field(default_factory=list)
+    """In the order taken."""
 
     def copy(self) -> Beside:
-        return Beside(list(self.states), dict(self.compilations), list(self.turns))
+        return Beside(list(self.states), list(self.turns))
 
     def clear(self) -> None:
-        for seen in (self.states, self.compilations, self.turns):
-            seen.clear()
-
-    def turn(self, arm: str, found: Mapping[str, Any]) -> None:
-        """``found``: what the arm says of its blocks."""
-        self.compilations[arm] = self.compilations.get(arm, 0) + found["compilations"]
-        self.turns.append((arm, Host(**found["host"])))
-
-    @property
-    def host(self) -> Host:
-        """Of all turns together."""
-        return sum((host for _, host in self.turns), Host())
+        self.states.clear()
+        self.turns.clear()
 
     @property
     def throttles(self) -> list[str]:
@@ -62,5 +49,5 @@ class Beside:
             "clocks_mhz": [state.clock for state in self.states],
             "throttles": self.throttles,
             "strangers": len(self.strangers),
-            "turns": [{"arm": arm, **host.numbers()} for arm, host in self.turns],
+            "turns": [turn.numbers() for turn in self.turns],
         }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.host import scattered
 from pytest_fp8.questions.speed.sound import NOTICED
-from pytest_fp8.questions.speed.timing import SCATTERED, scatter
 from pytest_fp8.questions.speed.wire import slow_wire
 from pytest_fp8.rules.speed import Speedup
 from pytest_fp8.verdicts import Verdict
@@ -19,15 +17,11 @@ from pytest_fp8.verdicts import Verdict
 def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
     """Cause and next step where the interval contains the bound: times that scatter, sessions that differ, or a small
     difference."""
-    arms = {"FP8": evidence.fp8, "BF16": evidence.bf16}
-    blocks = {arm: np.concatenate([np.asarray(x) for x in taken]) for arm, taken in arms.items()}
-    spread = {arm: scatter(times.tolist()) for arm, times in blocks.items()}
-    arm = max(spread, key=lambda name: spread[name])
-    if account is not None and spread[arm] > SCATTERED and arm in launch_bound_arms(account):
+    arm, seen = scattered(evidence.bf16, evidence.fp8, evidence.turns)
+    if account is not None and arm in launch_bound_arms(account):
         busy = (account.fp8 if arm == "FP8" else account.bf16).busy
-        ranges = ", ".join(f"{name}'s blocks {x.min():.1f} to {x.max():.1f} ms a step" for name, x in blocks.items())
         return {
-            "cause": f"the host: {ranges}, where the GPU works {busy:.1f} ms in {arm}'s",
+            "cause": f"the host: {seen}; where the GPU works {busy:.1f} ms in {arm}'s",
             "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
         }
     if result.reason == "baseline" and result.change is not None:

@@ -15,6 +15,7 @@ from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed.account import Account, launch_bound_arms
 from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_the_host, why_slow, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, judged_busy
+from pytest_fp8.questions.speed.host import scattered
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import Change, level
 from pytest_fp8.rules.speed import GATED_CASES, LOOKS, Speedup, decide_speedup, ratios_by_process
@@ -193,6 +194,7 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Sess
         "processes": len(evidence.fp8),
         "baseline": math.exp(level(history)) if history else None,
         "clocks_mhz": list(evidence.clocks),
+        "scattered": scattered(evidence.bf16, evidence.fp8, evidence.turns)[1],
         "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
         "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),
     }

@@ -11,7 +11,7 @@ from statistics import median
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
-from pytest_fp8.questions.speed.host import Host
+from pytest_fp8.questions.speed.host import Turn, counted
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
@@ -29,8 +29,8 @@ class TimingEvidence:
     """Process ids of others that used the GPU."""
     clocks: Sequence[int] = ()
     """SM clocks seen, in MHz."""
-    host: Host = field(default_factory=Host)
-    """What its processors did meanwhile."""
+    turns: Sequence[Turn] = ()
+    """What was seen in each of the arms' turns."""
     bf16_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Attention operator -> kernels that it launched."""
     fp8_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         throttles=beside.throttles,
         strangers=beside.strangers,
         clocks=beside.clocks,
-        host=beside.host,
+        turns=list(beside.turns),
         bf16_attention=bf16.attention,
         fp8_attention=fp8.attention,
         bf16_cudnn=arms.bf16.facts["cudnn"],
@@ -128,7 +128,7 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         fp8_gpu=gpu_step(fp8),
         bf16_busy=[bf16 for bf16, _ in timer.busy],
         fp8_busy=[fp8 for _, fp8 in timer.busy],
-        compilations=dict(beside.compilations),
+        compilations=counted(beside.turns, "compilations"),
         waited=timer.waited,
     )
 

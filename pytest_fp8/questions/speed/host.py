@@ -1,34 +1,86 @@
-"""What the host's processors did while an arm was timed, and whether that held it up."""
+"""What the host did in each turn of an arm that was timed, and whether the blocks scatter by it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
+from statistics import median
+from typing import Any
+
+SCATTERED = 0.08
+"""A :func:`scatter` beyond this is a busy host's. On H200s 0.01 to 0.06, and 0.14 to 0.52 for Transformer Engine's arms
+on a busy host."""
+TOLD = 0.01
+"""A share of processor time below this is not worth a word: a quiet machine's clock ticks and housekeeping."""
 
 
 @dataclass(frozen=True)
-class Host:
-    """Seconds, as in :class:`pytest_fp8.worker.watch.processors.Reading`. Of several ranks the worst one's."""
+class Turn:
+    """One request for blocks. Of several ranks, what the worst of them says."""
 
+    arm: str
+    compilations: int = 0
+    """How often code was compiled in blocks that count."""
+    retries: int = 0
+    """How often the allocator found no free memory in blocks that count, and gave back what it had cached."""
+    ahead: float = 0.0
+    """Seconds by which the host was ahead of the GPU: from its last launch until the GPU was done."""
     wall: float = 0.0
-    """In which blocks were taken, and the steps before them that do not count."""
+    """Seconds that the turn took, with the steps before its blocks."""
     used: float = 0.0
+    """Seconds as in :class:`pytest_fp8.worker.watch.processors.Reading`; so are those below."""
     stolen: float = 0.0
     waited: float = 0.0
 
-    def __add__(self, more: Host) -> Host:
-        return Host(
-            *(mine + other for mine, other in zip(self.numbers().values(), more.numbers().values(), strict=True))
-        )
-
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def stolen_share(self) -> float:
-        """Of the processor time that all processes of the machine asked for."""
-        return self.stolen / (self.used + self.stolen) if self.stolen > 0 else 0.0
 
-    @property
-    def waited_share(self) -> float:
-        """Of the time that passed. Above 1 where several threads waited at once."""
-        return self.waited / self.wall if self.wall > 0 else 0.0
+TIMES = "stolen", "used", "waited", "wall"
+
+
+def turn_of(arm: str, answer: Mapping[str, Any]) -> Turn:
+    """``answer``: what the arm says of its blocks."""
+    return Turn(arm, answer["compilations"], answer["retries"], answer["ahead"], **answer["host"])
+
+
+def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
+    """Arm -> the sum of this field of its turns."""
+    found: dict[str, int] = {}
+    for turn in turns:
+        found[turn.arm] = found.get(turn.arm, 0) + getattr(turn, what)
+    return found
+
+
+def scattered(
+    bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]], turns: Sequence[Turn]
+) -> tuple[str, str]:
+    """The arm whose blocks scatter as on a busy host, and what is known of it; empty where neither does."""
+    blocks = {"FP8": list(chain.from_iterable(fp8)), "BF16": list(chain.from_iterable(bf16))}
+    arm = max(blocks, key=lambda name: scatter(blocks[name]))
+    if scatter(blocks[arm]) <= SCATTERED:
+        return "", ""
+    known = [", ".join(f"{each}'s blocks {min(x):.1f} to {max(x):.1f} ms a step" for each, x in blocks.items())]
+    return arm, "; ".join([*known, *_host_of([turn for turn in turns if turn.arm == arm])])
+
+
+def scatter(times: Sequence[float]) -> float:
+    """Share of the median between the tenth and the ninetieth of a hundred blocks: a single pause is not in it."""
+    import numpy as np
+
+    return float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times))
+
+
+def _host_of(turns: Sequence[Turn]) -> list[str]:
+    """What is known of the host in an arm's turns."""
+    if not turns:
+        return []
+    ahead = 1000 * median(turn.ahead for turn in turns)
+    told = [f"its host was {ahead:.0f} ms ahead of the GPU when a turn ended (median of {len(turns)})"]
+    stolen, used, waited, wall = (sum(getattr(turn, what) for turn in turns) for what in TIMES)
+    if stolen > TOLD * (used + stolen):
+        told.append(f"{stolen / (used + stolen):.0%} of the processor time asked for went to other virtual machines")
+    if waited > TOLD * wall:
+        told.append(f"its threads waited {waited / wall:.0%} of the time for a processor that others had")
+    return told

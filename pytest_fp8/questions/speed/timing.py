@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.speed.beside import Beside
+from pytest_fp8.questions.speed.host import SCATTERED, Turn, scatter, turn_of
 from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.rules.statistics import sample_sd
 
@@ -19,9 +21,6 @@ UNSTEADY = 0.02
 """How far the second block of a turn may lie from its first, over all turns of an arm and beyond three standard errors.
 In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
 turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
-SCATTERED = 0.08
-"""A :func:`scatter` beyond this is a busy host's. On H200s 0.01 to 0.06, and 0.14 to 0.52 for Transformer Engine's arms
-on a busy host."""
 SETTLING_MS = 1500.0
 """Dropped from the start of each turn of arms that are not steady. In four runs on an H200 from a rest of three
 seconds on (60 s of each arm at 8B, 20 s at 1B, torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 %
@@ -80,7 +79,12 @@ class BlockTimer:
             if self.other:
                 self.arms.renew()
             before = self.beside.copy()
-            reference, other = self._pair(blocks)
+            try:
+                reference, other = self._pair(blocks)
+            except ArmError:
+                # Whoever asks again takes this pair's blocks from the start.
+                self.beside = before
+                raise
             new = self.beside.states[len(before.states) :]
             if not self._again and any(state.throttles or state.strangers for state in new):
                 # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
@@ -166,7 +170,10 @@ class BlockTimer:
         if tight:
             arm.request("park")
         if counts:
-            self.beside.turn("reference" if arm is self.arms.reference else "FP8", found)
+            turn = turn_of("BF16" if arm is self.arms.reference else "FP8", found)
+            if turn.retries and not self.arms.takes_turns:
+                raise _crowded(turn)
+            self.beside.turns.append(turn)
         times: list[float] = found["milliseconds"]
         return times
 
@@ -212,11 +219,15 @@ class BlockTimer:
         }
 
 
-def scatter(times: Sequence[float]) -> float:
-    """Share of the median between the tenth and the ninetieth of a hundred blocks: a single pause is not in it."""
-    import numpy as np
-
-    return float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times))
+def _crowded(turn: Turn) -> ArmError:
+    return ArmError(
+        OUT_OF_MEMORY,
+        f"the {turn.arm} arm ran out of GPU memory {turn.retries} times while it was timed, and gave back its cache",
+        expected="timed steps that find their memory in the allocator's cache",
+        seen=f"{turn.retries} allocations that the GPU had to wait for, since there was no memory left",
+        cause="the arms do not fit this GPU together: one trains beside what the other holds",
+        next_step="a smaller batch or seq, or a GPU with more memory",
+    )
 
 
 def unsteady_pair(*arms: Sequence[float]) -> bool:

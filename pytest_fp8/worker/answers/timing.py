@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -20,17 +21,19 @@ def timed_blocks(
     step: Callable[[Any, Phase], object], batches: Sequence[Any], count: int, steps: int, dropped: int
 ) -> dict[str, Any]:
     """``milliseconds`` per step of ``count`` blocks of ``steps`` steps each, by CUDA events; and ``compilations``, how
-    often torch.compile compiled code in them; and ``host``, what its processors did from the first dropped step on.
+    often torch.compile compiled code in them; ``retries``, how often the allocator found no free memory in them;
+    ``ahead``, for how many seconds the GPU went on working once the last step was launched; and ``host``, what its
+    processors did from the first dropped step on.
 
     ``dropped`` steps run before the first block and do not count: they fill the launch queue and allocate memory again.
     """
     with no_collections(), processors.watched() as host:
         for index in range(dropped):
             step(batches[-1 - index % len(batches)], nullcontext)
-        before = compiled_frames()
-        milliseconds = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
-        compilations = compiled_frames() - before
-    return {"milliseconds": milliseconds, "compilations": compilations, "host": host()}
+        compiled, retried = compiled_frames(), allocator_retries()
+        milliseconds, ahead = _blocks(lambda i, phase: step(batches[i % len(batches)], phase), count, steps)
+        counts = {"compilations": compiled_frames() - compiled, "retries": allocator_retries() - retried}
+    return {"milliseconds": milliseconds, **counts, "ahead": ahead, "host": host()}
 
 
 @contextmanager
@@ -52,8 +55,16 @@ def compiled_frames() -> int:
     return int(compiler.counters["frames"]["total"]) if compiler is not None else 0
 
 
-def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> list[float]:
-    """``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
+def allocator_retries() -> int:
+    """How often CUDA had no memory left for torch's allocator, which then gave back what it had cached: each time the
+    GPU waits."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+
+def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> tuple[list[float], float]:
+    """Milliseconds per step of each block, and the seconds that the host was ahead at the end.
+
+    ``step`` is called with its number in the block. An evaluation, a call of the model without gradients, is timed
     by itself and subtracted: one that comes every so many steps would fall into one arm's blocks and not the other's.
     """
     ends = [_now()]
@@ -70,11 +81,13 @@ def _blocks(step: Callable[[int, Phase], object], count: int, steps: int) -> lis
         for index in range(steps):
             step(index, phase)
         ends.append(_now())
+    launched = time.monotonic()
     ends[-1].synchronize()
+    ahead = time.monotonic() - launched
     times = [float(start.elapsed_time(end)) for start, end in pairwise(ends)]
     for block, start, end in evaluations:
         times[block] -= float(start.elapsed_time(end))
-    return [milliseconds / steps for milliseconds in times]
+    return [milliseconds / steps for milliseconds in times], ahead
 
 
 def _now() -> torch.cuda.Event:
