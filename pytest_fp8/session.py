@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -233,10 +233,17 @@ class Session:
         """Write the report of what is known so far. ``news``: a test has ended."""
         self.interim.news |= news
         if not self.is_worker:
-            from pytest_fp8.session_end import origin_of
-
             settings = self.settings
-            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, lambda: origin_of(self))
+            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, self.origin)
+
+    def origin(self) -> dict[str, Any]:
+        """Where and with what this session measures."""
+        from pytest_fp8.baselines.provenance import provenance
+        from pytest_fp8.gpu import detect
+
+        gpu = detect()[0]
+        measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if self.ledger.entries else "none"}
+        return provenance(self.root, measured_on, self.settings.reason)
 
     def before(self, test: pytest.Item) -> None:
         """One that asks no arms may use the GPU itself: nothing is built beside it."""

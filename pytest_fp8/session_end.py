@@ -26,7 +26,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         _note_unanswered(session)
     # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
     wanted = (ledger.entries and settings.update) or (ran and settings.report_dir)
-    origin = session.interim.origin or (origin_of(session) if wanted else {})
+    origin = session.interim.origin or (session.origin() if wanted else {})
     asked = bool(ledger.entries or session.upcoming or ledger.not_run)
     earlier = ran and settings.report_dir is not None and session.interim.found_report(settings.report_dir)
     if settings.report_dir is not None and earlier and asked:
@@ -51,16 +51,6 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         _report(session, settings.report_dir, origin)
     elif earlier and session.problems:
         session.notes.append(f"{settings.report_dir} keeps an earlier session's report: this one asked nothing of FP8")
-
-
-def origin_of(session: Session) -> dict[str, Any]:
-    """Where and with what this session measures."""
-    from pytest_fp8.baselines.provenance import provenance
-    from pytest_fp8.gpu import detect
-
-    gpu = detect()[0]
-    measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if session.ledger.entries else "none"}
-    return provenance(session.root, measured_on, session.settings.reason)
 
 
 def _note_unanswered(session: Session) -> None:
