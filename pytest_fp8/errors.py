@@ -51,6 +51,9 @@ OUT_OF_MEMORY = "out of memory"
 class ArmError(Fp8Error):
     """An arm's process raised, hung, ran out of memory or died. ``kind`` says which."""
 
+    arm: str = ""
+    """The key of the arm that was asked; empty where a question found it out."""
+
     def __init__(self, kind: str, headline: str, **lines: str) -> None:
         self.kind = kind
         super().__init__(headline, **lines)

@@ -224,9 +224,9 @@ class Fp8Pair(NotesUse):
     def _look_at_loss(self) -> tuple[LossEvidence, LossGap]:
         frozen = self._stored("loss_twin_gap")
         nats = self.case.model != OWN or is_cross_entropy(reference_ledger(self._arms))
-        looks = loss_looks(self._arms, twin=not frozen, nats=nats)
 
         def look() -> tuple[LossEvidence, LossGap]:
+            looks = loss_looks(self._arms, twin=not frozen, nats=nats)
             evidence, gap = look_again(looks, lambda evidence: judge_gap(evidence, frozen))
             return with_moved_first_losses(self._arms, evidence), gap
 

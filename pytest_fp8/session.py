@@ -225,16 +225,16 @@ class Session:
     @contextlib.contextmanager
     def _waiting(self, arm: str, what: str) -> Iterator[None]:
         """An arm is waited for while the block runs. That may take long: what is known by then is on disk."""
-        self.save()
+        self.save(waits=True)
         with self.progress.waiting(arm, what) if self.progress is not None else contextlib.nullcontext():
             yield
 
-    def save(self, news: bool = False) -> None:
-        """Write the report of what is known so far. ``news``: a test has ended."""
+    def save(self, news: bool = False, waits: bool = False) -> None:
+        """Write the report of what is known so far. ``news``: a test has ended; ``waits``: an arm is waited for."""
         self.interim.news |= news
         if not self.is_worker:
             settings = self.settings
-            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, self.origin)
+            self.interim.write(self.ledger, settings.report_dir, settings.baseline_dir, self.origin, waits)
 
     def origin(self) -> dict[str, Any]:
         """Where and with what this session measures."""

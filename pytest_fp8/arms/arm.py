@@ -12,6 +12,7 @@ from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.sequence import Seen, Sequences
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import Stopwatch
+from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -72,11 +73,12 @@ class Arm:
         seen = self.pool.sequences.current()
 
         def ask() -> Any:
-            process = self._next(seen)
-            if operation in TIMED or (operation == PROFILED and self.spec.case.asks("speedup")):
-                self.pool.be_quiet()
-            with self.pool.stopwatch.clock(self.label, operation):
-                return process.request(operation, timeout, **arguments)
+            with self._named():
+                process = self._next(seen)
+                if operation in TIMED or (operation == PROFILED and self.spec.case.asks("speedup")):
+                    self.pool.be_quiet()
+                with self.pool.stopwatch.clock(self.label, operation):
+                    return process.request(operation, timeout, **arguments)
 
         return self.pool.residences.ask(self, ask)
 
@@ -87,14 +89,15 @@ class Arm:
 
         If the block ends without that call, the arm is closed: the late answer must not be read as another one's.
         """
-        process = self._next(self.pool.sequences.current())
+        with self._named():
+            process = self._next(self.pool.sequences.current())
         process.send(operation, **arguments)
         received = False
 
         def answer() -> Any:
             nonlocal received
             received = True
-            with self.pool.stopwatch.clock(self.label, operation):
+            with self._named(), self.pool.stopwatch.clock(self.label, operation):
                 return process.receive(timeout)
 
         try:
@@ -102,6 +105,15 @@ class Arm:
         finally:
             if not received:
                 process.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """What fails inside the block is this arm's."""
+        try:
+            yield
+        except ArmError as error:
+            error.arm = error.arm or self.key
+            raise
 
     def _next(self, seen: Seen | None) -> AnyProcess:
         process = self.pool.live(self)

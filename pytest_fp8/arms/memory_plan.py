@@ -21,6 +21,9 @@ FROZEN_BYTES = 2
 """Bytes per parameter where only adapters are trained: they and their moments are less than a hundredth of the base."""
 CONTEXT_BYTES = int(1.5 * 2**30)
 """The CUDA context and the libraries' workspaces of one process."""
+BETWEEN_BLOCKS = 1.05
+"""What a step needs over the tensors at its peak, since free memory lies between them. On an H100 a BF16 step of 45.4
+GiB found none when 2.9 GiB, 6 % of that, lay free in pieces."""
 FILL = 0.92
 """Share of the GPU's memory that is planned with."""
 

@@ -87,18 +87,24 @@ class TwoArms:
         return self._gathered(self.pool.cache, (self.reference.key, what), ask)
 
     def _gathered(self, cache: MutableMapping[Any, Any], key: Any, ask: Callable[[], T]) -> T:
-        """Evidence of one sequence; once more, from its start and with arms that take turns, where one of them ran out
-        of memory beside the other."""
-        whole = self.pool.sequences.current() is None
-        try:
-            with self.pool.sequences.one():
-                answer: T = self.pool.residences.once(cache, key, ask)
-        except ArmError as error:
-            if not whole or error.kind != OUT_OF_MEMORY or not self.pool.separate(self.reference, self.other):
-                raise
-            with self.pool.sequences.one():
-                answer = self.pool.residences.once(cache, key, ask)
-        return answer
+        def gather() -> T:
+            answer: T = self.pool.residences.once(cache, key, ask)
+            return answer
+
+        # A part of evidence under way would be of other processes than the rest of it.
+        return gather() if self.pool.sequences.current() is not None else self.with_room(gather)
+
+    def with_room(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` gives, as one sequence; asked again from its start, of fresh processes, where one of these arms
+        ran out of memory that another one had."""
+        while True:
+            try:
+                with self.pool.sequences.one():
+                    return ask()
+            except ArmError as error:
+                mine = error.arm in ("", self.reference.key, self.other.key)
+                if error.kind != OUT_OF_MEMORY or not mine or not self.pool.make_room(self.reference, self.other):
+                    raise
 
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""

@@ -52,6 +52,8 @@ class ArmPool:
         """Arms that may be built next."""
         self._turns: set[str] = set()
         """Keys of arms that do not fit the GPU beside their partner."""
+        self._by_themselves: set[str] = set()
+        """Keys of arms that ran out of memory beside arms that were built ahead."""
         self._too_large: dict[str, ArmError] = {}
         """Keys of arms that the GPU does not hold, though they were alone on it, and what each build ended in."""
         self._facts: dict[str, dict[str, Any]] = {}
@@ -121,10 +123,10 @@ class ArmPool:
         # Large arms are never built ahead: there is no memory for them beside the pair.
         small = takewhile(lambda arm: memory_plan.small(arm.spec.case), [reference, *ahead])
         ahead = [arm for arm in small if arm.key not in (reference.key, fp8.key)]
+        if fp8.key in self._by_themselves:
+            ahead = []
         keep = {arm.key for arm in (*pair, *ahead)}
-        for key in [key for key in self._processes if key not in keep]:
-            self._processes.pop(key).close()
-        self._meanwhile.keep(keep)
+        self._end_but(keep)
         for gone in self._folders.keep(keep):
             # The cached evidence of a checkpoint names its files.
             self.cache.pop(gone, None)
@@ -133,7 +135,7 @@ class ArmPool:
             return
         try:
             self._have_both(pair, [] if timed else ahead)
-            if self._room.crowded(pair, self._processes.keys() - {reference.key, fp8.key}):
+            if self._room.crowded(pair):
                 # The reference stays, and answers first.
                 self._turns |= {reference.key, fp8.key}
                 self.renew(fp8)
@@ -146,6 +148,12 @@ class ArmPool:
             else:
                 # The one that was built stays, and answers first.
                 self._turns |= {reference.key, fp8.key}
+
+    def _end_but(self, keep: set[str]) -> None:
+        """End all arms but those of these keys, and all builds of others."""
+        for key in [key for key in self._processes if key not in keep]:
+            self._processes.pop(key).close()
+        self._meanwhile.keep(keep)
 
     def _have_both(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
         self._finish(pair, BUILD_SECONDS)
@@ -191,12 +199,18 @@ class ArmPool:
             if arm.spec.rehearses:
                 self.renew(arm)
 
-    def separate(self, reference: Arm, fp8: Arm) -> bool:
-        """Have these arms take turns from now on, since they proved not to fit the GPU together; they are closed. Gives
-        whether that is new, and more than one arm had its memory."""
+    def make_room(self, reference: Arm, fp8: Arm) -> bool:
+        """One of these arms ran out of memory. End all others, and have none built ahead of these from now on; where
+        there were none, have the two take turns. Both start afresh. Gives whether anything else had memory."""
         if fp8.spec.device != "cuda" or self.takes_turns(fp8):
             return False
-        self._turns |= {reference.key, fp8.key}
+        pair = {reference.key, fp8.key}
+        others = self._processes.keys() - pair
+        if (others or self._meanwhile.arms) and fp8.key not in self._by_themselves:
+            self._by_themselves |= pair
+            self._end_but(pair)
+        else:
+            self._turns |= pair
         self.renew(fp8, reference)
         return True
 

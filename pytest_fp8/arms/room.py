@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.arms.memory_plan import CONTEXT_BYTES, FILL, LOOKED_AT, OVER_BF16, further_arms, peak_bytes
+from pytest_fp8.arms.memory_plan import (
+    BETWEEN_BLOCKS,
+    CONTEXT_BYTES,
+    FILL,
+    LOOKED_AT,
+    OVER_BF16,
+    further_arms,
+    peak_bytes,
+)
 from pytest_fp8.gpu import Gpu
 
 if TYPE_CHECKING:
@@ -33,17 +41,15 @@ class Room:
         taken = len(arms) * LOOKED_AT * max(said) if looked_at else sum(said)
         return taken + self._held(others) + sum(map(self._peak, building)) > FILL * self.gpu.memory
 
-    def crowded(self, pair: Sequence[Arm], others: Iterable[str]) -> bool:
-        """Whether a step of one of these arms, as it was built, takes more than the other one and ``others`` leave it
-        between their own. It may go on without its cache, but then no time is one of FP8."""
+    def crowded(self, pair: Sequence[Arm]) -> bool:
+        """Whether a step of one of these arms needs more than the other one leaves it between its own. It may go on
+        without the allocator's cache, but then no time is one of FP8."""
         if self.gpu is None:
             return False
-        kept = self._held(others)
-        steps = (
-            self._said(arm.key, "peak") + CONTEXT_BYTES + self._held(other.key for other in pair if other is not arm)
-            for arm in pair
+        return self.gpu.memory < max(
+            BETWEEN_BLOCKS * self._said(arm.key, "step") + CONTEXT_BYTES + self._held([other.key])
+            for arm, other in (pair, pair[::-1])
         )
-        return max(steps) + kept > self.gpu.memory
 
     def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
         """Whether this arm can warm up while the pair is built, and while one of its arms is looked at: the other one

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,9 +156,9 @@ def compare_in(
     bf16 = None
     disturbed = [*evidence.disturbed]
     if with_bf16 and case.backend != "bf16":
-        timer = BlockTimer(_sides(case.reference(), pool, sides, model))
-        with pool.sequences.one():
-            timer.measure(PAIRS[0], BLOCKS)
+        references = _sides(case.reference(), pool, sides, model)
+        timer = BlockTimer(references)
+        references.with_room(lambda: timer.measure(PAIRS[0], BLOCKS))
         beside = _evidence(timer)
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
@@ -181,8 +182,7 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
         for error in arms.gather(first).values():
             raise error
     for pairs in PAIRS[:looks]:
-        with arms.pool.sequences.one():
-            timer.measure(pairs, BLOCKS)
+        arms.with_room(partial(timer.measure, pairs, BLOCKS))
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
         yield _evidence(timer, (reference_layers(arms).attention, fp8_layers(arms).attention))
 

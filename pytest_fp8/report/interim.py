@@ -3,6 +3,8 @@ SIGKILL and a machine that goes away leave them."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Any
 from pytest_fp8.report.ledger import Ledger
 
 LEAST_SECONDS = 5.0
-"""Between two reports."""
-MOST_SHARE = 0.02
-"""Of the session's time that they may take."""
+"""Between two reports, where nothing long is waited for."""
+MOST_SHARE, AT_FIRST = 0.02, 1.0
+"""Of the session's time that they may take, and the seconds that they may take before that."""
 
 
 class Interim:
@@ -28,7 +30,10 @@ class Interim:
         """Where the session's measurements come from, once it was looked up."""
         self.news = False
         """Whether a test has ended since the last report."""
-        self._next = 0.0
+        self._began, self._last = time.monotonic(), -math.inf
+        self._spent = 0.0
+        """Seconds that reports took."""
+        self._failed = False
         self._earlier: bool | None = None
         self._done: set[str] = set()
         """Cases that have their candidate."""
@@ -47,11 +52,22 @@ class Interim:
             self._earlier = holds_report(folder)
         return self._earlier
 
-    def write(self, ledger: Ledger, folder: Path | None, baselines: Path, origin: Callable[[], dict[str, Any]]) -> None:
-        """Write what is known, unless it is on disk already or was written a moment ago. The end of the session writes
-        it whole, and tells where that fails."""
+    def write(
+        self,
+        ledger: Ledger,
+        folder: Path | None,
+        baselines: Path,
+        origin: Callable[[], dict[str, Any]],
+        waits: bool = False,
+    ) -> None:
+        """Write what is known, unless it is on disk already, was written a moment ago, or writing takes too long.
+        ``waits``: an arm is waited for next, and nobody knows how long. The end of the session writes it whole, and
+        tells where that fails."""
+        if folder is None or not self.news or self._failed:
+            return
         start = time.monotonic()
-        if folder is None or not self.news or start < self._next:
+        soon = not waits and start < self._last + LEAST_SECONDS
+        if soon or self._spent > AT_FIRST + MOST_SHARE * (start - self._began):
             return
         known = Ledger()
         known.merge(ledger.to_json())
@@ -59,24 +75,27 @@ class Interim:
             known.merge(told)
         known.partial = True
         if known.entries:
-            self._write(known, folder, baselines, origin)
-        now = time.monotonic()
-        self._next = max(self._next, now + max(LEAST_SECONDS, (now - start) / MOST_SHARE))
+            if not self.origin:
+                # git may take seconds, once.
+                self.origin = origin()
+                start = time.monotonic()
+            self._write(known, folder, baselines)
+        self._last = time.monotonic()
+        self._spent += self._last - start
         self.news = False
 
-    def _write(self, known: Ledger, folder: Path, baselines: Path, origin: Callable[[], dict[str, Any]]) -> None:
+    def _write(self, known: Ledger, folder: Path, baselines: Path) -> None:
         from pytest_fp8.errors import Fp8Error
-        from pytest_fp8.report.files import remove_report, write_candidates, write_report
+        from pytest_fp8.report.files import write_candidates, write_report
 
-        if self.found_report(folder) and not self.origin:
-            # Nobody must take an earlier session's page, or candidate, for one of this session's.
-            remove_report(folder)
-        self.origin = self.origin or origin()
+        self.found_report(folder)
         still_open = known.open_tests or {}
         done = {name for name in known.entries if not still_open.get(name)} - self._done
-        try:
+        self._done |= done
+        with contextlib.suppress(Fp8Error):
+            # Those of the other cases are written all the same.
             write_candidates(known, folder, baselines, self.origin, done)
-            self._done |= done
+        try:
             write_report(known, folder, self.origin, finished=False)
         except Fp8Error:
-            self._next = float("inf")
+            self._failed = True

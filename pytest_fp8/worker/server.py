@@ -102,6 +102,7 @@ class ArmServer:
             facts["memory"] = {
                 "allocated": torch.cuda.memory_allocated(),
                 "peak": torch.cuda.max_memory_reserved(),
+                "step": torch.cuda.max_memory_allocated(),
                 "free": free,
                 "total": total,
             }

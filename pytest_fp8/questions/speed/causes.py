@@ -17,11 +17,12 @@ from pytest_fp8.verdicts import Verdict
 def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
     """Cause and next step where the interval contains the bound: times that scatter, sessions that differ, or a small
     difference."""
-    arm, seen = scattered(evidence.bf16, evidence.fp8, evidence.turns)
-    if account is not None and arm in launch_bound_arms(account):
-        busy = (account.fp8 if arm == "FP8" else account.bf16).busy
+    slow = scattered(evidence.bf16, evidence.fp8, evidence.turns)
+    if account is not None and slow.arm in launch_bound_arms(account):
+        busy = (account.fp8 if slow.arm == "FP8" else account.bf16).busy
+        seen = f"the host: {slow.blocks}, where the GPU works {busy:.1f} ms in {slow.arm}'s"
         return {
-            "cause": f"the host: {seen}; where the GPU works {busy:.1f} ms in {arm}'s",
+            "cause": "; ".join(filter(None, (seen, slow.host))),
             "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
         }
     if result.reason == "baseline" and result.change is not None:

@@ -194,7 +194,7 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Sess
         "processes": len(evidence.fp8),
         "baseline": math.exp(level(history)) if history else None,
         "clocks_mhz": list(evidence.clocks),
-        "scattered": scattered(evidence.bf16, evidence.fp8, evidence.turns)[1],
+        "scattered": scattered(evidence.bf16, evidence.fp8, evidence.turns).told,
         "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
         "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),
     }

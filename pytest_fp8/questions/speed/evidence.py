@@ -83,6 +83,8 @@ def timing_of(arms: PairArms, timer: BlockTimer, look: int) -> TimingEvidence:
     return arms.once(f"timing {look}", lambda: _measured(arms, timer, *PAIR_LOOKS[look]))
 
 
+NOT_ASKED: tuple[Sequence[float], Sequence[float]] = ((), ())
+"""Busy times of a pair that was not asked for any."""
 FURTHER = 2
 """Pairs of processes that an update measures beyond those asked for, where these spread too much to be stored."""
 
@@ -110,6 +112,8 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
         fp8, bf16 = fp8_layers(arms), reference_layers(arms)
         if fresh:
+            # Arms that began to take turns have all their pairs anew, and busy times of the last one alone.
+            timer.busy += [NOT_ASKED] * (len(timer.other) - 1 - len(timer.busy))
             timer.busy.append(_busy(arms, timer, gpu_step(bf16), gpu_step(fp8)))
     beside = timer.beside
     return TimingEvidence(
@@ -137,14 +141,13 @@ def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tup
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
     Once a pair has waited, they are wanted of the later ones, whether these wait or not. Those of the profile are all
     there are of arms that take turns: these would have to be built again."""
-    nothing: tuple[Sequence[float], Sequence[float]] = ((), ())
     if not (bf16.busy_ms and fp8.busy_ms):
-        return nothing
+        return NOT_ASKED
     timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     if not arms.takes_turns:
-        return timer.take_busy() if timer.waited or timer.wants_busy else nothing
+        return timer.take_busy() if timer.waited or timer.wants_busy else NOT_ASKED
     taken = any(times for times, _ in timer.busy)
-    return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else nothing
+    return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else NOT_ASKED
 
 
 def judged_busy(evidence: TimingEvidence) -> list[list[float]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 SCATTERED = 0.08
 """A :func:`scatter` beyond this is a busy host's. On H200s 0.01 to 0.06, and 0.14 to 0.52 for Transformer Engine's arms
@@ -53,16 +53,28 @@ def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
     return found
 
 
-def scattered(
-    bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]], turns: Sequence[Turn]
-) -> tuple[str, str]:
-    """The arm whose blocks scatter as on a busy host, and what is known of it; empty where neither does."""
+class Scattered(NamedTuple):
+    """An arm whose blocks scatter as on a busy host; empty where neither does."""
+
+    arm: str = ""
+    blocks: str = ""
+    """The blocks of both arms, in words."""
+    host: str = ""
+    """What is known of the host in this arm's turns."""
+
+    @property
+    def told(self) -> str:
+        return "; ".join(filter(None, (self.blocks, self.host)))
+
+
+def scattered(bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]], turns: Sequence[Turn]) -> Scattered:
+    """``bf16``, ``fp8``: milliseconds of each block of each process."""
     blocks = {"FP8": list(chain.from_iterable(fp8)), "BF16": list(chain.from_iterable(bf16))}
     arm = max(blocks, key=lambda name: scatter(blocks[name]))
     if scatter(blocks[arm]) <= SCATTERED:
-        return "", ""
-    known = [", ".join(f"{each}'s blocks {min(x):.1f} to {max(x):.1f} ms a step" for each, x in blocks.items())]
-    return arm, "; ".join([*known, *_host_of([turn for turn in turns if turn.arm == arm])])
+        return Scattered()
+    ranges = ", ".join(f"{each}'s blocks {min(x):.1f} to {max(x):.1f} ms a step" for each, x in blocks.items())
+    return Scattered(arm, ranges, _host_of([turn for turn in turns if turn.arm == arm]))
 
 
 def scatter(times: Sequence[float]) -> float:
@@ -72,15 +84,14 @@ def scatter(times: Sequence[float]) -> float:
     return float(np.subtract(*np.percentile(times, (90, 10))) / np.median(times))
 
 
-def _host_of(turns: Sequence[Turn]) -> list[str]:
-    """What is known of the host in an arm's turns."""
+def _host_of(turns: Sequence[Turn]) -> str:
     if not turns:
-        return []
+        return ""
     ahead = 1000 * median(turn.ahead for turn in turns)
     told = [f"its host was {ahead:.0f} ms ahead of the GPU when a turn ended (median of {len(turns)})"]
     stolen, used, waited, wall = (sum(getattr(turn, what) for turn in turns) for what in TIMES)
     if stolen > TOLD * (used + stolen):
         told.append(f"{stolen / (used + stolen):.0%} of the processor time asked for went to other virtual machines")
     if waited > TOLD * wall:
-        told.append(f"its threads waited {waited / wall:.0%} of the time for a processor that others had")
-    return told
+        told.append(f"its threads, added up, waited {waited / wall:.2f} s in each second for a processor")
+    return "; ".join(told)

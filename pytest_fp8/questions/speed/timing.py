@@ -25,6 +25,9 @@ SETTLING_MS = 1500.0
 """Dropped from the start of each turn of arms that are not steady. In four runs on an H200 from a rest of three
 seconds on (60 s of each arm at 8B, 20 s at 1B, torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 %
 below the median of the last half, that of the next 1.5 s 0.2 to 0.5 % above it."""
+CROWDED = 0.5
+"""So many times a step the allocator gives its cache back for lack of memory: the arms do not fit together. Once in a
+while is fragments, or a larger batch than those before it."""
 LONG_BLOCK_MS = 500.0
 """A block of such arms: a turn then lasts two and a half seconds."""
 
@@ -68,31 +71,48 @@ class BlockTimer:
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
         self.beside = Beside()
+        self._by_turns = arms.takes_turns
+        """Whether the arms took turns in these pairs."""
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
 
     def measure(self, processes: int, blocks: int) -> bool:
         """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs. Gives whether
         one was measured now."""
-        fresh = len(self.other) < processes
-        while len(self.other) < processes:
-            if self.other:
+        fresh = False
+        while len(self.other) < processes or self._by_turns is not self.arms.takes_turns:
+            if self.other and self._by_turns is self.arms.takes_turns:
                 self.arms.renew()
-            before = self.beside.copy()
-            try:
-                reference, other = self._pair(blocks)
-            except ArmError:
-                # Whoever asks again takes this pair's blocks from the start.
-                self.beside = before
-                raise
+            if self._by_turns is not self.arms.takes_turns:
+                # Pairs that were timed side by side, and did not fit, are not mixed with pairs that take turns.
+                self._forget()
+            reference, other = self._undisturbed(blocks)
+            self.reference.append(reference)
+            self.other.append(other)
+            fresh = True
+        return fresh
+
+    def _forget(self) -> None:
+        self._by_turns = self.arms.takes_turns
+        self.beside.clear()
+        for taken in (self.reference, self.other, self.busy):
+            taken.clear()
+
+    def _undisturbed(self, blocks: int) -> tuple[list[float], list[float]]:
+        """The blocks of one pair; taken again where something disturbed them, which once is all that is tried."""
+        before = self.beside.copy()
+        try:
+            found = self._pair(blocks)
             new = self.beside.states[len(before.states) :]
             if not self._again and any(state.throttles or state.strangers for state in new):
                 # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
-                self._again, self.beside = True, before
-                reference, other = self._pair(blocks)
-            self.reference.append(reference)
-            self.other.append(other)
-        return fresh
+                self._again, self.beside = True, before.copy()
+                found = self._pair(blocks)
+        except ArmError:
+            # Whoever asks again takes this pair's blocks from the start.
+            self.beside = before
+            raise
+        return found
 
     def _pair(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of one pair of processes, of the reference and of the other arm."""
@@ -171,11 +191,16 @@ class BlockTimer:
             arm.request("park")
         if counts:
             turn = turn_of("BF16" if arm is self.arms.reference else "FP8", found)
-            if turn.retries and not self.arms.takes_turns:
+            if turn.retries >= CROWDED * count * steps and not self.arms.takes_turns and not self._has_company():
                 raise _crowded(turn)
             self.beside.turns.append(turn)
         times: list[float] = found["milliseconds"]
         return times
+
+    def _has_company(self) -> bool:
+        """Whether a process of others has memory of the GPU: then that is what is told."""
+        self._look_around()
+        return bool(self.beside.strangers)
 
     def _look_around(self) -> None:
         """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +28,10 @@ class Reading(NamedTuple):
 
 def read(proc: Path = Path("/proc")) -> Reading:
     """What Linux says now; zeros where it says nothing, as in some sandboxes."""
-    ticks = [0] * 10
-    try:
-        told = (proc / "stat").read_text().split("\n", 1)[0].split()
-        ticks[: len(told) - 1] = map(int, told[1:])
-    except (OSError, ValueError):
-        pass
+    ticks = [0] * (STOLEN + 1)
+    with contextlib.suppress(OSError, ValueError):
+        told = (proc / "stat").read_text().partition("\n")[0].split()[1:]
+        ticks = [*map(int, told), *ticks]
     second = os.sysconf("SC_CLK_TCK")
     used = sum(ticks[column] for column in (USER, NICE, SYSTEM, INTERRUPTS, SOFT_INTERRUPTS))
     waited = sum(_waited(task / "schedstat") for task in _listed(proc / "self" / "task"))
