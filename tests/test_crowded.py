@@ -92,15 +92,23 @@ def test_a_cpu_and_arms_that_said_nothing_are_not_crowded():
     assert not Room(H100, {}).crowded(arms)
 
 
-def test_a_pair_whose_build_says_that_it_is_crowded_takes_turns_and_keeps_the_reference(world, monkeypatch):
+@pytest.mark.parametrize("of_the_reference", [True, False])
+def test_a_pair_whose_builds_say_that_it_is_crowded_takes_turns_and_keeps_the_reference(
+    world, monkeypatch, of_the_reference
+):
     receive = FakeProcess.receive
-    memory = {"step": 90 * GIB, "peak": 90 * GIB, "allocated": 50 * GIB}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: {**receive(self, timeout), "memory": memory})
-    pool = ArmPool(H200)
+
+    def receives(self, timeout=0):
+        step = 60 if self.is_fp8 is not of_the_reference else 30
+        return {**receive(self, timeout), "memory": {"step": step * GIB, "peak": step * GIB, "allocated": 25 * GIB}}
+
+    monkeypatch.setattr(FakeProcess, "receive", receives)
+    pool = ArmPool(H100)
     pair = PairArms(CASE, pool, None)
     pair.start()
     assert pool.takes_turns(pair.fp8)
     assert [process.spec.case.id for process in alive(world)] == [CASE.reference().id]
+    assert world.built == [CASE.reference().id, CASE.id][: 1 if of_the_reference else 2], "FP8's only where that tells"
     built = list(world.built)
     pair.start()
     assert world.built == built, "known from now on"

@@ -167,7 +167,8 @@ class ArmPool:
         else:
             # Two large arms warming up at once need two steps' memory; one after the other needs one.
             for arm in missing:
-                self._build([arm])
+                if not self._room.crowded(pair):
+                    self._build([arm])
 
     def _begin(self, ahead: Iterable[Arm], pair: Sequence[Arm]) -> None:
         """Begin to build those that fit beside what this pair does, in their order."""

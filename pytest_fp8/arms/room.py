@@ -43,12 +43,18 @@ class Room:
 
     def crowded(self, pair: Sequence[Arm]) -> bool:
         """Whether a step of one of these arms needs more than the other one leaves it between its own. It may go on
-        without the allocator's cache, but then no time is one of FP8."""
+        without the allocator's cache, but then no time is one of FP8. An FP8 arm that was not built yet is taken to
+        hold what its reference, the first of the pair, does."""
         if self.gpu is None:
             return False
-        return self.gpu.memory < max(
-            BETWEEN_BLOCKS * self._said(arm.key, "step") + CONTEXT_BYTES + self._held([other.key])
-            for arm, other in (pair, pair[::-1])
+        held = self._said(pair[0].key, "allocated")
+        return (
+            self.gpu.memory
+            < max(
+                BETWEEN_BLOCKS * self._said(arm.key, "step") + (self._said(other.key, "allocated") or held)
+                for arm, other in (pair, pair[::-1])
+            )
+            + len(pair) * CONTEXT_BYTES
         )
 
     def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
