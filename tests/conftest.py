@@ -28,6 +28,7 @@ SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 ANY_PYTEST = (
     "test_arm_starts.py",
     "test_arms.py",
+    "test_crowded.py",
     "test_loss_unit.py",
     "test_own_model.py",
     "test_own_ranks.py",
@@ -36,6 +37,7 @@ ANY_PYTEST = (
     "test_report_json.py",
     "test_reports.py",
     "test_strange_but_sound.py",
+    "test_zero3.py",
 )
 """Their inner pytest is a way to an arm's answer or a report: the oldest one shows nothing more."""
 
