@@ -196,12 +196,16 @@ def test_a_question_without_room_is_asked_once_more_by_turns(pair, world, monkey
 
 
 def test_what_was_answered_before_stays(pair, world, monkeypatch):
-    timing_of(pair, BlockTimer(pair), 0)
+    timer = BlockTimer(pair)
+    timing_of(pair, timer, 0)
     before = fp8_layers(pair), reference_layers(pair)
+    recorded = timer.recording()
     beside_another(monkeypatch, world, "numerics", lambda process: True)
     numerics_of(pair)
     monkeypatch.setattr(FakeProcess, "layers", None)
     assert (fp8_layers(pair), reference_layers(pair)) == before
+    assert timer.recording() == recorded
+    assert recorded["order"] == "abba"
 
 
 def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, monkeypatch):

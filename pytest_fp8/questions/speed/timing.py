@@ -73,6 +73,8 @@ class BlockTimer:
         self.beside = Beside()
         self._by_turns = arms.takes_turns
         """Whether the arms took turns in these pairs."""
+        self._dropped = 0
+        """Steps before the last blocks that did not count."""
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
 
@@ -186,7 +188,8 @@ class BlockTimer:
     def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.
         steps, tight = self.steps_per_block(), self.arms.tight
-        found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped(tight))
+        self._dropped = max(dropped_steps(tight), self._turns().settling)
+        found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped)
         if tight:
             arm.request("park")
         if counts:
@@ -224,15 +227,12 @@ class BlockTimer:
         self.arms.reference.request("park")
         return float(one["milliseconds"][0])
 
-    def _dropped(self, tight: bool) -> int:
-        return max(dropped_steps(tight), self._turns().settling)
-
     def settings(self) -> dict[str, Any]:
         """How the blocks were taken: plain data."""
         return {
             "steps_per_block": self.steps_per_block(),
-            "dropped_steps": self._dropped(self.arms.tight),
-            "order": "turns" if self.arms.takes_turns else "abba",
+            "dropped_steps": self._dropped,
+            "order": "turns" if self._by_turns else "abba",
         }
 
     def recording(self) -> dict[str, Any]:
