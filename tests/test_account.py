@@ -19,6 +19,7 @@ from pytest_fp8.questions.speed.account import GpuStep, account_of
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.coverage import covered_by_fp8, role_times
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.host import Turn
 from pytest_fp8.report.cells import baseline_of
 from pytest_fp8.rules.variance import MEASURED
 
@@ -313,6 +314,22 @@ def test_busy_times_at_other_clocks_hide_no_reference_that_sleeps(clocks):
     bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
     decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, waited=True, **works)
     verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
+
+
+@pytest.mark.parametrize(("retries", "memory"), [(12, True), (1, False), (0, False)])
+def test_an_arm_that_waits_for_memory_is_told_so_and_not_of_its_host(retries, memory):
+    """An arm alone on its GPU, whose step has no room for its tensors: no other arm is in its way."""
+    bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
+    turns = [Turn("BF16", retries=retries), Turn("FP8"), Turn("BF16")]
+    decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, turns=turns)
+    verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
+    assert ("too little memory for a step of BF16's arm" in decision.cause) is memory
+    turns = [Turn("FP8", retries=retries), Turn("BF16", retries=99), Turn("FP8")]
+    decision = launch_bound(120.0, turns=turns)
+    verdict_of(decision, Verdict.FAIL, "FP8 is not faster than the best BF16")
+    assert ("too little memory for a step of FP8's arm" in decision.cause) is memory
+    assert ("waits for the host" in decision.cause) is not memory
 
 
 @pytest.mark.parametrize("clocks", [(0.97, 1.0), (0.94, 1.0), (1.0, 0.94), (0.94, 0.94)])

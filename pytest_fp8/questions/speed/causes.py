@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import scattered
+from pytest_fp8.questions.speed.host import Turn, scattered, short_of_memory
 from pytest_fp8.questions.speed.sound import NOTICED
 from pytest_fp8.questions.speed.wire import slow_wire
 from pytest_fp8.rules.speed import Speedup
@@ -65,10 +66,13 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
     }
 
 
-def why_slow(account: Account | None, compiled: bool) -> dict[str, str]:
-    """Cause and next step, from what the GPU did in both arms. ``compiled``: whether the FP8 arm is."""
+def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> dict[str, str]:
+    """Cause and next step, from what the GPU did in both arms. ``compiled``: whether the FP8 arm is. ``turns``: those
+    that were timed."""
     waits = launch_bound(account.fp8) if account is not None else ""
     if account is not None and waits:
+        if short := short_of_memory(turns, "FP8"):
+            return short
         cause = f"{waits}; in its work alone FP8 is {account.busy_speedup:.2f}x"
         return {"cause": cause, "next_step": "a larger batch, CUDA graphs, or compile the model"}
     if not compiled:

@@ -177,7 +177,7 @@ def _explain(
         return Verdict.FAIL, {**lines, "headline": headline, **SLOWER}
     if result.verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
-        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled)}
+        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled, evidence.turns)}
     headline = f"the blocks do not decide against the {result.reason}"
     return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result, account)}
 

@@ -67,6 +67,19 @@ class Scattered(NamedTuple):
         return "; ".join(filter(None, (self.blocks, self.host)))
 
 
+def short_of_memory(turns: Sequence[Turn], arm: str) -> dict[str, str]:
+    """Cause and next step where an arm's steps wait since the GPU has no memory left for them; else empty. Once in a
+    few turns is nothing."""
+    retries = counted(turns, "retries").get(arm, 0)
+    if not retries or retries < sum(turn.arm == arm for turn in turns):
+        return {}
+    return {
+        "cause": f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in "
+        "timed turns, and the GPU waits each time",
+        "next_step": "a smaller batch or seq in both arms, or a GPU with more memory",
+    }
+
+
 def scattered(bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]], turns: Sequence[Turn]) -> Scattered:
     """``bf16``, ``fp8``: milliseconds of each block of each process."""
     blocks = {"FP8": list(chain.from_iterable(fp8)), "BF16": list(chain.from_iterable(bf16))}

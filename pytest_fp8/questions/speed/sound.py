@@ -8,6 +8,7 @@ from pytest_fp8.questions.findings import Finding, some
 from pytest_fp8.questions.layers.products import Extents, Product
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.host import short_of_memory
 from pytest_fp8.questions.speed.wire import sends_less
 from pytest_fp8.verdicts import Verdict
 
@@ -43,7 +44,7 @@ def not_fp8s_own(account: Account | None, evidence: TimingEvidence, lowest: floa
     return (
         _other_precision(account, evidence.bf16_gpu.products, evidence.fp8_gpu.products)
         or _less_work(account)
-        or _reference_waits(account, steady_idle(account, evidence))
+        or _reference_waits(account, steady_idle(account, evidence), short_of_memory(evidence.turns, "BF16"))
         or _above_limit(account, lowest, on_busy)
     )
 
@@ -129,9 +130,10 @@ def steady_idle(account: Account, evidence: TimingEvidence) -> float:
     return account.bf16.idle - max(0.0, account.bf16.step - times[len(times) // 10])
 
 
-def _reference_waits(account: Account, idle: float) -> Finding | None:
+def _reference_waits(account: Account, idle: float, short: Mapping[str, str]) -> Finding | None:
     """The host holds the reference up and not the FP8 arm: by a wait that only the reference's step has, or so long
-    that one arm is launch-bound and the other is not. ``idle``: of the reference, see :func:`steady_idle`."""
+    that one arm is launch-bound and the other is not. ``idle``: of the reference, see :func:`steady_idle`; ``short``:
+    cause and next step where it has too little memory."""
     waited, fp8 = account.bf16, account.fp8
     more_waits = sum(waited.waits.values()) > sum(fp8.waits.values())
     by_its_calls = more_waits and idle - fp8.idle > NOTICED * waited.step
@@ -147,6 +149,7 @@ def _reference_waits(account: Account, idle: float) -> Finding | None:
         if more_waits
         else "Python takes time in the reference's step alone: a sleep, loading of data, code that is not compiled",
         "next_step": "take the wait out of the reference's step, or put it in both arms",
+        **short,
     }
 
 
