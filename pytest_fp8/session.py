@@ -263,6 +263,11 @@ class Session:
         """End all arms, and note where their time went."""
         self.note_durations()
         if self._pool is not None:
+            self.notes += [
+                f"{arm} and its reference did not fit this GPU together: they took turns, which takes longer"
+                for arm in self._pool.separated
+            ]
+            self._pool.separated.clear()
             self._pool.close()
 
     def close(self) -> None:

@@ -338,4 +338,7 @@ def test_a_session_whose_arms_turn_out_crowded_answers_all_the_same(pytester, mo
     result = pytester.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn", *(["-k", chosen] if one_by_one else []))
     assert result.parseoutcomes().get("failed", 0) == result.parseoutcomes().get("errors", 0) == 0
     assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["1b-torchao-tensorwise and its reference did not fit this GPU together: they took turns*"]
+    )
     assert not alive(world)

@@ -52,6 +52,8 @@ class ArmPool:
         """Arms that may be built next."""
         self._turns: set[str] = set()
         """Keys of arms that do not fit the GPU beside their partner."""
+        self.separated: list[str] = []
+        """Arms that turned out not to fit the GPU beside their reference."""
         self._by_themselves: set[str] = set()
         """Keys of arms that ran out of memory beside arms that were built ahead."""
         self._too_large: dict[str, ArmError] = {}
@@ -122,9 +124,8 @@ class ArmPool:
         pair = (reference, fp8)
         # Large arms are never built ahead: there is no memory for them beside the pair.
         small = takewhile(lambda arm: memory_plan.small(arm.spec.case), [reference, *ahead])
-        ahead = [arm for arm in small if arm.key not in (reference.key, fp8.key)]
-        if fp8.key in self._by_themselves:
-            ahead = []
+        alone = fp8.key in self._by_themselves
+        ahead = [] if alone else [arm for arm in small if arm.key not in (reference.key, fp8.key)]
         keep = {arm.key for arm in (*pair, *ahead)}
         self._end_but(keep)
         for gone in self._folders.keep(keep):
@@ -137,7 +138,7 @@ class ArmPool:
             self._have_both(pair, [] if timed else ahead)
             if self._room.crowded(pair):
                 # The reference stays, and answers first.
-                self._turns |= {reference.key, fp8.key}
+                self._separate(reference, fp8)
                 self.renew(fp8)
         except ArmError as error:
             if error.kind != OUT_OF_MEMORY or fp8.spec.device != "cuda":
@@ -147,7 +148,7 @@ class ArmPool:
                 self.ensure(reference, fp8, (), then)
             else:
                 # The one that was built stays, and answers first.
-                self._turns |= {reference.key, fp8.key}
+                self._separate(reference, fp8)
 
     def _end_but(self, keep: set[str]) -> None:
         """End all arms but those of these keys, and all builds of others."""
@@ -206,14 +207,18 @@ class ArmPool:
         if fp8.spec.device != "cuda" or self.takes_turns(fp8):
             return False
         pair = {reference.key, fp8.key}
-        others = self._processes.keys() - pair
-        if (others or self._meanwhile.arms) and fp8.key not in self._by_themselves:
+        if (self._processes.keys() - pair or self._meanwhile.arms) and fp8.key not in self._by_themselves:
             self._by_themselves |= pair
             self._end_but(pair)
         else:
-            self._turns |= pair
+            self._separate(reference, fp8)
         self.renew(fp8, reference)
         return True
+
+    def _separate(self, reference: Arm, fp8: Arm) -> None:
+        """They turned out not to fit the GPU together."""
+        self._turns |= {reference.key, fp8.key}
+        self.separated.append(fp8.label)
 
     def renew(self, *arms: Arm) -> None:
         """Close these arms, so that their next request starts fresh processes."""
