@@ -321,11 +321,11 @@ def test_an_arm_that_waits_for_memory_is_told_so_and_not_of_its_host(retries, me
     """An arm alone on its GPU, whose step has no room for its tensors: no other arm is in its way."""
     bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
-    turns = [Turn("BF16", retries=retries), Turn("FP8"), Turn("BF16")]
+    turns = [Turn("BF16", steps=6, retries=retries), Turn("FP8", steps=6), Turn("BF16", steps=6)]
     decision = asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, turns=turns)
     verdict_of(decision, Verdict.INVALID, "the reference waits for its host")
     assert ("too little memory for a step of BF16's arm" in decision.cause) is memory
-    turns = [Turn("FP8", retries=retries), Turn("BF16", retries=99), Turn("FP8")]
+    turns = [Turn("FP8", steps=6, retries=retries), Turn("BF16", retries=99), Turn("FP8", steps=6)]
     decision = launch_bound(120.0, turns=turns)
     verdict_of(decision, Verdict.FAIL, "FP8 is not faster than the best BF16")
     assert ("too little memory for a step of FP8's arm" in decision.cause) is memory

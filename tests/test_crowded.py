@@ -133,11 +133,19 @@ def test_memory_that_runs_out_in_turns_is_the_models_own(pair, world, monkeypatc
     assert {turn.retries for turn in timing.turns} == {99}, "told in the recording"
 
 
-def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, monkeypatch):
-    monkeypatch.setattr(FakeProcess, "blocks", lambda self, count, steps, dropped: timed([100.0] * count, retries=1))
+@pytest.mark.parametrize("step", [100.0, 400.0])
+def test_a_cache_that_is_given_back_now_and_then_separates_nobody(pair, world, monkeypatch, step):
+    """Of a large model a block is one step, and a turn two."""
+    asked = []
+
+    def blocks(self, count, steps, dropped):
+        asked.append(self)
+        return timed([step] * count, retries=int(len(asked) in (5, 12)))
+
+    monkeypatch.setattr(FakeProcess, "blocks", blocks)
     timing = timing_of(pair, BlockTimer(pair), 0)
     assert not pair.takes_turns
-    assert {turn.retries for turn in timing.turns} == {1}
+    assert sum(turn.retries for turn in timing.turns) == 2
 
 
 def test_memory_that_a_process_of_others_has_is_told_as_theirs(pair, world, monkeypatch):
@@ -169,6 +177,30 @@ def test_memory_that_runs_out_after_the_blocks_has_them_taken_anew(pair, world, 
     evidence = timing_of(pair, timer, 0)
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"], "none of the blocks taken side by side"
     assert judged_busy(evidence), "busy times were asked again, too"
+
+
+@pytest.mark.parametrize("operation", ["layers", "busy"])
+def test_blocks_whose_busy_times_had_no_room_beside_arms_built_ahead_are_taken_anew(world, monkeypatch, operation):
+    world.busy, world.kernels_alone = 60.0, True
+    pool = ArmPool(H200)
+    pairs = [PairArms(Case("1b", "torchao", recipe), pool, None) for recipe in ("tensorwise", "rowwise")]
+    pairs[0].start(ahead=[pairs[1].fp8])
+    pool.wait_for_builds()
+    real = getattr(FakeProcess, operation)
+
+    def asked(self, **arguments):
+        if len(alive(world)) > 2:
+            raise ArmError("out of memory", "no room beside what was built ahead")
+        return real(self, **arguments)
+
+    monkeypatch.setattr(FakeProcess, operation, asked)
+    timer = BlockTimer(pairs[0])
+    timer.wants_busy = True
+    evidence = timing_for_baseline(pairs[0], timer, 2, lambda evidence: True)
+    assert not pairs[0].takes_turns
+    assert [len(each) > 0 for each in evidence.fp8_busy] == [True, True]
+    assert len(evidence.turns) == 2 * len(evidence.turns[:17]), "none of the first attempt's"
+    pool.close()
 
 
 def test_a_disturbance_before_memory_runs_out_is_no_part_of_what_counts(pair, world, monkeypatch):
@@ -244,31 +276,35 @@ def test_arms_built_ahead_make_room_before_a_pair_is_separated(world, monkeypatc
     pool.close()
 
 
-def test_another_arm_without_memory_is_not_the_pairs_fault(world, monkeypatch):
-    """The reference on one GPU, for checkpoints of a case of two."""
+@pytest.mark.parametrize("fits_alone", [True, False])
+def test_the_reference_on_one_gpu_has_the_pairs_memory_too(world, monkeypatch, fits_alone):
+    """For checkpoints of a case of two GPUs."""
     pool = ArmPool(H200)
     pair = PairArms(Case("tiny", "torchao", "tensorwise", gpus=2, parallel="fsdp2"), pool, None)
     pair.start()
     real = FakeProcess.receive
 
     def receive(self, timeout=0):
-        if self.asked is None and self.spec.case.gpus == 1:
+        if self.asked is None and self.spec.case.gpus == 1 and (len(alive(world)) > 2 or not fits_alone):
             raise ArmError("out of memory", "one GPU does not hold it")
         return real(self, timeout)
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
-    with pytest.raises(ArmError, match="one GPU does not hold it"):
-        transfers_of(pair)
-    assert not pair.takes_turns
+    if fits_alone:
+        assert len(transfers_of(pair)) == 6
+    else:
+        with pytest.raises(ArmError, match="one GPU does not hold it"):
+            transfers_of(pair)
     pool.close()
 
 
+@pytest.mark.parametrize("operation", ["blocks", "layers"])
 @pytest.mark.parametrize("within_a_gate", [True, False])
 def test_sides_of_a_comparison_that_are_crowded_take_turns_and_the_case_s_pair_does_not(
-    pair, world, monkeypatch, within_a_gate
+    pair, world, monkeypatch, within_a_gate, operation
 ):
     sides = tuple(ArmEnvironment(name, sys.executable, ("/x",), {}, "") for name in ("base", "head"))
-    beside_another(monkeypatch, world, "blocks", lambda process: process.side == "base")
+    beside_another(monkeypatch, world, operation, lambda process: process.side == "base")
 
     def compare():
         return compare_in(pair.pool, pair.case, Model(), sides, 0.01)

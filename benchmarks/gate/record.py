@@ -33,6 +33,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
     from pytest_fp8.arms.stopwatch import BUILD
     from pytest_fp8.baselines.atomic import write_atomically
     from pytest_fp8.baselines.provenance import provenance
+    from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
     from pytest_fp8.questions.speed.timing import BlockTimer
 
     case = cases()[name]
@@ -87,7 +89,16 @@ def record(name: str, pool: Any, processes: int, blocks: int, out: Path, reason:
         started = time.monotonic()
         if index == 0:
             arms.start()
-        timer.measure(index + 1, blocks)
+        before = timer.settings()["order"] if taken else ""
+        arms.with_room(partial(timer.measure, index + 1, blocks))
+        if before not in ("", timer.settings()["order"]):
+            raise ArmError(
+                OUT_OF_MEMORY,
+                f"the arms of {name} turned out not to fit this GPU together, after {index} pair(s) of processes",
+                expected="pairs that are all timed side by side, or all by turns",
+                seen=f"{path.name} has those timed side by side",
+                next_step="delete it, and record a smaller case or on a GPU with more memory",
+            )
         states = timer.beside.states[states_before:]
         taken.append(
             {

@@ -102,9 +102,13 @@ class TwoArms:
                 with self.pool.sequences.one():
                     return ask()
             except ArmError as error:
-                mine = error.arm in ("", self.reference.key, self.other.key)
-                if error.kind != OUT_OF_MEMORY or not mine or not self.pool.make_room(self.reference, self.other):
+                mine = error.kind == OUT_OF_MEMORY and error.arm in ("", *self._keys())
+                if not mine or not self.pool.make_room(self.reference, self.other):
                     raise
+
+    def _keys(self) -> Iterable[str]:
+        """Of arms that may want the memory of one of these two."""
+        return self.reference.key, self.other.key
 
     def answered(self, what: str) -> bool:
         """Whether these two arms have evidence whose name begins so."""
@@ -144,6 +148,9 @@ class PairArms(TwoArms):
         judged = copy(self)
         judged.case = case
         return judged
+
+    def _keys(self) -> Iterable[str]:
+        return *super()._keys(), self._alone.key
 
     @contextmanager
     def on_one_gpu(self) -> Iterator[Arm]:

@@ -184,10 +184,11 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
     for pairs in PAIRS[:looks]:
         arms.with_room(partial(timer.measure, pairs, BLOCKS))
         # Asked once, after the first blocks: profiling slows a process. Later looks add fresh ones.
-        yield _evidence(timer, (reference_layers(arms).attention, fp8_layers(arms).attention))
+        profiled = arms.with_room(lambda: (reference_layers(arms), fp8_layers(arms)))
+        yield _evidence(timer, tuple(layers.attention for layers in profiled))
 
 
-def _evidence(timer: BlockTimer, attention: tuple[Any, Any] = ({}, {})) -> SidesEvidence:
+def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> SidesEvidence:
     disturbed = [*timer.beside.throttles, *(f"process {pid}" for pid in timer.beside.strangers)]
     return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
 

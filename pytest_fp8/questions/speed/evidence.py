@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
 
+from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
@@ -109,12 +110,18 @@ def timing_for_baseline(
 def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) -> TimingEvidence:
     for count in range(1, processes + 1):
         fresh = timer.measure(count, blocks)
-        # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
-        fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+        try:
+            # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
+            fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+            busy = _busy(arms, timer, gpu_step(bf16), gpu_step(fp8)) if fresh else NOT_ASKED
+        except ArmError:
+            if fresh:
+                timer.forget_last()
+            raise
         if fresh:
             # Arms that began to take turns have all their pairs anew, and busy times of the last one alone.
             timer.busy += [NOT_ASKED] * (len(timer.other) - 1 - len(timer.busy))
-            timer.busy.append(_busy(arms, timer, gpu_step(bf16), gpu_step(fp8)))
+            timer.busy.append(busy)
     beside = timer.beside
     return TimingEvidence(
         bf16=[list(x) for x in timer.reference],

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 SCATTERED = 0.08
 """A :func:`scatter` beyond this is a busy host's. On H200s 0.01 to 0.06, and 0.14 to 0.52 for Transformer Engine's arms
 on a busy host."""
+RETRIES_A_STEP, FEW_RETRIES = 0.5, 3
+"""The allocator gives its cache back so many times a step where there is no memory for it. A few times in all is
+fragments, or a larger batch than those before it."""
 TOLD = 0.01
 """A share of processor time below this is not worth a word: a quiet machine's clock ticks and housekeeping."""
 
@@ -20,6 +23,8 @@ class Turn:
     """One request for blocks. Of several ranks, what the worst of them says."""
 
     arm: str
+    steps: int = 0
+    """Those of its blocks, which count."""
     compilations: int = 0
     """How often code was compiled in blocks that count."""
     retries: int = 0
@@ -40,9 +45,9 @@ class Turn:
 TIMES = "stolen", "used", "waited", "wall"
 
 
-def turn_of(arm: str, answer: Mapping[str, Any]) -> Turn:
+def turn_of(arm: str, steps: int, answer: Mapping[str, Any]) -> Turn:
     """``answer``: what the arm says of its blocks."""
-    return Turn(arm, answer["compilations"], answer["retries"], answer["ahead"], **answer["host"])
+    return Turn(arm, steps, answer["compilations"], answer["retries"], answer["ahead"], **answer["host"])
 
 
 def counted(turns: Iterable[Turn], what: str) -> dict[str, int]:
@@ -68,10 +73,9 @@ class Scattered(NamedTuple):
 
 
 def short_of_memory(turns: Sequence[Turn], arm: str) -> dict[str, str]:
-    """Cause and next step where an arm's steps wait since the GPU has no memory left for them; else empty. Once in a
-    few turns is nothing."""
-    retries = counted(turns, "retries").get(arm, 0)
-    if not retries or retries < sum(turn.arm == arm for turn in turns):
+    """Cause and next step where an arm's steps wait since the GPU has no memory left for them; else empty."""
+    retries, steps = (counted(turns, what).get(arm, 0) for what in ("retries", "steps"))
+    if retries < max(FEW_RETRIES, RETRIES_A_STEP * steps):
         return {}
     return {
         "cause": f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in "

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.speed.beside import Beside
-from pytest_fp8.questions.speed.host import SCATTERED, Turn, scatter, turn_of
+from pytest_fp8.questions.speed.host import SCATTERED, scatter, short_of_memory, turn_of
 from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.rules.statistics import sample_sd
 
@@ -25,9 +25,8 @@ SETTLING_MS = 1500.0
 """Dropped from the start of each turn of arms that are not steady. In four runs on an H200 from a rest of three
 seconds on (60 s of each arm at 8B, 20 s at 1B, torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 %
 below the median of the last half, that of the next 1.5 s 0.2 to 0.5 % above it."""
-CROWDED = 0.5
-"""So many times a step the allocator gives its cache back for lack of memory: the arms do not fit together. Once in a
-while is fragments, or a larger batch than those before it."""
+RECENT_TURNS = 3
+"""Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 LONG_BLOCK_MS = 500.0
 """A block of such arms: a turn then lasts two and a half seconds."""
 
@@ -70,7 +69,7 @@ class BlockTimer:
         """Whether busy times are asked of every process, whether an arm waits for its host or not."""
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
-        self.beside = Beside()
+        self.beside = self._before_last = Beside()
         self._by_turns = arms.takes_turns
         """Whether the arms took turns in these pairs."""
         self._dropped = 0
@@ -94,6 +93,12 @@ class BlockTimer:
             fresh = True
         return fresh
 
+    def forget_last(self) -> None:
+        """Take the last pair anew: what was to be asked of it afterwards could not be."""
+        self.reference.pop()
+        self.other.pop()
+        self.beside = self._before_last
+
     def _forget(self) -> None:
         self._by_turns = self.arms.takes_turns
         self.beside.clear()
@@ -114,6 +119,7 @@ class BlockTimer:
             # Whoever asks again takes this pair's blocks from the start.
             self.beside = before
             raise
+        self._before_last = before
         return found
 
     def _pair(self, blocks: int) -> tuple[list[float], list[float]]:
@@ -193,10 +199,12 @@ class BlockTimer:
         if tight:
             arm.request("park")
         if counts:
-            turn = turn_of("BF16" if arm is self.arms.reference else "FP8", found)
-            if turn.retries >= CROWDED * count * steps and not self.arms.takes_turns and not self._has_company():
-                raise _crowded(turn)
+            turn = turn_of("BF16" if arm is self.arms.reference else "FP8", count * steps, found)
             self.beside.turns.append(turn)
+            recent = [each for each in self.beside.turns if each.arm == turn.arm][-RECENT_TURNS:]
+            short = short_of_memory(recent, turn.arm)
+            if short and not self.arms.takes_turns and not self._has_company():
+                raise _crowded(turn.arm, short["cause"])
         times: list[float] = found["milliseconds"]
         return times
 
@@ -244,12 +252,12 @@ class BlockTimer:
         }
 
 
-def _crowded(turn: Turn) -> ArmError:
+def _crowded(arm: str, seen: str) -> ArmError:
     return ArmError(
         OUT_OF_MEMORY,
-        f"the {turn.arm} arm ran out of GPU memory {turn.retries} times while it was timed, and gave back its cache",
+        f"the {arm} arm ran out of GPU memory while it was timed",
         expected="timed steps that find their memory in the allocator's cache",
-        seen=f"{turn.retries} allocations that the GPU had to wait for, since there was no memory left",
+        seen=seen,
         cause="the arms do not fit this GPU together: one trains beside what the other holds",
         next_step="a smaller batch or seq, or a GPU with more memory",
     )
