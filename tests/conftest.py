@@ -41,6 +41,16 @@ ANY_PYTEST = (
 )
 """Their inner pytest is a way to an arm's answer or a report: the oldest one shows nothing more."""
 
+DRAW_PAGES = (
+    "test_docs.py",
+    "test_formats.py",
+    "test_known_failures.py",
+    "test_page.py",
+    "test_report_json.py",
+    "test_shown_elsewhere.py",
+)
+"""Their sessions with a report draw its page, a second of CPU time each. Those of others do as without matplotlib."""
+
 
 def pytest_configure(config):
     # What a shell starts in the background, or `nohup`, inherits that these are ignored; some tests send them.
@@ -127,3 +137,9 @@ def pytester(_torch_once, pytester, monkeypatch):
         else:
             monkeypatch.delenv(name, raising=False)
     return pytester
+
+
+@pytest.fixture(autouse=True)
+def _pages_where_they_are_looked_at(request, monkeypatch):
+    if "pytester" in request.fixturenames and request.node.path.name not in DRAW_PAGES:
+        monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["matplotlib"])
