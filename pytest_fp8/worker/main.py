@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from typing import Any
 from pytest_fp8.bytecode import keep_bytecode
 from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.errors import OUT_OF_MEMORY
+from pytest_fp8.worker import compilers
 
 
 def main(arguments: list[str]) -> int:
@@ -34,11 +36,17 @@ def main(arguments: list[str]) -> int:
     show_stacks()
     keep_bytecode()
     seconds = import_ahead(backend)
-    with contextlib.suppress(OSError):
-        # Where it cannot be made, it is waited for once.
-        Path(arguments[3]).touch()
+    threading.Thread(target=_tell, args=(Path(arguments[3]),), daemon=True).start()
     serve(Connection(descriptor), seconds)
     return 0
+
+
+def _tell(imported: Path) -> None:
+    """Say that nothing is imported any more, also by torch's processes for compilation."""
+    compilers.wait()
+    with contextlib.suppress(OSError):
+        # Where it cannot be made, it is waited for once.
+        imported.touch()
 
 
 def forked(connection: Connection, log: str, backend: str, env: dict[str, str]) -> None:
@@ -71,8 +79,9 @@ def serve(connection: Connection, imports: float) -> None:
         try:
             if request["operation"] == "build":
                 server = _server(request["arguments"]["spec"])
+                compilers_late = compilers.wait()
                 result: Any = server.describe()
-                result["seconds"] = {"imports": imports, **result["seconds"]}
+                result["seconds"] = {"imports": imports, **result["seconds"], "compilers": compilers_late}
                 imports = 0.0
             elif server is None:
                 raise RuntimeError("asked before it was built")
@@ -135,6 +144,7 @@ def _import_libraries(name: str) -> None:
         import transformers.models.llama.modeling_llama  # noqa: F401
 
         if torch.cuda.is_available():
+            compilers.start()
             # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
             import torch._inductor.compile_fx
     # Unsloth raises NotImplementedError when it is imported without an accelerator.

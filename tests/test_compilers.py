@@ -1,0 +1,99 @@
+"""torch's processes for compilation: they start ahead, and an arm that was built has none that still start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from helpers.arms import all_end, make_model, running, spec
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.shipping import ship, unship
+from pytest_fp8.worker import compilers, main
+
+# torch starts them where Triton is installed, which is said here of a CPU's torch, too.
+STARTS = """
+import os, sys, time
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "{threads}"
+import torch._inductor.async_compile as torchs
+torchs.has_triton_package = lambda: True
+from pytest_fp8.worker import compilers
+before = time.perf_counter()
+compilers.start()
+ready = torchs.AsyncCompile._ready_future
+took = compilers.wait()
+print(bool(torchs._pool_set), ready is not None and ready.done(), took > 0.2)
+"""
+
+
+def said_by(program: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("threads", "said"), [(2, ["True", "True", "True"]), (1, ["False", "False", "False"])], ids=["some", "none"]
+)
+def test_they_start_at_once_and_are_ready_once_they_were_waited_for(threads, said):
+    assert said_by(STARTS.format(threads=threads)) == said
+
+
+@pytest.mark.parametrize("imports", ["", "import torch._inductor.async_compile as torchs;"], ids=["none", "unused"])
+def test_where_nothing_compiles_none_are_started_and_none_waited_for(imports):
+    program = (
+        f"import sys; {imports} from pytest_fp8.worker import compilers; took = compilers.wait();"
+        "torchs = sys.modules.get('torch._inductor.async_compile');"
+        "print(took < 0.1, bool(torchs and torchs._pool_set))"
+    )
+    assert said_by(program) == ["True", "False"]
+
+
+def test_a_release_of_torch_without_these_processes_is_not_waited_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", object())
+    assert compilers.wait() < 0.1
+
+
+def test_a_process_says_that_it_imports_nothing_more_once_these_do_not_either(monkeypatch, tmp_path):
+    ready = threading.Event()
+    monkeypatch.setattr(compilers, "wait", ready.wait)
+    imported = tmp_path / "imported"
+    telling = threading.Thread(target=main._tell, args=(imported,))
+    telling.start()
+    time.sleep(0.05)
+    assert not imported.exists()
+    ready.set()
+    telling.join()
+    assert imported.exists()
+
+
+@pytest.mark.slow
+def test_an_arm_that_is_built_has_none_that_still_start():
+    def build():
+        # As the first compiled step does, where no process was started ahead.
+        import torch._inductor.async_compile as torchs
+
+        torchs.has_triton_package = lambda: True
+        torchs.config.compile_threads = 2
+        torchs.maybe_warm_pool()
+        return make_model()
+
+    def state(model):
+        import torch._inductor.async_compile as torchs
+
+        (pool,) = torchs._pool_set
+        return torchs.AsyncCompile._ready_future.done(), pool.process.pid
+
+    process = ArmProcess(fork=True)
+    try:
+        facts = process.build(spec(build=build))
+        ready, child = unship(process.request("call", function=ship(state, "a function")))
+        assert ready
+        assert facts["seconds"]["compilers"] > 0.2, "the wait is in the account of the build"
+        assert running(child)
+    finally:
+        process.close()
+    assert all_end(child), "they end with their arm"
