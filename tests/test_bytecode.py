@@ -13,7 +13,7 @@ import pytest
 from pytest_fp8.arms import env as arm_environment
 from pytest_fp8.arms.env import arm_env, compiled_code_in
 from pytest_fp8.arms.scratch import session_folder
-from pytest_fp8.bytecode import FOLDER
+from pytest_fp8.bytecode import FOLDER, kept_by_children
 
 VARIABLES = (FOLDER, "PYTHONPYCACHEPREFIX")
 
@@ -130,3 +130,30 @@ def test_what_was_kept_is_read_until_its_source_changes(library, tmp_path):
     assert library()[1][1] == "7"
     source.write_text("VALUE = 22\n")
     assert library()[1][1] == "22"
+
+
+@pytest.mark.parametrize("set_before", [True, False], ids=["forbidden", "not writable"])
+def test_what_an_arm_kept_its_children_read_and_write_what_they_miss(library, tmp_path, monkeypatch, set_before):
+    library()
+    (tmp_path / "further.py").write_text("")
+    written = next((session_folder() / "bytecode" / str(tmp_path).lstrip("/")).glob("library.*.pyc"))
+    stamp = written.stat().st_mtime_ns
+    monkeypatch.setenv(FOLDER, str(session_folder() / "bytecode"))
+    if not set_before:
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
+    before = dict(os.environ)
+    with kept_by_children():
+        child = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import library, further; print(library.__cached__)"
+        done = subprocess.run([sys.executable, "-c", child], check=True, capture_output=True, text=True)
+    assert dict(os.environ) == before
+    assert done.stdout.strip() == str(written)
+    assert written.stat().st_mtime_ns == stamp
+    assert "further" in kept()
+    assert not list(tmp_path.rglob("__pycache__/further*"))
+
+
+def test_where_python_keeps_bytecode_itself_children_do_so_as_well(monkeypatch):
+    monkeypatch.delenv(FOLDER, raising=False)
+    before = dict(os.environ)
+    with kept_by_children():
+        assert dict(os.environ) == before

@@ -6,6 +6,8 @@ import contextlib
 import sys
 import time
 
+from pytest_fp8.bytecode import kept_by_children
+
 READY_SECONDS = 60
 """What their start may take. On hosts with H100s it took 12 s."""
 
@@ -13,10 +15,10 @@ READY_SECONDS = 60
 def start() -> None:
     """Start them, and go on. torch would start them in the first compiled step. A pair whose code is compiled is
     built before they have their libraries: on two hosts with H100s four of them worked for 10 s beside timed blocks."""
-    from torch._inductor import async_compile
+    # Where they cannot be had, or another release of torch names it otherwise, they start when something is compiled.
+    with contextlib.suppress(Exception), kept_by_children():
+        from torch._inductor import async_compile
 
-    # Other releases of torch may name it otherwise; they start when something is compiled.
-    with contextlib.suppress(AttributeError):
         async_compile.maybe_warm_pool()
 
 

@@ -141,10 +141,11 @@ def _import_libraries(name: str) -> None:
     chosen = backend(name)
     if not chosen.patches_others:
         _raise_what_failed_ahead()
+        if torch.cuda.is_available():
+            compilers.start()
         import transformers.models.llama.modeling_llama  # noqa: F401
 
         if torch.cuda.is_available():
-            compilers.start()
             # The first compiled step would import it: 2.7 to 3.3 s of a build, on two cores.
             import torch._inductor.compile_fx
     # Unsloth raises NotImplementedError when it is imported without an accelerator.
