@@ -81,17 +81,22 @@ class BlockTimer:
         """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs. Gives whether
         one was measured now."""
         fresh = False
-        while len(self.other) < processes or self._by_turns is not self.arms.takes_turns:
-            if self.other and self._by_turns is self.arms.takes_turns:
-                self.arms.renew()
-            if self._by_turns is not self.arms.takes_turns:
+        while len(self.other) < processes or self._began_turns:
+            if self._began_turns:
                 # Pairs that were timed side by side, and did not fit, are not mixed with pairs that take turns.
                 self._forget()
+            elif self.other:
+                self.arms.renew()
             reference, other = self._undisturbed(blocks)
             self.reference.append(reference)
             self.other.append(other)
             fresh = True
         return fresh
+
+    @property
+    def _began_turns(self) -> bool:
+        """Whether the arms take turns now, and did not in the pairs so far."""
+        return self._by_turns is not self.arms.takes_turns
 
     def forget_last(self) -> None:
         """Take the last pair anew: what was to be asked of it afterwards could not be."""
