@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from controls.control import Control, Outcome
 from pytest_fp8.arms.arm import Arm
+from pytest_fp8.arms.asked import REQUEST_SECONDS
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.process import REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.baselines.source import Source, source_of
 from pytest_fp8.baselines.store import read_baseline

@@ -11,7 +11,6 @@ from pytest_fp8 import Case
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
-DEFAULT = Case("1b", "accelerate_te", "delayed")
 
 
 def blocks(odd=32):

@@ -42,7 +42,7 @@ def sessions(speedup):
 
 def asked(bf16=BF16, fp8=FP8_ARM, bf16_ms=121.5, fp8_ms=106.0, floor=1.0, **more):
     """The decision on these steps, timed at these milliseconds in two processes."""
-    check = {name: more.pop(name) for name in (*STORED, "other_work", "components") if name in more}
+    check = {name: more.pop(name) for name in (*STORED, "components") if name in more}
     blocks = {"bf16": [[bf16_ms * x for x in NOISE]] * 2, "fp8": [[fp8_ms * x for x in reversed(NOISE)]] * 2}
     evidence = TimingEvidence(**blocks, bf16_gpu=bf16, fp8_gpu=fp8, **more)
     return check_speedup(evidence, floor=floor, tolerance=0.02, **check)
@@ -217,11 +217,6 @@ def test_a_speedup_above_its_limit_is_too_good():
     verdict_of(decision, Verdict.INVALID, "too good to be true", "at most 1.3", "all other kernels")
 
 
-def test_other_work_that_the_ledger_found_is_said_first():
-    finding = Verdict.INVALID, {"headline": "other tokens", "seen": "half", "next_step": "look"}
-    verdict_of(asked(other_work=finding), Verdict.INVALID, "other tokens", "products in FP8 earned")
-
-
 def test_products_that_no_profile_shows_are_no_other_work():
     """A library's own kernels for grouped products, say: their time is among all other kernels."""
     fp8 = [product for product in FP8_ARM.products if product.kind != FP8]
@@ -362,8 +357,6 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
 
 
 # -- false alarms -----------------------------------------------------------------------------------------------------
-
-ACCOUNT = ("too good", "the reference waits", "same work", "another precision")
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_the_option_prints_them_and_the_report_has_them_always(pytester, monkeyp
 
     def receive(self, timeout=0):
         answer = real(self, timeout)
-        return {**answer, "seconds": {"first step": 2.0}} if isinstance(answer, dict) and "torch" in answer else answer
+        return {**answer, "seconds": {"first step": 2.0}} if isinstance(answer, dict) and "cudnn" in answer else answer
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
     pytester.makepyfile(SUITE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from pytest_fp8.worker.server import ArmServer
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 CASE = Case("own", "torchao", "tensorwise", emulated=True, loss_steps=4)
 
 

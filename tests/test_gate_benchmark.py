@@ -43,7 +43,7 @@ def recording(block=0.004, run=0.003, processes=4, seed=0, **changes):
             [float(x) for x in base * np.exp(sign * shift / 2 + rng.normal(0, block, 2 * BLOCKS))]
             for base, sign in ((120.0, 1), (107.0, -1))
         )
-        entries.append({"bf16": bf16, "fp8": fp8, "throttles": [], "strangers": 0, "build_seconds": 20.0})
+        entries.append({"bf16": bf16, "fp8": fp8, "throttles": [], "strangers": 0})
     return {"case": "1b-x", "steps_per_block": 3, "dropped_steps": 1, "processes": entries, **changes}
 
 

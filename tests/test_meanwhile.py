@@ -9,11 +9,11 @@ import pytest
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.arm import Arm
+from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS
 from pytest_fp8.arms.memory_plan import peak_bytes
 from pytest_fp8.arms.pair import PairArms, make_arm
 from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.arms.process import BUILD_SECONDS
 from pytest_fp8.arms.room import Room
 from pytest_fp8.arms.spec import ArmSpec
 

@@ -52,7 +52,7 @@ def layers(kinds=("fp8", "fp8", "bfloat16"), busy=10.0, called=("a",), **changes
 
 
 BUILT = {
-    **dict.fromkeys(("libraries", "torch", "cuda", "parameters", "compiled", "own_checkpoints"), "a"),
+    **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints"), "a"),
     "seconds": {"build": 1.0},
 }
 WORK = ("stepped", "gradients")

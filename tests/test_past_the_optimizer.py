@@ -105,8 +105,6 @@ def test_a_curve_is_the_same_however_many_ran_before_it(optimizer):
 def test_a_watched_step_leaves_nothing_behind():
     import gc
 
-    from pytest_fp8.worker.answers.product_watch import ProductWatch
-
     def values():
         gc.collect()
         return sum(each.numel() for each in gc.get_objects() if type(each) is torch.Tensor)
@@ -116,7 +114,6 @@ def test_a_watched_step_leaves_nothing_behind():
     before = values()
     server.numerics(moved=False)
     assert values() - before < 1000, "operands, samples and weights are gone"
-    assert all(not watch._gathered for watch in gc.get_objects() if isinstance(watch, ProductWatch))
 
 
 def copying(model, batch, optimizer, precision):

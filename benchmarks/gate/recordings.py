@@ -39,11 +39,6 @@ class Measured:
     """One array per process, (blocks, 4): log milliseconds of an ABBA block in the order taken. Empty where only the
     log ratios were kept."""
 
-    @property
-    def medians(self) -> list[float]:
-        """The log ratio of each process, as the gate takes it."""
-        return [float(np.median(x)) for x in self.log_ratios]
-
 
 def load(recordings: Path = RECORDINGS, baselines: Sequence[Path] = BASELINES) -> dict[str, list[Measured]]:
     """Case -> its measurements: the recordings, or the stored baseline where there is no recording. Of cases that are

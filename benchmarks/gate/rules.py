@@ -50,18 +50,11 @@ class Rule:
     """``fp8`` milliseconds, or the ``ratio`` of BF16's to FP8's."""
 
 
-def gated(
-    history: Sequence[Session],
-    run: Trace,
-    trial: int,
-    stored_ms: Session,
-    decide: Decide,
-    looks: Sequence[tuple[int, int]] = LOOKS,
-) -> Gated:
+def gated(history: Sequence[Session], run: Trace, trial: int, stored_ms: Session, decide: Decide) -> Gated:
     """A rule of the plugin after the INVALID rules of the speed question, look after look. No floor: the question is
     what changed since the history. ``stored_ms``: BF16's step times in each of its sessions."""
     ratios = run.log_ratios[trial].tolist()
-    for processes, blocks in looks:
+    for processes, blocks in LOOKS:
         bf16 = float(np.median(run.bf16[trial, :processes]))
         if disturbed(_NOTHING_SEEN, bf16, stored_ms) is not None:
             return Gated(Verdict.INVALID, processes, blocks)

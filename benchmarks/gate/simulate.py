@@ -168,7 +168,7 @@ def simulate(
         stored_ms = [[np.median(x.bf16[index], axis=(1, 2)).tolist() for x in stored] for stored, _ in drawn]
         decide = ours(own, plan.tolerance, SESSION)
         found = [
-            gated(history, now, index, milliseconds, decide, LOOKS)
+            gated(history, now, index, milliseconds, decide)
             for history, (_, now), milliseconds in zip(histories, drawn, stored_ms, strict=True)
         ]
         tallies[OURS].add([[one.verdict.value for one in found]])

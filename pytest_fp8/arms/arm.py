@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_fp8.arms.process import REQUEST_SECONDS
+from pytest_fp8.arms.asked import REQUEST_SECONDS
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.sequence import Seen, Sequences
 from pytest_fp8.arms.spec import ArmSpec

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import session_folder, sockets_fit
 from pytest_fp8.bytecode import FOLDER
+from pytest_fp8.environ import variables
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -45,16 +46,8 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
 def compiled_code_in(folder: Path) -> Iterator[None]:
     """Arms that start inside the block keep their compiled code there: torch's own cache, Triton's, and Python's."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    folders |= _bytecode_in(folder)
-    before = {name: os.environ.get(name) for name in folders}
-    os.environ.update(folders)
-    try:
+    with variables({**folders, **_bytecode_in(folder)}):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _own_env() -> dict[str, str]:

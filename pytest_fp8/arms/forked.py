@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import made_again, session_folder, sockets_fit
+from pytest_fp8.environ import environment
 
 PRELOAD = "pytest_fp8.worker.preload"
 MAY_DIFFER = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "TMPDIR", MARK, "PYTORCH_NVML_BASED_CUDA_CHECK")
@@ -77,7 +77,7 @@ def can_fork(env: Mapping[str, str]) -> bool:
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
         # It imports the arms' libraries from this import path, and outlives the arm that it is started for.
         own = {"PYTHONPATH": env["PYTHONPATH"], "TMPDIR": tempfile.gettempdir()}
-        with _environ({**wanted, **own}), _temporary_files_in(folder):
+        with environment({**wanted, **own}), _temporary_files_in(folder):
             forkserver.ensure_running()
     return wanted == _started_with and _has_socket()
 
@@ -97,19 +97,6 @@ def _started_by_pytest() -> bool:
     if spec is not None:
         return bool(spec.name.endswith("__main__"))
     return file is None or Path(file).name in ("pytest", "py.test")
-
-
-@contextlib.contextmanager
-def _environ(env: Mapping[str, str]) -> Iterator[None]:
-    """This process's variables are ``env`` inside the block."""
-    saved = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms import memory_plan, not_started
 from pytest_fp8.arms.arm import Arm
+from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.folders import Folders
 from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS, Meanwhile
-from pytest_fp8.arms.process import BUILD_SECONDS, ArmProcess
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.room import Room
@@ -227,10 +228,7 @@ class ArmPool:
                 process.close()
 
     def close_all(self) -> None:
-        for process in self._processes.values():
-            process.close()
-        self._processes.clear()
-        self._meanwhile.keep(())
+        self._end_but(set())
 
     def close(self) -> None:
         self.close_all()

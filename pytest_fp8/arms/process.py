@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_fp8.arms.asked import REQUEST_SECONDS, Asked
 from pytest_fp8.arms.channel import Channel, Unreadable
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.forked import ForkedProcess, can_fork
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 IMPORTED = "imported"
 """The file in a process's folder that it makes once its libraries are imported."""
-BUILD_SECONDS = 420.0
-REQUEST_SECONDS = 300.0
 UNKILLABLE_SECONDS = 30.0
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
@@ -55,7 +54,7 @@ CAUSES: dict[int | None, str] = {
 """Of an arm's end, by its exit code; ``None`` while it runs."""
 
 
-class ArmProcess:
+class ArmProcess(Asked):
     """One worker process. It starts by importing its backend's library; :meth:`build` then makes it one arm."""
 
     def __init__(
@@ -76,8 +75,8 @@ class ArmProcess:
         self.folder = new_folder("arm-")
         """Its log, and its own temporary files."""
         self.log = self.folder / "log"
-        self.name = "an arm"
-        self._asked, self._answer_due, self._imported = "", False, False
+        super().__init__()
+        self._imported = False
         self._in = "in bfloat16"
         """What the arm's model is, in words."""
         self._end: ArmError | None = None
@@ -142,26 +141,9 @@ class ArmProcess:
         self._in = "in bfloat16" if spec.case.recipe == "none" else "in bfloat16 and converted to FP8"
         self.send("build", spec=to_plain(spec))
 
-    def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
-        """Make the process this arm and give what it says of itself. Raises :class:`ArmError`."""
-        self.start_build(spec)
-        answer: dict[str, Any] = self.receive(timeout)
-        return answer
-
-    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
-        """Send one request and wait ``timeout`` seconds for its answer.
-
-        Raises :class:`ArmError`. The process is then gone, except after an exception inside the arm: it can still
-        answer.
-        """
-        self.send(operation, **arguments)
-        return self.receive(timeout)
-
     def send(self, operation: str, **arguments: Any) -> None:
         """Send one request without waiting. Raises ``RuntimeError`` where the last request has no answer yet."""
-        if self._answer_due:
-            raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
-        self._asked, self._answer_due = operation, True
+        self._note_asked(operation)
         try:
             self._channel.ask(operation, arguments)
         except OSError:

@@ -16,10 +16,11 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_fp8.arms.asked import REQUEST_SECONDS, Asked
 from pytest_fp8.arms.channel import LOOK_SECONDS
 from pytest_fp8.arms.disagreement import RanksDisagree
 from pytest_fp8.arms.merging import merged
-from pytest_fp8.arms.process import BUILD_SECONDS, REQUEST_SECONDS, ArmProcess
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 
@@ -36,7 +37,7 @@ IN_A_COLLECTIVE = re.compile(r"torch/distributed/|_engine_run_backward")
 """In the stack of a rank that waits for the others. A rank that is elsewhere keeps them waiting."""
 
 
-class RankedProcess:
+class RankedProcess(Asked):
     """The processes of an arm's ranks, with the methods of :class:`~pytest_fp8.arms.process.ArmProcess`."""
 
     def __init__(
@@ -47,8 +48,7 @@ class RankedProcess:
         fork: bool = False,
         device: str = "cpu",
     ) -> None:
-        self.name = "an arm"
-        self._asked, self._answer_due = "", False
+        super().__init__()
         self._reserved = reserved_port()
         self.port: int = self._reserved.getsockname()[1]
         self.ranks: list[ArmProcess] = []
@@ -101,24 +101,10 @@ class RankedProcess:
             process.start_build(spec)
             process.name = f"{spec.name}, rank {rank} of {len(self.ranks)}"
 
-    def build(self, spec: ArmSpec, timeout: float = BUILD_SECONDS) -> dict[str, Any]:
-        self.start_build(spec)
-        answer: dict[str, Any] = self.receive(timeout)
-        return answer
-
-    def request(self, operation: str, timeout: float = REQUEST_SECONDS, **arguments: Any) -> Any:
-        self.send(operation, **arguments)
-        return self.receive(timeout)
-
     def send(self, operation: str, **arguments: Any) -> None:
         self._note_asked(operation)
         for process in self.ranks:
             process.send(operation, **arguments)
-
-    def _note_asked(self, operation: str) -> None:
-        if self._answer_due:
-            raise RuntimeError(f"{self.name!r} was asked to {operation!r} before it answered to {self._asked!r}")
-        self._asked, self._answer_due = operation, True
 
     def receive(self, timeout: float = REQUEST_SECONDS) -> Any:
         """Wait for all ranks' answers to the last request; what they say together. Raises :class:`ArmError`."""

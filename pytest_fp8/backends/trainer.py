@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.accelerate import (
@@ -21,6 +21,7 @@ from pytest_fp8.backends.accelerate import (
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.backends.base import MakeOptimizer, Prepared
 from pytest_fp8.case import OWN
+from pytest_fp8.environ import environment
 from pytest_fp8.zoo.training import loss_of_logits
 
 if TYPE_CHECKING:
@@ -149,16 +150,7 @@ def _with_loss(made: Any, case: Case, prepared: Prepared) -> Prepared:
     return prepared
 
 
-@contextmanager
-def accelerate_environment(asked: Mapping[str, str]) -> Iterator[None]:
+def accelerate_environment(asked: Mapping[str, str]) -> AbstractContextManager[None]:
     """Set the variables ``asked`` and unset all others of Accelerate's FP8 variables while the context is open."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(PREFIX + "FP8_"):
-            del os.environ[name]
-    os.environ.update(asked)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX + "FP8_")}
+    return environment({**others, **asked})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
+from pytest_fp8.environ import variables
 
 if TYPE_CHECKING:
     import torch
@@ -167,16 +167,8 @@ class TransformerEngine(Backend):
 
         return _without_weights(type(module), module, module.use_bias) if isinstance(module, te.Linear) else None
 
-    @contextmanager
-    def trusting_scaling_state(self) -> Iterator[None]:
-        before = os.environ.get(TRUST)
-        os.environ[TRUST] = "1"
-        try:
-            yield
-        finally:
-            del os.environ[TRUST]
-            if before is not None:
-                os.environ[TRUST] = before
+    def trusting_scaling_state(self) -> AbstractContextManager[None]:
+        return variables({TRUST: "1"})
 
 
 def _without_weights(kind: Any, like: Any, bias: bool) -> Any:

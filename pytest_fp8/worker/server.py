@@ -88,8 +88,6 @@ class ArmServer:
         engine = self.engine
         facts: dict[str, Any] = {
             "libraries": library_versions(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if engine.device.type == "cuda" else None,
             "parameters": sum(shape(each).numel() for each in engine.model.parameters()),
             "compiled": engine.compiled,
@@ -98,13 +96,10 @@ class ArmServer:
             "own_checkpoints": own_checkpoints.are_given(engine),
         }
         if engine.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info()
             facts["memory"] = {
                 "allocated": torch.cuda.memory_allocated(),
                 "peak": torch.cuda.max_memory_reserved(),
                 "step": torch.cuda.max_memory_allocated(),
-                "free": free,
-                "total": total,
             }
         return facts
 

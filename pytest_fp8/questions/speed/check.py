@@ -49,14 +49,13 @@ def check_speedup(
     baseline_file: str = "",
     cases: int = GATED_CASES,
     busy_history: Sequence[Session] = (),
-    other_work: Finding | None = None,
 ) -> Decision:
     """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
 
     ``history``: the baseline's sessions, each the log ratios of its processes' blocks; ``components``: the variances of
     this GPU; ``baseline_reference_ms``: BF16's step times in each of these sessions. ``cases``: how many cases of this
     session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
-    baseline has them. ``other_work``: what else says that the arms do not do the same work.
+    baseline has them.
 
     Where an arm waits for its host, busy time is asked: the host hardly changes it. A baseline without busy times is
     asked for step time all the same.
@@ -78,11 +77,8 @@ def check_speedup(
         "account": account.numbers(on_busy) if account is not None else None,
         "notes": _note(result, account, numbers) if on_busy else [],
     }
-    found = (
-        disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
-        or other_work
-        or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
-    )
+    found = disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
+    found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
     if found is None:
         seen = _seen(result, numbers, account if on_busy else None)
         seen += f"; {_processes(processes, busy if on_busy else processes)}"
