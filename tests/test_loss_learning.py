@@ -99,10 +99,11 @@ def test_calls_that_say_nothing_of_fp8_pass(calls):
     verdict_of(decided(with_calls(calls)), Verdict.PASS)
 
 
-def products(*errors, layer="up", share=0.97):
-    """``share``: of the error of FP8 at its finest, one for all or one for each."""
+def products(*errors, layer="up", share=0.97, rough=100.0):
+    """``share``: of the error of FP8 at its finest, one for all or one for each; ``rough``: of that at its coarsest."""
     shares = share if isinstance(share, list) else [share] * len(errors)
-    return LayerCalls([1] * 20, [0] * 20, {layer: list(zip(range(20), errors, shares, strict=False))})
+    roughs = [1.0 if error <= 0.01 else rough for error in errors]
+    return LayerCalls([1] * 20, [0] * 20, {layer: list(zip(range(20), errors, shares, roughs, strict=False))})
 
 
 def test_a_product_that_is_more_exact_than_fp8_can_be_fails_with_its_step():
@@ -121,6 +122,12 @@ def test_one_product_that_is_wrong_among_right_ones_fails():
     verdict_of(decision, Verdict.FAIL, "wrong in some steps and right in most", "40.0% in step 6, seed 1", "1 of 13")
     assert not decision.numbers["named"]
     verdict_of(decided(with_calls(products(*[0.001] * 6, math.nan))), Verdict.FAIL, "nan% in step 6")
+
+
+@pytest.mark.parametrize(("rough", "verdict"), [(1.8, Verdict.PASS), (4.5, Verdict.FAIL), (math.nan, Verdict.FAIL)])
+def test_one_product_that_is_as_wrong_as_fp8_may_be_there_is_no_fault(rough, verdict):
+    """Training that diverges has values that take the digits of all others."""
+    verdict_of(decided(with_calls(products(*[0.001] * 6, 0.2, *[0.001] * 6, rough=rough))), verdict)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,23 @@ def test_a_gap_within_the_references_own_noise_is_no_finding():
     assert decided(fp8, reference, quiet).verdict is Verdict.FAIL
 
 
+def test_where_the_reference_diverges_that_is_the_cause_and_not_its_end():
+    def diverging(end):
+        losses = [0.8, *(0.8 * 10**t for t in range(1, 8)), *[end] * (STEPS - 8)]
+        return {s: Curve(s, [x * (1 + 0.1 * s) for x in losses], [1.0] * STEPS) for s in range(4)}
+
+    apart = {
+        s: Curve(s, [*c.losses[:-9], *(x * (1 + s) for x in c.losses[-9:])], c.gradient_norms)
+        for s, c in diverging(5.0).items()
+    }
+    decision = decided(apart, diverging(5.0))
+    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
+    assert "its training diverges" in decision.message
+    assert "learning_rate" in decision.next_step
+    fallen = decided(falling(3e-7, 2.0, wobble=0.001), falling(1e-7))
+    assert "diverges" not in fallen.message
+
+
 def test_a_loss_learnt_by_heart_is_undecided():
     decision = decided(falling(3e-7, 2.0, wobble=0.001), falling(1e-7))
     assert decision.verdict is Verdict.INCONCLUSIVE, decision.message

@@ -62,9 +62,9 @@ class LayerCalls:
     """Calls in each step that multiplied in FP8."""
     other: Sequence[int] = ()
     """Calls that did not."""
-    errors: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
-    """Layer -> step, and mean square error of a few values of its product there: over the product's mean square, and
-    over that of FP8 at its finest, with a scale for each row and column."""
+    errors: Mapping[str, Sequence[tuple[int, float, float, float]]] = field(default_factory=dict)
+    """Layer -> step, and mean square error of a few values of its product there: over the product's mean square; over
+    that of FP8 at its finest, with a scale for each row and column; and at its coarsest, with one for each operand."""
 
 
 @dataclass(frozen=True)

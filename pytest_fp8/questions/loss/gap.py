@@ -8,6 +8,9 @@ from pytest_fp8.questions.findings import Finding
 from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, LossGap, LossScale
 from pytest_fp8.verdicts import Verdict
 
+RISES = 2.0
+"""Of its first value, by which a loss may rise on its way without being said to diverge."""
+
 
 def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> Finding:
     """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
@@ -93,6 +96,13 @@ def _why_undecided(
             f"the reference's loss changes sign at its end and averages {_amount(scale.value, scale)} there: a share "
             "of that says nothing",
             "a loss of one sign: Workload(loss=...) with a constant of the loss's size added, or an evaluation loss",
+        )
+    begin, peak = (sum(of(losses) for losses in bf16) / len(bf16) for of in (lambda each: each[0], max))
+    if peak > begin + RISES * abs(begin):
+        return (
+            f"the reference's own loss rises, from {begin:.3g} at its first step to {peak:.3g}: its training diverges, "
+            "and arms that diverge end anywhere",
+            "a smaller learning rate, Workload(learning_rate=...), or one that warms up",
         )
     if scale.why_none:
         return (

@@ -29,7 +29,7 @@ def _too_exact(evidence: LossEvidence) -> Finding | None:
         (share, layer, seed, step)
         for seed, curve in sorted(evidence.fp8.items())
         for layer, errors in curve.calls.errors.items()
-        for step, _, share in errors
+        for step, _, share, _ in errors
     ]
     found = sorted(look for look in looks if look[0] < TOO_EXACT)
     if not found:

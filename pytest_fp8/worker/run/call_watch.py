@@ -5,6 +5,7 @@ By hooks, so where nothing is compiled. No number of the curve changes.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.casts import E4M3, LINE, Cast
+from pytest_fp8.casts import E4M3, LINE, TENSOR, Cast
 from pytest_fp8.questions.loss.evidence import LayerCalls
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.worker.training.restored import hooked
@@ -25,6 +26,8 @@ ROWS, COLUMNS = 16, 64
 """Of a product that are compared, drawn at random."""
 FINEST = Cast(E4M3, LINE), Cast(E4M3, LINE)
 """Of both operands: what FP8 products are nearest to the exact ones with, whatever the recipe promises."""
+COARSEST = Cast(E4M3, TENSOR), Cast(E4M3, TENSOR)
+"""What they may be as far off as: one value far beyond the others takes their digits."""
 DRAWS = 16
 """Choices of rows and columns that are drawn ahead and taken in turn: on a GPU a draw in each call would wait."""
 
@@ -50,8 +53,8 @@ class CallWatch:
         self._looks: list[tuple[int, str, int]] = []
         """Step, layer, and the number of values of its output."""
         self._norms: list[torch.Tensor] = []
-        """Four of each look: of the values' error, of the error that :data:`FINEST` gives, of the exact values, of the
-        whole output."""
+        """Five of each look: of the values' error, of the errors that :data:`FINEST` and :data:`COARSEST` give, of the
+        exact values, of the whole output."""
         self._drawn: dict[int, list[torch.Tensor]] = {}
 
     def next_step(self) -> None:
@@ -72,14 +75,16 @@ class CallWatch:
 
     def noted(self) -> LayerCalls:
         """What was seen, after the last step."""
-        norms = torch.stack(self._norms).view(-1, 4).tolist() if self._norms else []
-        found: dict[str, list[tuple[int, float, float]]] = {}
-        for (step, name, values), (wrong, own, exact, made) in zip(self._looks, norms, strict=True):
+        norms = torch.stack(self._norms).view(-1, 5).tolist() if self._norms else []
+        found: dict[str, list[tuple[int, float, float, float]]] = {}
+        for (step, name, values), (wrong, finest, coarsest, exact, made) in zip(self._looks, norms, strict=True):
             # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
             power = max(exact**2 / (ROWS * COLUMNS), made**2 / values)
             if power:
                 error = wrong**2 / (ROWS * COLUMNS) / power
-                found.setdefault(name, []).append((step, error, (wrong / own) ** 2 if own else 1.0))
+                of_finest = (wrong / finest) ** 2 if finest else 1.0
+                of_coarsest = (wrong / coarsest) ** 2 if coarsest else math.inf
+                found.setdefault(name, []).append((step, error, of_finest, of_coarsest))
         return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
 
     def _before(self, name: str) -> Callable[..., None]:
@@ -116,15 +121,12 @@ class CallWatch:
             made = output.detach().reshape(-1, output.shape[-1])
             rows, columns = self._some(len(made), ROWS), self._some(made.shape[1], COLUMNS)
             left, right = given.detach().reshape(-1, given.shape[-1]), weight.detach()
-            expected = Expected(
-                Operand(left[rows], left.new_ones(())),
-                Operand(right[columns], right.new_ones(())),
-                FINEST,
-                output.dtype,
-                bias.detach()[columns] if bias is not None and bias.numel() else None,
-            )
-            wrong = made.index_select(0, rows).index_select(1, columns).double() - expected.exact
-            looked_at = (wrong, expected.own - expected.exact, expected.exact, made)
+            operands = Operand(left[rows], left.abs().amax()), Operand(right[columns], right.abs().amax())
+            added = bias.detach()[columns] if bias is not None and bias.numel() else None
+            finest, coarsest = (Expected(*operands, casts, output.dtype, added) for casts in (FINEST, COARSEST))
+            exact = finest.exact
+            wrong = made.index_select(0, rows).index_select(1, columns).double() - exact
+            looked_at = (wrong, finest.own - exact, coarsest.own - exact, exact, made)
             norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in looked_at]
         self._looks.append((len(self._calls) - 1, name, made.numel()))
         self._norms += norms
