@@ -49,6 +49,20 @@ def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
     assert not result.others
 
 
+@pytest.mark.parametrize(("kind", "share"), [(FP8, 1.0), ("bfloat16", 5 / 6)])
+def test_a_product_that_no_layer_needs_counts_as_what_it_ran_in(kind, share):
+    """torchao's first layer, uncompiled, whose input needs no gradient."""
+    calls = [
+        LayerCall("first", 64, 128, rows=32, needs_dgrad=False, fp8=True),
+        LayerCall("last", 128, 64, 32, fp8=True),
+    ]
+    ran = step(calls, all_fp8)
+    unneeded = Product("backward", 128, (32, 64), kind, "mm")
+    result = attribute([*ran, unneeded], calls)
+    assert result.others == [unneeded]
+    assert result.fp8_share() == pytest.approx(share)
+
+
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("layer", ["a", "b"])
 def test_one_product_in_bf16_is_named(role, layer):
