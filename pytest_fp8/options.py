@@ -108,6 +108,8 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+OTHER_VARIABLES = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_BYTECODE"}
+"""No option's: the commit that a report names, and what arms are given."""
 NOT_IN_INI = (
     *("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from"),
     *("fp8_undecided", "fp8_undecided_budget", "fp8_base_python", "fp8_base_git"),
@@ -141,7 +143,10 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    _refuse_in_ini(config)
+    if not hasattr(config, "workerinput"):
+        # An xdist worker is given the options of its controller, which has checked them.
+        _refuse_in_ini(config)
+        _warn_of_unknown_variables(config)
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
     reason = str(values["fp8_reason"]).strip()
@@ -198,9 +203,6 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def _refuse_in_ini(config: pytest.Config) -> None:
     """Refuse what an ini file must not set: by its key there, or as an option in its ``addopts``."""
-    if hasattr(config, "workerinput"):
-        # An xdist worker is given the options of its controller, which has checked them.
-        return
     given_here = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
     typed = list(_expanded(given_here, Path(config.invocation_params.dir)))
     for option in OPTIONS:
@@ -216,6 +218,15 @@ def _refuse_in_ini(config: pytest.Config) -> None:
                 cause="the ini file comes with the change under test, which must not choose what it is judged by",
                 next_step=f"take it out of {config.inipath or 'the ini file'}; give it to the run that it is for",
             )
+
+
+def _warn_of_unknown_variables(config: pytest.Config) -> None:
+    """As pytest does of unknown keys in an ini file."""
+    import pytest
+
+    known = {option.environment for option in OPTIONS} | OTHER_VARIABLES
+    for name in sorted({name for name in os.environ if name.startswith("PYTEST_FP8_")} - known):
+        config.issue_config_time_warning(pytest.PytestConfigWarning(f"Unknown environment variable: {name}"), 2)
 
 
 def _expanded(words: Iterable[str], folder: Path) -> Iterator[str]:

@@ -71,6 +71,15 @@ def test_a_corrupt_file_is_named(stored, text, says):
     assert "next:" in str(error.value)
 
 
+def test_a_file_where_a_folder_should_be_is_no_corrupt_baseline(tmp_path):
+    (tmp_path / "stored").write_text("no folder")
+    with pytest.raises(BaselineError) as error:
+        read(tmp_path / "stored")
+    assert "cannot be read" in str(error.value)
+    assert "conflict markers" not in str(error.value)
+    assert error.value.next_step == f"ls -ld {tmp_path / 'stored'}"
+
+
 def edited(folder, change, **more):
     edit(baseline_path(folder, "h200", GOOD.case), change, **more)
 

@@ -45,7 +45,8 @@ def test_layers_healthy():
         ({"dropped_behaviour": {"q": "a forward hook"}}, "q: a forward hook"),
         ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
         ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),
-        ({"calls": []}, "never called"),
+        ({"calls": []}, "keeps references to the unconverted modules"),
+        ({"calls": [], "products": []}, "does not call the model that it is given"),
     ],
 )
 def test_layers_broken(changes, says):

@@ -125,3 +125,37 @@ def test_a_conversion_that_takes_all_that_is_trained():
     with pytest.raises(WorkloadError, match="the conversion left no trainable parameter") as failure:
         serve(build=build, loss=lambda model, x: model(x).float().square().mean())
     assert "derived from nn.Linear" in failure.value.fp8_cause
+
+
+def test_an_optimizer_that_wants_a_closure():
+    import torch
+
+    cause, next_step = raised(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]).step)
+    assert "closure" in cause
+    assert "Workload(step=" in next_step
+
+
+@pytest.mark.parametrize("given", [None, 3, "text"])
+def test_a_batch_that_is_no_tensor(given):
+    import torch
+
+    cause, next_step = raised(lambda: torch.nn.Linear(4, 4)(given))
+    assert "no tensor came" in cause
+    assert "batch(step)" in next_step
+
+
+def test_what_the_users_own_line_raises_is_to_be_mended_there():
+    def build():
+        raise ValueError("no such model")
+
+    def in_one_line(): raise ValueError("no such model")  # fmt: skip
+
+    for function in (build, in_one_line):
+        cause, next_step = raised(function)
+        assert (cause, next_step[:9]) == ("", "mend line")
+        assert f"test_known_errors.py, in {function.__name__}" in next_step
+
+    def divide():
+        return [0][0] / 0
+
+    assert raised(divide) == ("", ""), "whether its line is to blame nobody knows"

@@ -204,3 +204,19 @@ def test_a_word_that_is_neither_true_nor_false(pytester, monkeypatch):
 def test_the_header_says_what_is_in_use(pytester):
     pytester.makepyfile("def test_a(): pass")
     pytester.runpytest().stdout.fnmatch_lines(["fp8: *(--fp8-gpu: auto); torch *; baselines: *"])
+
+
+def test_the_header_says_so_where_there_is_no_such_folder_of_baselines(pytester):
+    pytester.mkdir("there")
+    for name, says in (("thre", "none, there is no folder thre"), ("there", "there")):
+        pytester.runpytest(f"--fp8-baseline-dir={name}").stdout.fnmatch_lines([f"fp8: *; baselines: {says}"])
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "two workers"])
+def test_a_misspelt_variable_is_warned_of_once(pytester, monkeypatch, workers):
+    monkeypatch.setenv("PYTEST_FP8_STRIKT", "1")
+    monkeypatch.setenv("PYTEST_FP8_COMMIT", "abc")
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_subprocess(*workers)
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*Unknown environment variable: PYTEST_FP8_STRIKT*"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fp8.rules.undecided import Answer, unanswered
+from helpers.fakes import H200, SUITE, install
+from pytest_fp8.rules.undecided import Answer, passed_without, unanswered
 
 
 def judged(*verdicts, fails=True, budget=None, in_ci=False, missing=0):
@@ -59,3 +60,26 @@ def test_an_option_that_means_nothing_is_one_clear_error(pytester, option, says)
     result = pytester.runpytest(option)
     result.stderr.fnmatch_lines([f"*expected: {says}*"])
     assert result.ret == 4
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (["PASS", "FAIL", "IMPROVED"], []),
+        (["PASS", "INVALID", "NOT_EXERCISED", "INCONCLUSIVE"], ["3 of 4 questions have no answer"]),
+    ],
+)
+def test_without_a_declared_gpu_a_note_says_how_many_tests_pass_without_an_answer(verdicts, said):
+    notes = passed_without([Answer("case", "loss", verdict, "why") for verdict in verdicts])
+    assert len(notes) == len(said)
+    assert all(start in note and "--fp8-strict" in note for start, note in zip(said, notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "noted"), [([], True), (["--fp8-strict"], False), (["--fp8-gpu=h200", "--fp8-undecided=warn"], False)]
+)
+def test_the_note_is_the_last_word_of_such_a_session_alone(pytester, monkeypatch, options, noted):
+    install(monkeypatch, H200, strangers=(4242,))
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest(*options, "-k", "test_faster and rowwise")
+    assert ("and their tests pass; --fp8-strict" in result.stdout.str()) is noted

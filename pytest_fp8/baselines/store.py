@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -170,6 +171,15 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def broken(path: str, why: Exception) -> BaselineError:
+    """``why``: what reading it ended in; the system's own error is its cause."""
+    if isinstance(why.__cause__, OSError):
+        return BaselineError(
+            f"{path} cannot be read",
+            expected="a file that this user may read, in a folder",
+            seen=str(why),
+            cause="something else stands at one of the folders' names, or the permissions are another user's",
+            next_step=f"ls -ld {next(each for each in (Path(path), *Path(path).parents) if os.path.lexists(each))}",
+        )
     return BaselineError(
         f"{path} is not a readable baseline",
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",

@@ -19,9 +19,11 @@ def header(settings: Settings, look: bool) -> list[str]:
     gpu, reason = detect()
     seen = f"{gpu.name}, driver {gpu.driver}" if gpu is not None else reason
     key = gpu.key if gpu is not None else key
-    folder = settings.baseline_dir / key
-    stored = len(list(folder.glob("[!_]*.json"))) if folder.is_dir() else 0
-    baselines = f"{stored} in {settings.baseline_dir.name}/{key}" if key != "auto" else str(settings.baseline_dir.name)
+    folder, place = settings.baseline_dir / key, settings.baseline_dir.name
+    stored = len(list(folder.glob("[!_.]*.json"))) if folder.is_dir() else 0
+    baselines = f"{stored} in {place}/{key}" if key != "auto" else place
+    if not settings.baseline_dir.is_dir():
+        baselines = f"none, there is no folder {place}"
     if settings.baselines_from:
         baselines = f"those of git revision {settings.baselines_from}"
     update = " (updating)" if settings.update else ""

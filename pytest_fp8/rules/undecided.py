@@ -40,6 +40,14 @@ class Unanswered:
     notes: list[str]
 
 
+def passed_without(answers: Sequence[Answer]) -> list[str]:
+    """The note of a session on no declared GPU, whose tests pass where they have no answer; empty where all have."""
+    none = sum(answer.verdict in ("INVALID", "NOT_EXERCISED", "INCONCLUSIVE") for answer in answers)
+    if not none:
+        return []
+    return [f"{none} of {len(answers)} questions have no answer, and their tests pass; --fp8-strict makes them fail"]
+
+
 def unanswered(
     answers: Sequence[Answer], *, gpu: str, fails: bool, budget: int | None, in_ci: bool, first_steps: str = ""
 ) -> Unanswered:

@@ -57,6 +57,19 @@ TOLD_BY = (
         "no more steps than the schedule has: @pytest.mark.fp8(loss_steps=...); or a schedule of more steps",
     ),
     (
+        r"LBFGS\.step\(\) missing|step\(\) missing .* 'closure'",
+        "this optimizer calls the loss itself, through a closure, and is given none where the workload has no step of "
+        "its own",
+        "write the step: Workload(step=...), which calls optimizer.step(closure)",
+    ),
+    (
+        r"must be Tensor, not (NoneType|int|float|str)",
+        "no tensor came where one is multiplied: a function without a return gives None, and the model is called with "
+        "what batch(step) gives",
+        "return a tensor, or a batch that holds tensors, at the end of batch(step); or look at what loss(model, batch) "
+        "gives the model",
+    ),
+    (
         r"Expected to have finished reduction in the prior iteration",
         "DDP waits for the gradients of all parameters, and a step does not use some of them",
         "wrap the model yourself, with parallel='own' in the mark: Workload(parallelize=lambda model, mesh: "
@@ -95,9 +108,11 @@ def known_cause(error: BaseException) -> tuple[str, str]:
 
 
 def _mend(error: BaseException) -> str:
-    """What to do where the user's own line raised one of :data:`SLIPS`."""
+    """What to do where the user's own line raised one of :data:`SLIPS`, or says ``raise`` itself."""
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
-    if not isinstance(error, SLIPS) or not (innermost and is_users(innermost[0].filename)):
+    if not (innermost and is_users(innermost[0].filename)):
         return ""
-    file, line, name, _ = innermost[0]
+    file, line, name, text = innermost[0]
+    if not isinstance(error, SLIPS) and not re.search(r"\braise\b", text or ""):
+        return ""
     return f"mend line {line} of {file.rpartition('/')[2]}, in {name}"

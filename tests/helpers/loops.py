@@ -12,10 +12,6 @@ from pytest_fp8.worker.server import ArmServer
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, name="loop")
 
-ALL = 26 / 27
-"""The FP8 share where all products are FP8. torchao also computes the gradient of the first layer's input in high
-precision, which no parameter needs."""
-
 
 def build(checkpointed=False, reentrant=False):
     """Five Linears: one, then two residual blocks of two, which may recompute their activations."""

@@ -12,6 +12,17 @@ from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
 from pytest_fp8.recipes import RECOMPUTE, Role, recipe_facts
 from pytest_fp8.verdicts import Verdict
 
+OTHERS_CALLED = {
+    "seen": "no FP8 layer was called",
+    "cause": "the model keeps references to the unconverted modules",
+    "next_step": "convert before anything takes references to layers, such as wrappers",
+}
+NOTHING_CALLED = {
+    "seen": "no Linear was called, and no matrix product ran",
+    "cause": "the loss, or a step of one's own, does not call the model that it is given",
+    "next_step": "call it: loss(model, batch) with model(batch) in it; print in its forward to see who calls it",
+}
+
 
 def find_in_execution(
     case: Case, evidence: LayersEvidence, step: StepProducts, roles: Sequence[Role]
@@ -22,9 +33,7 @@ def find_in_execution(
         return fail(
             "converted layers were never called in the training step",
             expected="the model's forward pass to go through its FP8 layers",
-            seen="no FP8 layer was called",
-            cause="the model keeps references to the unconverted modules",
-            next_step="convert before anything takes references to layers, such as wrappers",
+            **(OTHERS_CALLED if evidence.calls or step.others else NOTHING_CALLED),
         )
     claimed = set(recipe_facts(case.backend, case.recipe).roles)
     for role in roles:
