@@ -108,8 +108,6 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-OTHER_VARIABLES = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_BYTECODE"}
-"""No option's: the commit that a report names, and what arms are given."""
 NOT_IN_INI = (
     *("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from"),
     *("fp8_undecided", "fp8_undecided_budget", "fp8_base_python", "fp8_base_git"),
@@ -143,10 +141,12 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
+    from pytest_fp8.unknown_variables import warn_of_unknown
+
     if not hasattr(config, "workerinput"):
         # An xdist worker is given the options of its controller, which has checked them.
         _refuse_in_ini(config)
-        _warn_of_unknown_variables(config)
+        warn_of_unknown(config, {option.environment for option in OPTIONS})
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
     reason = str(values["fp8_reason"]).strip()
@@ -218,15 +218,6 @@ def _refuse_in_ini(config: pytest.Config) -> None:
                 cause="the ini file comes with the change under test, which must not choose what it is judged by",
                 next_step=f"take it out of {config.inipath or 'the ini file'}; give it to the run that it is for",
             )
-
-
-def _warn_of_unknown_variables(config: pytest.Config) -> None:
-    """As pytest does of unknown keys in an ini file."""
-    import pytest
-
-    known = {option.environment for option in OPTIONS} | OTHER_VARIABLES
-    for name in sorted({name for name in os.environ if name.startswith("PYTEST_FP8_")} - known):
-        config.issue_config_time_warning(pytest.PytestConfigWarning(f"Unknown environment variable: {name}"), 2)
 
 
 def _expanded(words: Iterable[str], folder: Path) -> Iterator[str]:

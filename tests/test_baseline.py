@@ -80,6 +80,15 @@ def test_a_file_where_a_folder_should_be_is_no_corrupt_baseline(tmp_path):
     assert error.value.next_step == f"ls -ld {tmp_path / 'stored'}"
 
 
+def test_a_link_is_said_to_be_one(stored, tmp_path):
+    path = baseline_path(stored, "h200", "1b-torchao-rowwise")
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BaselineError, match="not a readable baseline") as error:
+        read(stored)
+    assert "a symbolic link, which is not followed" in str(error.value)
+
+
 def edited(folder, change, **more):
     edit(baseline_path(folder, "h200", GOOD.case), change, **more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -10,7 +11,12 @@ import time
 import pytest
 
 from helpers.arms import all_end, make_model, running, spec
-from pytest_fp8.arms.process import ArmProcess
+from helpers.fakes import H200, FakeProcess, install
+from pytest_fp8 import Case
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.bytecode import FOLDER
 from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import compilers, main
 
@@ -40,6 +46,63 @@ def said_by(program: str) -> list[str]:
 )
 def test_they_start_at_once_and_are_ready_once_they_were_waited_for(threads, said):
     assert said_by(STARTS.format(threads=threads)) == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["starting", "ready"])
+def test_where_they_have_ended_others_may_start_and_nobody_waits_for_them(when):
+    """As where the system has no memory or no more processes for them. torch itself would wait for ever."""
+    program = STARTS.format(threads=2).replace("took = compilers.wait()", "END")
+    kills = "(pool,) = torchs._pool_set; pool.process.kill(); pool.process.wait(); took = compilers.wait()"
+    again = "compilers.forget_ended(); none = not torchs._pool_set; compilers.start(); compilers.wait()"
+    ending = {"starting": f"{kills}; {again}", "ready": f"compilers.wait(); {kills}; {again}"}[when]
+    program = program.replace("END", ending).replace("took > 0.2", "none, took < 10")
+    program = program.replace("ready is not None and ready.done()", "torchs.AsyncCompile._ready_future.done()")
+    assert said_by(program) == ["True"] * 4
+
+
+IMPORTS = """
+import sys
+import torch
+torch.cuda.is_available = lambda: {gpu}
+from pytest_fp8.worker import compilers, main
+def start():
+    print("started", "transformers" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
+compilers.start = start
+main.import_ahead("torchao")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "said"), [(True, ["started", "False", "False"]), (False, [])])
+def test_an_arm_on_a_gpu_starts_them_before_its_other_imports(gpu, said):
+    assert said_by(IMPORTS.format(gpu=gpu)) == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [True, False])
+def test_they_read_the_bytecode_that_arms_keep(tmp_path, monkeypatch, kept):
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.delenv(FOLDER, raising=False)
+    if kept:
+        monkeypatch.setenv(FOLDER, str(tmp_path))
+    environ = "open(f'/proc/{pool.process.pid}/environ').read().split(chr(0))"
+    program = STARTS.format(threads=2).replace("compilers.wait()", "0") + (
+        f"\n(pool,) = torchs._pool_set; print([x for x in {environ} if x.startswith('PYTHONPYCACHEPREFIX')])"
+    )
+    assert said_by(program)[3:] == [f"['PYTHONPYCACHEPREFIX={tmp_path}']" if kept else "[]"]
+
+
+def test_an_arm_on_the_cpu_of_a_machine_with_a_gpu_starts_none(monkeypatch):
+    install(monkeypatch, H200)
+    given = []
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", lambda *how: given.append(how[3]) or FakeProcess())
+    pool = ArmPool(H200)
+    case = Case("tiny", "torchao", "tensorwise")
+    for device in ("cuda", "cpu"):
+        pool._new_process(ArmSpec(case, device)).close()
+    pool.close()
+    assert given == [{}, COMPILES_NOTHING]
 
 
 @pytest.mark.parametrize("imports", ["", "import torch._inductor.async_compile as torchs;"], ids=["none", "unused"])
@@ -78,6 +141,7 @@ def test_an_arm_that_is_built_has_none_that_still_start():
 
         torchs.has_triton_package = lambda: True
         torchs.config.compile_threads = 2
+        torchs.AsyncCompile._get_ready = functools.partial(time.sleep, 4)
         torchs.maybe_warm_pool()
         return make_model()
 

@@ -168,6 +168,24 @@ def test_pairs_that_were_timed_side_by_side_are_not_mixed_with_pairs_by_turns(pa
     assert timer.recording()["order"] == "turns"
 
 
+def test_a_pair_that_does_not_fit_when_it_is_built_afresh_is_not_timed_in_vain(pair, monkeypatch):
+    timer, real, own, asked = BlockTimer(pair), pair.renew, FakeProcess.blocks, []
+    monkeypatch.setattr(FakeProcess, "blocks", lambda self, **how: asked.append(self.pid) or own(self, **how))
+    timer.measure(1, 4)
+
+    def renew():
+        real()
+        if not pair.takes_turns:
+            pair.pool.make_room(pair.reference, pair.other)
+
+    monkeypatch.setattr(pair, "renew", renew)
+    asked.clear()
+    timer.measure(2, 4)
+    assert pair.takes_turns
+    assert len(timer.other) == 2
+    assert len(asked) == 6, "three turns of each pair, all of which count"
+
+
 def test_memory_that_runs_out_after_the_blocks_has_them_taken_anew(pair, world, monkeypatch):
     """As on two H100s: blocks went on beside the other arm, and the next question had no room."""
     world.busy, world.kernels_alone = 60.0, True

@@ -12,10 +12,12 @@ from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, loss_looks
+from pytest_fp8.questions.loss.gap import explain_gap
 from pytest_fp8.rules.loss import (
     LOSS_ALPHA,
     LOSS_MARGIN,
     MAX_LOSS_SEEDS,
+    LossGap,
     LossScale,
     compare_curves,
     decide_loss,
@@ -159,21 +161,21 @@ def test_a_gap_within_the_references_own_noise_is_no_finding():
     assert decided(fp8, reference, quiet).verdict is Verdict.FAIL
 
 
-def test_where_the_reference_diverges_that_is_the_cause_and_not_its_end():
-    def diverging(end):
-        losses = [0.8, *(0.8 * 10**t for t in range(1, 8)), *[end] * (STEPS - 8)]
-        return {s: Curve(s, [x * (1 + 0.1 * s) for x in losses], [1.0] * STEPS) for s in range(4)}
-
-    apart = {
-        s: Curve(s, [*c.losses[:-9], *(x * (1 + s) for x in c.losses[-9:])], c.gradient_norms)
-        for s, c in diverging(5.0).items()
-    }
-    decision = decided(apart, diverging(5.0))
-    assert decision.verdict is Verdict.INCONCLUSIVE, decision.message
-    assert "its training diverges" in decision.message
-    assert "learning_rate" in decision.next_step
-    fallen = decided(falling(3e-7, 2.0, wobble=0.001), falling(1e-7))
-    assert "diverges" not in fallen.message
+@pytest.mark.parametrize(
+    ("curve", "rises"),
+    [
+        ([0.8, *(0.8 * 10**t for t in range(1, 8)), *[5e6] * (STEPS - 8)], True),
+        ([0.5, 1.7, *[0.3 / (t + 1) for t in range(STEPS - 2)]], False),
+        ([0.5, 1.7, *[1e-7] * (STEPS - 2)], False),
+        ([0.5] * STEPS, False),
+    ],
+    ids=["diverges", "a bump at its start", "learnt by heart", "flat"],
+)
+def test_where_the_reference_diverges_that_is_the_cause(curve, rises):
+    undecided = LossGap(gap=0.1, bound=1.0, margin=0.5, verdict=Verdict.INCONCLUSIVE)
+    _, said = explain_gap(undecided, loss_scale([curve], nats=False), [curve], noise=0.0)
+    assert ("its training diverges" in said["cause"]) is rises
+    assert ("learning_rate" in said["next_step"]) is rises
 
 
 def test_a_loss_learnt_by_heart_is_undecided():

@@ -220,3 +220,10 @@ def test_a_misspelt_variable_is_warned_of_once(pytester, monkeypatch, workers):
     result = pytester.runpytest_subprocess(*workers)
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(["*Unknown environment variable: PYTEST_FP8_STRIKT*"])
+
+
+def test_a_misspelt_variable_is_one_clear_error_where_warnings_are_errors(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_FP8_STRIKT", "1")
+    result = pytester.runpytest_subprocess("-W", "error")
+    result.stderr.fnmatch_lines(["*PYTEST_FP8_STRIKT is no option's*", "*did you mean 'PYTEST_FP8_STRICT'*"])
+    result.stderr.no_fnmatch_line("*INTERNALERROR*")

@@ -17,7 +17,7 @@ from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.folders import Folders
 from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS, Meanwhile
-from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
 from pytest_fp8.arms.room import Room
@@ -288,7 +288,9 @@ class ArmPool:
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
         how = spec.case.backend, environment, self.gpu is None and spec.device == "cpu"
         with not_started.told_as_arm_error(spec.name):
-            return ArmProcess(*how) if spec.case.gpus == 1 else RankedProcess(spec.case.gpus, *how, spec.device)
+            if spec.case.gpus > 1:
+                return RankedProcess(spec.case.gpus, *how, spec.device)
+            return ArmProcess(*how, {} if spec.device == "cuda" else COMPILES_NOTHING)
 
     def tight(self, *arms: Arm, looked_at: bool = False) -> bool:
         """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit the GPU at once, beside what

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 IMPORTED = "imported"
 """The file in a process's folder that it makes once its libraries are imported."""
 UNKILLABLE_SECONDS = 30.0
+COMPILES_NOTHING = {"TORCH_WARM_POOL": "0"}
+"""Has torch start no processes for compilation ahead: an arm on the CPU has no kernels for them."""
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"

@@ -20,7 +20,7 @@ from pytest_fp8.arms.asked import REQUEST_SECONDS, Asked
 from pytest_fp8.arms.channel import LOOK_SECONDS
 from pytest_fp8.arms.disagreement import RanksDisagree
 from pytest_fp8.arms.merging import merged
-from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 
@@ -68,7 +68,7 @@ class RankedProcess(Asked):
             "MASTER_ADDR": ADDRESS,
             "MASTER_PORT": str(self.port),
             # DeepSpeed takes a GPU where there is one, though the ranks are emulated.
-            **({"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}),
+            **({"DS_ACCELERATOR": "cpu", **COMPILES_NOTHING} if device == "cpu" else {}),
             # As under torchrun: what rank 0 prepares in the temporary folder, the others find.
             **({"TMPDIR": self.ranks[0].temporary} if rank and self.ranks[0].temporary else {}),
         }

@@ -172,7 +172,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 def broken(path: str, why: Exception) -> BaselineError:
     """``why``: what reading it ended in; the system's own error is its cause."""
-    if isinstance(why.__cause__, OSError):
+    if isinstance(why.__cause__, NotADirectoryError | PermissionError):
         return BaselineError(
             f"{path} cannot be read",
             expected="a file that this user may read, in a folder",

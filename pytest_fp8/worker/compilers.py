@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from typing import Any
 
 from pytest_fp8.bytecode import kept_by_children
 
@@ -26,11 +27,28 @@ def start() -> None:
 
 
 def wait() -> float:
-    """Until they wait for work themselves, if there are any. Gives the seconds that this took."""
+    """Until they wait for work themselves, if there are any, and :data:`READY_SECONDS` at most. Gives the seconds that
+    this took."""
     start = time.perf_counter()
-    if (async_compile := sys.modules.get("torch._inductor.async_compile")) is not None:
-        # Where they cannot be had, torch compiles in the process itself, and says so where it must.
-        with contextlib.suppress(Exception):
-            if async_compile._pool_set:
-                async_compile.AsyncCompile.wait_pool_ready(READY_SECONDS)
+    with contextlib.suppress(Exception):
+        while torchs := _with_pool():
+            if torchs.AsyncCompile.use_process_pool() or time.perf_counter() - start > READY_SECONDS:
+                break
+            forget_ended()
+            time.sleep(0.02)
     return time.perf_counter() - start
+
+
+def forget_ended() -> None:
+    """Let torch start others where theirs has ended: it would wait for its answers, since it keeps both ends of the
+    pipe that they speak through."""
+    with contextlib.suppress(Exception):
+        if (torchs := _with_pool()) and any(pool.process.poll() is not None for pool in torchs._pool_set):
+            torchs.after_fork()
+            torchs.AsyncCompile._ready_future = None
+
+
+def _with_pool() -> Any:
+    """torch's module for compilation, where it has started processes."""
+    torchs: Any = sys.modules.get("torch._inductor.async_compile")
+    return torchs if getattr(torchs, "_pool_set", None) else None

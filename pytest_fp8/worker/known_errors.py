@@ -63,7 +63,7 @@ TOLD_BY = (
         "write the step: Workload(step=...), which calls optimizer.step(closure)",
     ),
     (
-        r"must be Tensor, not (NoneType|int|float|str)",
+        r"(linear|embedding|conv\dd|matmul|mm)\(\): argument '(input|indices)' .* must be Tensor, not",
         "no tensor came where one is multiplied: a function without a return gives None, and the model is called with "
         "what batch(step) gives",
         "return a tensor, or a batch that holds tensors, at the end of batch(step); or look at what loss(model, batch) "
@@ -113,6 +113,7 @@ def _mend(error: BaseException) -> str:
     if not (innermost and is_users(innermost[0].filename)):
         return ""
     file, line, name, text = innermost[0]
-    if not isinstance(error, SLIPS) and not re.search(r"\braise\b", text or ""):
-        return ""
-    return f"mend line {line} of {file.rpartition('/')[2]}, in {name}"
+    where = f"line {line} of {file.rpartition('/')[2]}, in {name}"
+    if re.search(r"(^|:)\s*raise\b", text or ""):
+        return f"{where}, raised it: see what it checks"
+    return f"mend {where}" if isinstance(error, SLIPS) else ""

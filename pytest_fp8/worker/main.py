@@ -78,6 +78,7 @@ def serve(connection: Connection, imports: float) -> None:
     for request in _requests(connection):
         try:
             if request["operation"] == "build":
+                compilers.forget_ended()
                 server = _server(request["arguments"]["spec"])
                 compilers_late = compilers.wait()
                 result: Any = server.describe()

@@ -118,7 +118,9 @@ class FakeProcess:
     test: Any = None
     """The test that the first of them was given to."""
 
-    def __init__(self, backend: str = "bf16", environment: Any = None, fork: bool = False) -> None:
+    def __init__(
+        self, backend: str = "bf16", environment: Any = None, fork: bool = False, variables: Any = None
+    ) -> None:
         self.side = environment.name if environment is not None else ""
         self.pid = next(FakeProcess.pids)
         self.pids = {self.pid}

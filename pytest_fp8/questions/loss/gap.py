@@ -9,7 +9,7 @@ from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, LossGap, LossScale
 from pytest_fp8.verdicts import Verdict
 
 RISES = 2.0
-"""Of its first value, by which a loss may rise on its way without being said to diverge."""
+"""Of its first value, by which a loss may rise to its end without being said to diverge."""
 
 
 def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> Finding:
@@ -97,12 +97,12 @@ def _why_undecided(
             "of that says nothing",
             "a loss of one sign: Workload(loss=...) with a constant of the loss's size added, or an evaluation loss",
         )
-    begin, peak = (sum(of(losses) for losses in bf16) / len(bf16) for of in (lambda each: each[0], max))
-    if peak > begin + RISES * abs(begin):
+    begin, end = (sum(losses[at] for losses in bf16) / len(bf16) for at in (0, -1))
+    if end > begin + RISES * abs(begin):
         return (
-            f"the reference's own loss rises, from {begin:.3g} at its first step to {peak:.3g}: its training diverges, "
-            "and arms that diverge end anywhere",
-            "a smaller learning rate, Workload(learning_rate=...), or one that warms up",
+            f"the reference's own loss rises, from {begin:.3g} at its first step to {end:.3g} at its last: its "
+            "training diverges, or does not lower this loss",
+            "a smaller learning rate, Workload(learning_rate=...), or one that warms up; or another loss",
         )
     if scale.why_none:
         return (

@@ -82,11 +82,12 @@ class BlockTimer:
         one was measured now."""
         fresh = False
         while len(self.other) < processes or self._began_turns:
+            if self.other and not self._began_turns:
+                # They may turn out not to fit together here.
+                self.arms.renew()
             if self._began_turns:
                 # Pairs that were timed side by side, and did not fit, are not mixed with pairs that take turns.
                 self._forget()
-            elif self.other:
-                self.arms.renew()
             reference, other = self._undisturbed(blocks)
             self.reference.append(reference)
             self.other.append(other)
