@@ -80,17 +80,14 @@ def test_an_arm_on_a_gpu_starts_them_before_its_other_imports(gpu, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [True, False])
-def test_they_read_the_bytecode_that_arms_keep(tmp_path, monkeypatch, kept):
+def test_they_read_the_bytecode_that_arms_keep(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
-    monkeypatch.delenv(FOLDER, raising=False)
-    if kept:
-        monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
     environ = "open(f'/proc/{pool.process.pid}/environ').read().split(chr(0))"
     program = STARTS.format(threads=2).replace("compilers.wait()", "0") + (
         f"\n(pool,) = torchs._pool_set; print([x for x in {environ} if x.startswith('PYTHONPYCACHEPREFIX')])"
     )
-    assert said_by(program)[3:] == [f"['PYTHONPYCACHEPREFIX={tmp_path}']" if kept else "[]"]
+    assert said_by(program)[3:] == [f"['PYTHONPYCACHEPREFIX={tmp_path}']"]
 
 
 def test_an_arm_on_the_cpu_of_a_machine_with_a_gpu_starts_none(monkeypatch):
