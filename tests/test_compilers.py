@@ -86,6 +86,7 @@ def test_they_read_the_bytecode_that_arms_keep(tmp_path, monkeypatch):
     environ = "open(f'/proc/{pool.process.pid}/environ').read().split(chr(0))"
     program = STARTS.format(threads=2).replace("compilers.wait()", "0") + (
         f"\n(pool,) = torchs._pool_set; print([x for x in {environ} if x.startswith('PYTHONPYCACHEPREFIX')])"
+        "; pool.process.kill()"
     )
     assert said_by(program)[3:] == [f"['PYTHONPYCACHEPREFIX={tmp_path}']"]
 

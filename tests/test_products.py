@@ -50,8 +50,8 @@ def test_what_an_optimizer_multiplies_is_no_layer_s_and_no_part_of_the_share():
 
 
 @pytest.mark.parametrize(("kind", "share"), [(FP8, 1.0), ("bfloat16", 5 / 6)])
-def test_a_product_that_no_layer_needs_counts_as_what_it_ran_in(kind, share):
-    """torchao's first layer, uncompiled, whose input needs no gradient."""
+def test_a_product_that_no_layer_needs_counts_unless_it_is_in_fp8(kind, share):
+    """torchao's first layer, uncompiled, whose input needs no gradient: a compiled step has no such product."""
     calls = [
         LayerCall("first", 64, 128, rows=32, needs_dgrad=False, fp8=True),
         LayerCall("last", 128, 64, 32, fp8=True),

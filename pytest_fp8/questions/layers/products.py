@@ -128,14 +128,15 @@ class StepProducts:
     attributions: list[Attribution] = field(default_factory=list)
     others: list[Product] = field(default_factory=list)
     """Products that belong to no Linear, e.g. those inside a rotary embedding; or that no Linear needs: uncompiled,
-    torchao computes a gradient of the first layer's input, too."""
+    torchao computes the gradients of the first layer's input and of frozen weights, too."""
 
     def fp8_share(self) -> float:
-        """Share of the step's matrix-product FLOPs that ran in FP8; attention's own products are not counted."""
-        every: list[Attribution | Product] = [*self.attributions, *self.others]
-        ran = [each for each in every if each.kind != "absent"]
-        total = sum(each.flops for each in ran)
-        return sum(each.flops for each in ran if each.kind == FP8) / total if total else 0.0
+        """Share of the step's matrix-product FLOPs that ran in FP8. Not counted: attention's own products, and FP8
+        products that no layer needs, which a compiled step leaves out."""
+        in_fp8 = sum(a.flops for a in self.attributions if a.kind == FP8)
+        ran = sum(a.flops for a in self.attributions if a.kind != "absent")
+        total = ran + sum(product.flops for product in self.others if product.kind != FP8)
+        return in_fp8 / total if total else 0.0
 
 
 def attribute(
