@@ -41,11 +41,8 @@ def said_by(program: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("threads", "said"), [(2, ["True", "True", "True"]), (1, ["False", "False", "False"])], ids=["some", "none"]
-)
-def test_they_start_at_once_and_are_ready_once_they_were_waited_for(threads, said):
-    assert said_by(STARTS.format(threads=threads)) == said
+def test_where_torch_may_compile_in_one_thread_none_are_started():
+    assert said_by(STARTS.format(threads=1)) == ["False"] * 3
 
 
 @pytest.mark.slow

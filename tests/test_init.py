@@ -51,12 +51,3 @@ def test_a_name_that_is_of_no_use_is_refused(name, says, tmp_path, capsys):
     assert main(["init", name]) == 2
     assert says in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a_file"]
-
-
-@pytest.mark.slow
-def test_the_file_passes_emulated_as_it_is():
-    pytest.importorskip("torchao")
-    main(["init", "test_mine.py"])
-    code, said = pytest_of("test_mine.py", "-k", "emulated")
-    assert code == 0, said
-    assert "1 passed" in said
