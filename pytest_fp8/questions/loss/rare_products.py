@@ -15,7 +15,7 @@ workloads (``benchmarks.healthy``, emulated, tensorwise and rowwise) is off by 0
 COARSE = 4.0
 """Nor is one that FP8 itself explains, as where training diverges and one value takes the digits of all others: off by
 so many times what a scale for each whole operand gives. With learning rates of 0.3 and 1 products were off by up to
-10 %, and those beyond 1 % at most 1.8 times (emulated, tensorwise and rowwise); one of 1.5 times its values is 100."""
+10 %, and those beyond 1 % at most 1.8 times (emulated, tensorwise and rowwise); one with a quarter missing over 100."""
 
 
 def rare_products(evidence: LossEvidence) -> Finding | None:
