@@ -10,8 +10,8 @@ older number are still gated on: the session, ``check`` and ``show`` say that th
 1B) are timed in longer turns, whose first 1.5 s do not count. 4: what several GPUs work in a step leaves out how long
 collectives wait for a late host, and casts what runs beside other kernels; no garbage is collected in profiled steps,
 which makes a rank late. Of one GPU nothing moved: in eleven cases on H100s at most 0.02 ms of a step's kernels ran
-beside others. Since then FP8 products that no layer needs are not counted: the share of uncompiled torchao cases is up
-to 4 % higher than a stored one, which only gives it room until it is stored anew."""
+beside others. Since then FP8 products that no layer needs are not counted: the share of uncompiled torchao cases may be
+higher than a stored one, which only gives it room until it is stored anew."""
 
 ONE_GPU = 3
 """The oldest number whose figures of one GPU are today's."""

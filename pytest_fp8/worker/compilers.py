@@ -10,12 +10,13 @@ from typing import Any
 from pytest_fp8.bytecode import kept_by_children
 
 READY_SECONDS = 60
-"""What their start may take. On hosts with H100s it took 12 s."""
+"""What their start may take. On two cores it took 12 s where Python keeps no bytecode of torch."""
 
 
 def start() -> None:
     """Start them, and go on. torch would start them in the first compiled step. A pair whose code is compiled is
-    built before they have their libraries: on two hosts with H100s four of them worked for 10 s beside timed blocks.
+    built before they have their libraries: on a host with two H100s four processes, most likely these, worked for 10 s
+    beside timed blocks.
 
     To compile in the arm itself instead takes longer: 25.7 and 44.2 s for the first steps of torchao's tensorwise and
     rowwise arms at 1B on H100s with cold caches, where these took 16.3 and 21.9 s."""
