@@ -1,5 +1,7 @@
 """Activations that wait in the host's memory: the gradients are the same, and only the watched step pays."""
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -33,6 +35,105 @@ class Keeps(torch.autograd.Function):
         return 2 * x * gradient
 
 
+def copies(monkeypatch):
+    """The bytes of each tensor that is copied to the host from here on."""
+    copied: list[int] = []
+    real = activations.staged
+
+    def staged(tensor, stage, device=None):
+        if device is not None:
+            return real(tensor, stage, device)
+        copied.append(tensor.numel())
+        return real(tensor, stage)
+
+    monkeypatch.setattr(activations, "staged", staged)
+    monkeypatch.setattr(activations, "LEAST_VALUES", 16)
+    return copied
+
+
+def gradients(model, x):
+    """Of the weights and of the input."""
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+
+
+class Heads(torch.nn.Module):
+    """Three layers that take one input, one of which takes a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(width, 24, bias=False) for width in (16, 16, 8))
+
+    def forward(self, x):
+        x = x.relu()
+        return self.q(x) + self.k(x) * self.v(x[..., :8])
+
+
+def test_each_is_copied_once_and_weights_are_not(monkeypatch):
+    model, x = Heads(), torch.randn(2, 4, 16)
+    plain, copied = gradients(model, x), copies(monkeypatch)
+    with activations.kept_on_host(device="cpu"):
+        again = gradients(model, x)
+    assert all(map(torch.equal, plain, again))
+    # relu's output, which two layers take, and a third a part of it; the two factors; their sum.
+    assert sorted(copied) == [4 * 2 * 4 * 16, *[4 * 2 * 4 * 24] * 3]
+
+
+@pytest.mark.parametrize(("room", "number"), [(0, 4), (511, 4), (512, 3), (512 + 768, 2), (10**6, 0)])
+def test_the_first_ones_stay_where_there_is_room(monkeypatch, room, number):
+    """What relu gives takes 512 bytes, and a part of it none besides."""
+    model, x = Heads(), torch.randn(2, 4, 16)
+    plain, copied = gradients(model, x), copies(monkeypatch)
+    with activations.kept_on_host(room, "cpu"):
+        assert all(map(torch.equal, plain, gradients(model, x)))
+    assert len(copied) == number
+
+
+def test_what_was_copied_is_given_up_once_autograd_needs_it_no_more(monkeypatch):
+    """The steps of a user's own loop may have many micro-batches."""
+    model, x, kept = Heads(), torch.randn(2, 4, 16), []
+    copied, staged = copies(monkeypatch), activations.staged
+    monkeypatch.setattr(
+        activations, "staged", lambda *given: kept.append(weakref.ref(found := staged(*given))) or found
+    )
+    with activations.kept_on_host(device="cpu"):
+        gradients(model, x)
+        assert copied
+        assert [refer() for refer in kept if refer() is not None] == []
+
+
+def test_one_that_is_changed_in_place_or_freed_is_not_taken_for_another(monkeypatch):
+    monkeypatch.setattr(activations, "LEAST_VALUES", 16)
+
+    def gradient():
+        weight, total = torch.ones(64, requires_grad=True), 0.0
+        x = torch.linspace(0, 1, 64)
+        for step in range(6):
+            # The storage of the one before is free by now, and its address is likely used again.
+            total = total + (weight * (x + step)).sum()
+            x.add_(1)
+            total = total + (weight * x).sum()
+        return torch.autograd.grad(total, weight)[0]
+
+    with activations.kept_on_host(device="cpu"):
+        found = gradient()
+    x, expected = torch.linspace(0, 1, 64), torch.zeros(64)
+    for step in range(6):
+        expected += (x + 2 * step) + (x + step + 1)
+    assert found.allclose(expected)
+
+
+def test_the_room_is_what_nothing_else_in_a_step_needs(monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * gib, 78 * gib))
+    with torch.device("meta"):
+        model = torch.nn.Linear(2**16, 2**15, bias=False).to(torch.bfloat16)
+    assert activations.room_for_activations(model) == (50 - 4 - 26) * gib
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * gib, 78 * gib))
+    assert activations.room_for_activations(model) == 0
+
+
 @pytest.mark.parametrize("laid_out", ["rows", "columns", "every second"])
 def test_gradients_and_strides_are_those_of_activations_that_stay(monkeypatch, laid_out):
     monkeypatch.setattr(activations, "LEAST_VALUES", 16)
@@ -47,16 +148,11 @@ def test_gradients_and_strides_are_those_of_activations_that_stay(monkeypatch, l
         return found
 
     plain = gradient()
-    copied: list[int] = []
-    staged = activations.staged
-    monkeypatch.setattr(activations, "staged", lambda t, stage: copied.append(t.numel()) or staged(t, stage))
-    with activations.kept_on_host("cpu"):
+    copied = copies(monkeypatch)
+    with activations.kept_on_host(device="cpu"):
         assert gradient().equal(plain)
-    assert bool(copied) is (laid_out != "columns"), "what is contiguous goes through the buffer"
-    strides = views[laid_out](weight).stride()
-    assert Keeps.seen[0] == strides
-    if laid_out != "every second":
-        assert Keeps.seen[1] == strides
+    assert copied
+    assert Keeps.seen == [views[laid_out](weight).stride()] * 2
 
 
 def test_small_ones_and_those_of_another_device_stay(monkeypatch):
@@ -64,7 +160,7 @@ def test_small_ones_and_those_of_another_device_stay(monkeypatch):
     x = torch.randn(1 << 20, requires_grad=True)
     with activations.kept_on_host():
         (x * x).sum().backward()
-    with activations.kept_on_host("cpu"):
+    with activations.kept_on_host(device="cpu"):
         (x[:8] * x[:8]).sum().backward()
 
 
@@ -72,7 +168,7 @@ def test_only_the_watched_step_keeps_its_activations_there(monkeypatch):
     server = ArmServer(spec(Case("tiny", "torchao", "rowwise", emulated=True)))
     asked: list[str] = []
     kept_on_host = activations.kept_on_host
-    monkeypatch.setattr(ledger, "kept_on_host", lambda: asked.append("begun") or kept_on_host("cpu"))
+    monkeypatch.setattr(ledger, "kept_on_host", lambda _: asked.append("begun") or kept_on_host(device="cpu"))
     monkeypatch.setattr(ledger, "uncompiled_step_fits", lambda *_: False)
     step = server.engine.step
     steps: list[int] = []

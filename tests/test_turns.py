@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from helpers.fakes import H200, FakeProcess, install, timed
+from helpers.fakes import H100, H200, FakeProcess, install, timed
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -127,6 +127,35 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     steps, dropped = PowerLimited.sizes[-1]
     assert 2000 < (dropped + 2 * steps) * 370 < 3500, "two to three seconds a turn"
     assert timer.recording()["dropped_steps"] == dropped
+
+
+class Rested(FakeProcess):
+    """Its clocks swing for a second and a half after a rest; they have none where the arms alternate."""
+
+    sizes: list[int] = []  # noqa: RUF012
+
+    def blocks(self, count, steps, dropped):
+        self.sizes.append(dropped)
+        base = 358.0 if self.is_fp8 else 437.0
+        ended = [(dropped + (index + 1) * steps) * base for index in range(count)]
+        swing = [0.03 * (-1) ** index * (count > 2 and end < 1500) for index, end in enumerate(ended)]
+        return timed([float(base * (1 + each + self.noise.normal(0, 0.002))) for each in swing])
+
+
+@pytest.mark.parametrize(("gpu", "dropped"), [(H100, 4), (H200, 1)])
+def test_a_turn_after_a_rest_begins_when_the_clocks_have_settled(monkeypatch, gpu, dropped):
+    install(monkeypatch, gpu)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Rested)
+    Rested.sizes = []
+    pool = ArmPool(gpu)
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timing = timing_of(arms, BlockTimer(arms), 0)
+    assert arms.takes_turns is (gpu is H100)
+    assert timing.bf16[0] == pytest.approx([437.0] * 12, rel=0.01)
+    assert timing.fp8[0] == pytest.approx([358.0] * 12, rel=0.01)
+    assert Rested.sizes[-1] == dropped
+    pool.close()
 
 
 def first_pair(pool, model, settled):

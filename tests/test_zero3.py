@@ -68,7 +68,12 @@ def test_it_carries_weights_and_optimizer_of_which_each_rank_has_a_part(tmp_path
     arm = RankedProcess(2, fork=True)
     try:
         arm.build(own("zero3", build=build))
-        arm.request("curve", seed=0, steps=2)
+        movement = arm.request("curve", seed=0, steps=2)["movement"]
+        assert set(movement) == {f"{layer}.{name}" for layer in (0, 2, 4) for name in ("weight", "bias")}
+        for name in ("0.weight", "2.weight", "4.weight"):
+            # Its biases begin at random, its weights as the suite's; the last part is filled up.
+            assert movement[name]["reached"] > 0.9, name
+            assert movement[name]["moved"] > 0.3, name
         parted = ship(lambda model: sum(not weight.numel() for weight in model.parameters()), "a function")
         assert unship(arm.request("call", function=parted)) == 2, "the others are below DeepSpeed's threshold"
         seen = arm.request("numerics", moved=True)

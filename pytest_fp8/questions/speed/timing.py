@@ -22,14 +22,15 @@ UNSTEADY = 0.02
 In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
 turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
 SETTLING_MS = 1500.0
-"""Dropped from the start of each turn of arms that are not steady. In four runs on an H200 from a rest of three
-seconds on (60 s of each arm at 8B, 20 s at 1B, torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 %
-below the median of the last half, that of the next 1.5 s 0.2 to 0.5 % above it."""
+"""Dropped from the start of each turn of arms that are not steady, or that do not fit the GPU together, so that each
+turn begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
+torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 % below the median of the last half, that of the
+next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took 450, 430, 445, 433 and 437 ms from 0.9 s
+on, in each of eight turns: four pairs could hold 2.7 %, and 1.1 % with what followed 1.8 s alone."""
 RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 LONG_BLOCK_MS = 500.0
 """A block of such arms: a turn then lasts two and a half seconds."""
-
 
 BUSY_MS = 3000.0
 """Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
@@ -200,7 +201,7 @@ class BlockTimer:
     def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.
         steps, tight = self.steps_per_block(), self.arms.tight
-        self._dropped = max(dropped_steps(tight), self._turns().settling)
+        self._dropped = max(dropped_steps(tight), self._settling())
         found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped)
         if tight:
             arm.request("park")
@@ -231,6 +232,10 @@ class BlockTimer:
 
     def _turns(self) -> Turns:
         return self.arms.shared("turns", lambda: Turns(max(1, math.ceil(BLOCK_MS / (0.75 * self._step_ms())))))
+
+    def _settling(self) -> int:
+        after_a_rest = math.ceil(SETTLING_MS / self._step_ms()) if self.arms.takes_turns else 0
+        return max(self._turns().settling, after_a_rest)
 
     def _step_ms(self) -> float:
         """Milliseconds of a step of the reference, roughly."""

@@ -19,7 +19,7 @@ from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
 from pytest_fp8.worker.training.ranks import uncompiled_step_fits
-from pytest_fp8.worker.watch.activations import kept_on_host
+from pytest_fp8.worker.watch.activations import kept_on_host, room_for_activations
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
 from pytest_fp8.worker.watch.ledger_weights import optimizer_note, random_state, switches_of
@@ -164,7 +164,7 @@ def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
     seen = StepLedger(engine)
     try:
         fits = uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled)
-        others = () if fits else (_OnHost(),)
+        others = () if fits else (_OnHost(engine),)
         return seen, instrumented_step(engine, *others, seen)
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
@@ -172,14 +172,18 @@ def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen = StepLedger(engine)
-    return seen, instrumented_step(engine, _OnHost(), seen)
+    return seen, instrumented_step(engine, _OnHost(engine), seen)
 
 
 class _OnHost(Observer):
-    """Large activations of the step wait in the host's memory. Not those of the compiled steps before it."""
+    """Large activations of the step that find no room wait in the host's memory. Not those of the compiled steps before
+    it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._model = engine.model
 
     def watching(self) -> AbstractContextManager[Any]:
-        return kept_on_host()
+        return kept_on_host(room_for_activations(self._model))
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

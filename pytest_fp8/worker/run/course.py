@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.questions.loss.evidence import Course, Moved
 from pytest_fp8.worker.state.fused_params import plain_name, split, trained
+from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.watch.operators import dtype_name
 
@@ -22,14 +23,16 @@ SAMPLE = 2**16
 class TrainingCourse:
     """Watches an arm from when it is made, at the start of a curve, to :meth:`noted` and :meth:`movement`, at its end.
 
-    Tensors go by plain names. Of each a sample is kept.
+    Tensors go by plain names. Of each a sample is kept; of one that is sharded, of this rank's part.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, fused: FusedParams) -> None:
         self._model, self._optimizer, self._fused = model, optimizer, fused
         self._start = {name: sample(value).clone() for name, value in self._tensors()}
         self._reached = {
-            name: torch.zeros_like(self._start[name], dtype=torch.bool) for name in trained(model, optimizer, fused)
+            name: torch.zeros_like(self._start[name], dtype=torch.bool)
+            for name in trained(model, optimizer, fused)
+            if name in self._start
         }
         """Of what the optimizer steps: elements that had a gradient other than 0."""
         self._rates = [self._rates_now()]
@@ -43,7 +46,7 @@ class TrainingCourse:
 
     def note_gradients(self) -> None:
         """Called before each step of the optimizer, and after each call of its closure."""
-        for name, gradient in self._gradients():
+        for name, gradient in (*self._gradients(), *self._partitioned(zero.part_of_gradient)):
             if name in self._reached:
                 self._reached[name] |= sample(gradient) != 0
 
@@ -99,7 +102,16 @@ class TrainingCourse:
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in (*self._model.named_parameters(remove_duplicate=False), *self._model.named_buffers()):
-            yield from self._parts(name, value)
+            if not zero.is_partitioned(value):
+                yield from self._parts(name, value)
+        yield from self._partitioned(zero.part)
+
+    def _partitioned(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
+        """What ZeRO-3 holds in parts: this rank's, flat, so that the rows of a fused parameter cannot be told."""
+        for name, value in self._model.named_parameters(remove_duplicate=False):
+            mine = part(value) if zero.is_partitioned(value) and name not in self._fused else None
+            if mine is not None:
+                yield plain_name(name), mine
 
     def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in self._model.named_parameters(remove_duplicate=False):

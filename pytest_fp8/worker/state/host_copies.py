@@ -26,10 +26,10 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     return found
 
 
-def staged(tensor: torch.Tensor, stage: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory, made part by part through ``stage``: bytes."""
+def staged(tensor: torch.Tensor, stage: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A copy in the host's memory, or from there on the ``device``, made part by part through ``stage``: bytes."""
     source = tensor.detach().reshape(-1).view(torch.uint8)
-    copy = torch.empty(source.shape, dtype=torch.uint8)
+    copy = torch.empty(source.shape, dtype=torch.uint8, device=device)
     for part, target in zip(source.split(stage.numel()), copy.split(stage.numel()), strict=True):
         through = stage[: part.numel()]
         through.copy_(part)

@@ -130,6 +130,18 @@ def gradient(parameter: Any) -> torch.Tensor | None:
     return safe_get_full_grad(parameter)  # type: ignore[no-any-return]
 
 
+def part(parameter: Any) -> torch.Tensor:
+    """This rank's part of a partitioned parameter's values, flat. It may end with zeros, which fill the last one up."""
+    return parameter.ds_tensor  # type: ignore[no-any-return]
+
+
+def part_of_gradient(parameter: Any) -> torch.Tensor | None:
+    """This rank's part of the gradient of a partitioned parameter between backward pass and step, flat."""
+    from deepspeed.utils import safe_get_local_grad
+
+    return safe_get_local_grad(parameter)  # type: ignore[no-any-return]
+
+
 @torch.no_grad()
 def fill(parameter: Any, value: torch.Tensor) -> None:
     """Give a partitioned parameter, and its master weights, a whole tensor's values; on every rank at once."""
