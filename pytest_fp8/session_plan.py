@@ -75,12 +75,12 @@ class SessionPlan:
     def left(self, unfinished: Collection[str], case: str, spent: float) -> float:
         """Seconds until the end; 0 where this plan's are used up. ``unfinished``: the cases with tests to come.
         ``spent``: seconds on ``case``, which runs."""
-        planned = dict.fromkeys(unfinished, 0.0)
-        for each in self.builds:
-            if each.case in planned:
-                planned[each.case] += each.build + each.answers
-        here = planned.pop(case, 0.0)
-        return max(0.0, here - spent) + sum(planned.values())
+        here = self.of(case) if case in unfinished else 0.0
+        return max(0.0, here - spent) + sum(self.of(other) for other in {*unfinished} - {case})
+
+    def of(self, case: str) -> float:
+        """Seconds of the builds that a case asks for, and of their answers."""
+        return sum(each.build + each.answers for each in self.builds if each.case == case)
 
     def line(self) -> str:
         """The plan in one line."""

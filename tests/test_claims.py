@@ -94,7 +94,7 @@ def test_a_claim_is_held_against_the_whole_interval(compare, claimed, measured, 
     ],
 )
 def test_a_claim_did_not_hold_only_where_the_same_was_measured(source, differs, said):
-    found = judge(claim(cases=(Near(CASE, differs),), source=source), {CASE.id: baseline(speedup=speed(1.1))}, "h200")
+    found = judge(claim(cases=(Near(CASE, differs),), source=source), {"h200": {CASE.id: baseline(speedup=speed(1.1))}})
     assert found.verdict == (NOT_REPRODUCED if said else DID_NOT_HOLD)
     assert found.differs == said
 
@@ -147,25 +147,48 @@ def test_a_loss_gap_has_the_spread_of_its_seeds():
 
 
 def test_the_nearest_case_that_was_measured_answers_and_the_nearer_one_is_named():
-    found = judge(claim(cases=(Near(CASE), Near(OTHER))), {OTHER.id: baseline(OTHER, speedup=speed(1.4))}, "h200")
+    found = judge(claim(cases=(Near(CASE), Near(OTHER))), {"h200": {OTHER.id: baseline(OTHER, speedup=speed(1.4))}})
     assert (found.verdict, found.near.case) == (HELD, OTHER)
     assert found.why == (f"no baseline of {CASE.id}",)
 
 
+@pytest.mark.parametrize(
+    ("about", "on", "answers", "differs"),
+    [
+        ("h100", {"h200": [CASE], "h100": [CASE]}, ("h100", CASE), {}),
+        ("h200", {"h200": [CASE], "h100": [CASE]}, ("h200", CASE), {}),
+        ("h100", {"h200": [CASE], "h100": [OTHER]}, ("h200", CASE), {"GPU": "H200 instead of H100"}),
+        ("", {"h200": [OTHER], "h100": [CASE]}, ("h100", CASE), {"GPU": "H100, the claim's is not known"}),
+    ],
+)
+def test_the_nearest_case_counts_first_and_then_the_claims_own_gpu(about, on, answers, differs):
+    asked = claim(cases=(Near(CASE), Near(OTHER)), source=Source("somebody", gpu=about))
+    stored = {gpu: {case.id: baseline(case, speedup=speed(1.4)) for case in cases} for gpu, cases in on.items()}
+    found = judge(asked, stored)
+    assert (found.gpu, found.near.case, found.differs) == (*answers, differs)
+
+
+def test_the_number_of_gpus_is_that_of_the_case():
+    pair = Case("8b", "torchao", "rowwise", seq=8192, batch=2, gpus=2, parallel="fsdp2")
+    source = Source("somebody", gpu="h200", gpus=8)
+    found = judge(claim(cases=(Near(pair),), source=source), {"h200": {pair.id: baseline(pair, speedup=speed(1.4))}})
+    assert found.differs == {"number of GPUs": "2 instead of 8"}
+
+
 def test_a_baseline_of_another_definition_answers_nothing():
     old = replace(baseline(speedup=speed(1.4)), case_hash="0" * 16)
-    found = judge(claim(), {CASE.id: old}, "h200")
+    found = judge(claim(), {"h200": {CASE.id: old}})
     assert found.verdict == NOT_MEASURED
     assert "another definition" in found.why[0]
 
 
 def test_a_baseline_without_the_metric_answers_nothing():
-    found = judge(claim("activation_ratio", AT_MOST, 0.5), {CASE.id: baseline(speedup=speed(1.4))}, "h200")
+    found = judge(claim("activation_ratio", AT_MOST, 0.5), {"h200": {CASE.id: baseline(speedup=speed(1.4))}})
     assert (found.verdict, found.why) == (NOT_MEASURED, (f"{CASE.id} has no activation_ratio",))
 
 
 def test_what_was_not_measured_says_what_to_type_for_both_cases():
-    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {}, "h100")
+    found = judge(claim("speedup_over_other", cases=(Near(CASE, other=OTHER),)), {"h100": {}})
     assert found.verdict == NOT_MEASURED
     assert f'-k "[{CASE.id}] or [{OTHER.id}]" --fp8-gpu=h100' in found.command()
 

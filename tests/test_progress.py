@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
-from pytest_fp8.report.progress import LogLines
+from pytest_fp8.report.progress import LogLines, Progress
+from pytest_fp8.session_plan import Build, SessionPlan
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +168,42 @@ def test_a_log_has_a_line_for_what_lasts_and_one_a_minute_at_least():
     assert log.due(told + 59, told=False) == told + 60, "many short ones after each other"
     for end in (read, write):
         os.close(end)
+
+
+class Lines:
+    """A display that tells at once and keeps what is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def due(self, began, told):
+        return 0.0 if not told else began + 1e6
+
+    def tell(self, parts):
+        self.told.append(parts[2].split(maxsplit=1)[1])
+
+    def clear(self): ...
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unfinished", "says"),
+    [
+        (60, ["first", "second"], "about 2 min left"),
+        (1e-9, ["first", "second"], "longer than planned; about 60 s for what follows"),
+        (1e-9, ["first"], "longer than planned"),
+        (0, ["first", "second"], "about 60 s left"),
+    ],
+)
+def test_a_case_that_lasts_longer_than_planned_is_said_to_do_so(seconds, unfinished, says):
+    display = Lines()
+    progress = Progress(display, lambda: unfinished)
+    first = [Build(("a",), seconds / 2, seconds / 2, "first")] if seconds else []
+    progress.plan = SessionPlan([*first, Build(("b",), 30, 30, "second")], 2)
+    progress.test("first", "speedup")
+    time.sleep(0.01)
+    with progress.waiting("a", "blocks"):
+        deadline = time.monotonic() + 10
+        while not display.told and time.monotonic() < deadline:
+            time.sleep(0.01)
+    [told] = display.told
+    assert told == says

@@ -49,7 +49,7 @@ class Finding:
     claim: Claim
     near: Near
     gpu: str
-    """Whose baselines were read."""
+    """Whose baselines answer it, or should."""
     verdict: str
     reading: Reading | None = None
     why: tuple[str, ...] = ()
@@ -74,17 +74,22 @@ class Finding:
         return value if low == high else f"{value} [{low}, {high}]"
 
 
-def judge(claim: Claim, stored: Mapping[str, Baseline], gpu: str) -> Finding:
-    """``stored``: the baselines of ``gpu`` by case id. The nearest case that can answer does."""
+def judge(claim: Claim, stored: Mapping[str, Mapping[str, Baseline]]) -> Finding:
+    """``stored``: GPU -> its baselines by case id. The nearest case that can answer does, on the claim's GPU where it
+    was measured there, else on the first."""
     missing: list[str] = []
+    gpus = sorted(stored, key=lambda gpu: gpu != claim.source.gpu)
     for near in claim.cases:
-        why = _missing(near, stored)
-        reading = None if why else read(claim.metric, near, stored)
-        if reading is not None:
-            given = verdict(claim, reading, same=not differences(claim, near, gpu))
-            return Finding(claim, near, gpu, given, reading, tuple(missing))
-        missing.append(why or f"{near.case.id} has no {claim.metric}")
-    return Finding(claim, claim.cases[0], gpu, NOT_MEASURED, why=tuple(missing))
+        whys = []
+        for gpu in gpus:
+            why = _missing(near, stored[gpu])
+            reading = None if why else read(claim.metric, near, stored[gpu])
+            if reading is not None:
+                given = verdict(claim, reading, same=not differences(claim, near, gpu))
+                return Finding(claim, near, gpu, given, reading, tuple(missing))
+            whys.append(why or f"{near.case.id} has no {claim.metric}")
+        missing += dict.fromkeys(whys)
+    return Finding(claim, claim.cases[0], gpus[0], NOT_MEASURED, why=tuple(missing))
 
 
 def differences(claim: Claim, near: Near, gpu: str) -> dict[str, str]:
@@ -93,8 +98,8 @@ def differences(claim: Claim, near: Near, gpu: str) -> dict[str, str]:
     if source.gpu != gpu:
         claimed = f" instead of {source.gpu.upper()}" if source.gpu else ", the claim's is not known"
         found["GPU"] = gpu.upper() + claimed
-    if source.gpus != 1:
-        found["number of GPUs"] = f"1 instead of {source.gpus}"
+    if source.gpus != near.case.gpus:
+        found["number of GPUs"] = f"{near.case.gpus} instead of {source.gpus}"
     return {**found, **near.differs}
 
 

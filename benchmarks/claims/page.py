@@ -69,13 +69,14 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{len(findings)} claims: " + ", ".join(f"{counted[word]} {word}" for word in STYLE)
 
 
-def markdown(findings: Sequence[Finding], gpu: str, stored: Mapping[str, Baseline]) -> list[str]:
+def markdown(findings: Sequence[Finding], stored: Mapping[str, Mapping[str, Baseline]]) -> list[str]:
     """The page ``docs/claims.md``: the rule, a table for each source, and the cases that are still to be measured."""
     lines = [
         "# What people say about FP8 training, and what was measured here",
         "",
-        f"Made by `python -m benchmarks.claims --markdown` from stored figures of {gpu}, not written by hand: those",
-        f"of the suite's cases, and those of cases that no gate asks (`{MEASURED}/`).",
+        f"Made by `python -m benchmarks.claims --markdown` from stored figures of {' and '.join(stored)}, not written",
+        f"by hand: those of the suite's cases, and those of cases that no gate asks (`{MEASURED}/`).",
+        "A claim about one of these GPUs is held against its figures where the case was measured there.",
         f"Measured {measured_when(findings, stored)}.",
         f"{summary(findings)}.",
         "",
@@ -92,13 +93,13 @@ def markdown(findings: Sequence[Finding], gpu: str, stored: Mapping[str, Baselin
     return lines
 
 
-def measured_when(findings: Iterable[Finding], stored: Mapping[str, Baseline]) -> str:
+def measured_when(findings: Iterable[Finding], stored: Mapping[str, Mapping[str, Baseline]]) -> str:
     """The days on which the cases behind these findings were last measured, by the libraries that they ran."""
     days: dict[str, set[str]] = {}
-    for near in (finding.near for finding in findings if finding.reading):
-        for case in (near.case, near.other):
+    for finding in findings:
+        for case in (finding.near.case, finding.near.other) if finding.reading else ():
             if case is not None:
-                newest = stored[case.id].newest
+                newest = stored[finding.gpu][case.id].newest
                 days.setdefault(libraries_of(newest), set()).add(newest.date)
     spans = {libraries: " to ".join(dict.fromkeys((min(on), max(on)))) for libraries, on in days.items()}
     return "; ".join(f"on {span} with {libraries}" for libraries, span in spans.items()) or "nothing yet"

@@ -105,8 +105,11 @@ class Progress:
         minutes, seconds = divmod(int(now - self._began), 60)
         planned = " in all"
         if self.plan is not None:
-            left = self.plan.left(self._open_cases(), case, now - self._case_began)
+            spent = now - self._case_began
+            left = self.plan.left(self._open_cases(), case, spent)
             planned = f", about {in_words(left)} left" if left else ", longer than planned"
+            if left and 0 < self.plan.of(case) < spent:
+                planned = f", longer than planned; about {in_words(left)} for what follows"
         return (
             f"{case} {question}".strip(),
             f"{what.replace('_', ' ')} of {whose}, {in_words(int(now - self._stage_began))}",
