@@ -148,10 +148,8 @@ class Fp8Pair(NotesUse):
         evidence, gap = self._loss_looks()
         decision = check_loss(evidence, self._stored("loss_twin_gap"), gap)
         own = decision.numbers["twin_gaps"] or self._stored("loss_twin_gap")
-        if decision.verdict is not Verdict.NOT_EXERCISED:
-            # The gaps of a loss that says nothing of FP8 are no margin for one that does.
-            self._measured("loss_gap", decision.numbers["gaps"], decision.numbers["margin"])
-            self._measured("loss_twin_gap", own, decision.numbers["margin"])
+        self._measured("loss_gap", decision.numbers["gaps"], decision.numbers["margin"])
+        self._measured("loss_twin_gap", own, decision.numbers["margin"])
         return self._note(unless_unlike(decision, self.ledgers()))
 
     def faster(self, floor: float | None = None) -> Decision:

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
 from helpers.arms import spec  # noqa: E402
 from pytest_fp8 import Case  # noqa: E402
 from pytest_fp8.backends import backend as backend_of  # noqa: E402
@@ -123,15 +125,67 @@ def test_one_that_is_changed_in_place_or_freed_is_not_taken_for_another(monkeypa
     assert found.allclose(expected)
 
 
-def test_the_room_is_what_nothing_else_in_a_step_needs(monkeypatch):
+@pytest.mark.parametrize(("gpus", "free", "room"), [(2, 50, 50 + 2 - 30 - 5), (2, 30, 0), (1, 50, 0)])
+def test_the_room_is_what_is_free_beyond_a_compiled_step(monkeypatch, gpus, free, room):
     gib = 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * gib, 78 * gib))
-    with torch.device("meta"):
-        model = torch.nn.Linear(2**16, 2**15, bias=False).to(torch.bfloat16)
-    assert activations.room_for_activations(model) == (50 - 4 - 26) * gib
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * gib, 78 * gib))
-    assert activations.room_for_activations(model) == 0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * gib, 80 * gib))
+    for name, size in (("max_memory_allocated", 54), ("memory_allocated", 24), ("memory_reserved", 26)):
+        monkeypatch.setattr(torch.cuda, name, lambda size=size: size * gib)
+    case = Case("8b", "torchao", "tensorwise", batch=gpus, gpus=gpus, parallel="fsdp2" if gpus > 1 else "")
+    assert ranks.room_for_activations(case) == room * gib
+
+
+def test_what_nothing_goes_back_through_is_given_up(monkeypatch):
+    """An operator keeps its output, which would keep the operator."""
+    monkeypatch.setattr(activations, "LEAST_VALUES", 16)
+    x = torch.randn(64, requires_grad=True)
+    with activations.kept_on_host(10**6, "cpu"):
+        output = x.softmax(0)
+    alive = StorageWeakRef(output.untyped_storage())
+    del output
+    assert alive.expired()
+
+
+@pytest.mark.parametrize("view", [lambda x: x[3], lambda x: x[:, 2:6:2], lambda x: x.t()[5]])
+def test_a_small_part_of_a_large_storage_is_copied_alone(monkeypatch, view):
+    base, copied = torch.randn(64, 32), copies(monkeypatch)
+    weight = torch.ones(view(base).shape, requires_grad=True)
+    with activations.kept_on_host(device="cpu"):
+        [found] = torch.autograd.grad((weight * view(base)).sum(), weight)
+    assert found.equal(view(base))
+    assert copied == [view(base).nbytes // 4]
+
+
+class Saves(torch.autograd.Function):
+    """Keeps any tensor beside its input."""
+
+    back: torch.Tensor
+
+    @staticmethod
+    def forward(context, x, kept):
+        context.save_for_backward(kept)
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        [Saves.back] = context.saved_tensors
+        return gradient, None
+
+
+COMPLEX = torch.view_as_complex(torch.randn(8, 16, 2))
+
+
+@pytest.mark.parametrize(
+    "kept", [torch.eye(8).to_sparse(), COMPLEX.conj(), COMPLEX.conj().imag], ids=["sparse", "conjugate", "negative"]
+)
+def test_what_is_no_plain_block_of_numbers_stays(monkeypatch, kept):
+    copied, x = copies(monkeypatch), torch.ones(4, requires_grad=True)
+    with activations.kept_on_host(device="cpu"):
+        Saves.apply(x, kept).sum().backward()
+    assert copied == []
+    dense = [each.to_dense() if each.is_sparse else each.resolve_conj() for each in (kept, Saves.back)]
+    assert torch.equal(*dense)
 
 
 @pytest.mark.parametrize("laid_out", ["rows", "columns", "every second"])

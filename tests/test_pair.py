@@ -69,21 +69,6 @@ def test_speedup_asks_the_baseline_and_nothing_else(ask):
     assert "file.json" in decision.message
 
 
-@pytest.mark.parametrize(("slope", "stored"), [(0.1, {"loss_gap", "loss_twin_gap"}), (0.0, set())])
-def test_the_gaps_of_a_loss_that_says_nothing_are_not_measured(ask, monkeypatch, slope, stored):
-    pair, ledger = ask()
-    real = FakeProcess.curve
-
-    def curve(self, **asked):
-        found = real(self, **asked)
-        return {**found, "losses": [5 - slope * step + 1e-4 * self.is_fp8 for step, _ in enumerate(found["losses"])]}
-
-    monkeypatch.setattr(FakeProcess, "curve", curve)
-    assert pair.loss().verdict is (Verdict.PASS if stored else Verdict.NOT_EXERCISED)
-    [entry] = ledger.entries.values()
-    assert set(entry.metrics) == stored
-
-
 def test_a_measurement_that_failed_is_taken_anew_as_a_whole(ask, monkeypatch):
     pair, _ = ask()
     real, calls = FakeProcess.blocks, []

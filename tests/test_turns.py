@@ -142,7 +142,7 @@ class Rested(FakeProcess):
         return timed([float(base * (1 + each + self.noise.normal(0, 0.002))) for each in swing])
 
 
-@pytest.mark.parametrize(("gpu", "dropped"), [(H100, 4), (H200, 1)])
+@pytest.mark.parametrize(("gpu", "dropped"), [(H100, 5), (H200, 1)])
 def test_a_turn_after_a_rest_begins_when_the_clocks_have_settled(monkeypatch, gpu, dropped):
     install(monkeypatch, gpu)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Rested)

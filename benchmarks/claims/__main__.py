@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--gpu",
         nargs="+",
         default=GPUS,
-        help=f"whose baselines; a claim's own GPU comes first, then the first with the case (default: {' '.join(GPUS)})",
+        help=f"whose baselines: a claim's own GPU first, then the first with the case (default: {' '.join(GPUS)})",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--markdown", action="store_true", help="as the page docs/claims.md")

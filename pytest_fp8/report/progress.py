@@ -107,8 +107,8 @@ class Progress:
         if self.plan is not None:
             spent = now - self._case_began
             left = self.plan.left(self._open_cases(), case, spent)
-            planned = f", about {in_words(left)} left" if left else ", longer than planned"
-            if left and 0 < self.plan.of(case) < spent:
+            planned = f", about {in_words(left)} left" if left >= 1 else ", longer than planned"
+            if left >= 1 and 0 < self.plan.of(case) < spent:
                 planned = f", longer than planned; about {in_words(left)} for what follows"
         return (
             f"{case} {question}".strip(),

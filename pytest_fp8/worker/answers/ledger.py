@@ -18,8 +18,8 @@ from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
-from pytest_fp8.worker.training.ranks import uncompiled_step_fits
-from pytest_fp8.worker.watch.activations import kept_on_host, room_for_activations
+from pytest_fp8.worker.training.ranks import room_for_activations, uncompiled_step_fits
+from pytest_fp8.worker.watch.activations import kept_on_host
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
 from pytest_fp8.worker.watch.ledger_weights import optimizer_note, random_state, switches_of
@@ -28,6 +28,7 @@ from pytest_fp8.worker.watch.second_forward import SecondForward
 from pytest_fp8.zoo.batch import tensors_in
 
 if TYPE_CHECKING:
+    from pytest_fp8.case import Case
     from pytest_fp8.worker.run.engine import Engine
 
 
@@ -164,7 +165,7 @@ def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
     seen = StepLedger(engine)
     try:
         fits = uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled)
-        others = () if fits else (_OnHost(engine),)
+        others = () if fits else (_OnHost(engine.case),)
         return seen, instrumented_step(engine, *others, seen)
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
@@ -172,18 +173,18 @@ def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
     seen = StepLedger(engine)
-    return seen, instrumented_step(engine, _OnHost(engine), seen)
+    return seen, instrumented_step(engine, _OnHost(engine.case), seen)
 
 
 class _OnHost(Observer):
     """Large activations of the step that find no room wait in the host's memory. Not those of the compiled steps before
     it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._model = engine.model
+    def __init__(self, case: Case) -> None:
+        self._case = case
 
     def watching(self) -> AbstractContextManager[Any]:
-        return kept_on_host(room_for_activations(self._model))
+        return kept_on_host(room_for_activations(self._case))
 
 
 def note_of(tensor: torch.Tensor) -> TensorNote:

@@ -90,10 +90,28 @@ def uncompiled_step_fits(case: Case, device: torch.device, over_compiled: float)
         return True
     import torch.distributed as dist
 
-    needed = over_compiled * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    needed = over_compiled * _compiled_step_needed()
     fits = torch.tensor(float(torch.cuda.mem_get_info()[0] > needed))
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     return bool(fits)
+
+
+MARGIN = 1 / 16
+"""Of the GPU's memory, left for what no allocator finds a place for."""
+
+
+def room_for_activations(case: Case) -> int:
+    """Bytes of activations of an uncompiled step that may stay on the GPU: what is free beyond all that a compiled step
+    has needed, which has the logits, gathered weights and gradients in it. None on one GPU, which has just tried."""
+    if case.gpus == 1 or not torch.cuda.is_available():
+        return 0
+    free, whole = torch.cuda.mem_get_info()
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return max(0, int(free + cached - _compiled_step_needed() - MARGIN * whole))
+
+
+def _compiled_step_needed() -> int:
+    return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
 
 
 def part_of(case: Case, batch: Any) -> Any:
