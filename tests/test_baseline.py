@@ -17,6 +17,7 @@ from pytest_fp8.baselines.metrics import QUIET_BUSY, check_agreement
 from pytest_fp8.baselines.source import Folder, Revision
 from pytest_fp8.baselines.store import baseline_path, held_against, read_baseline, write_baseline
 from pytest_fp8.baselines.strict import MAX_BYTES, Unsound
+from pytest_fp8.baselines.variance import read_components
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.measurement import MEASUREMENT, ONE_GPU
 
@@ -71,12 +72,13 @@ def test_a_corrupt_file_is_named(stored, text, says):
     assert "next:" in str(error.value)
 
 
-def test_a_file_where_a_folder_should_be_is_no_corrupt_baseline(tmp_path):
+@pytest.mark.parametrize("reading", [read, lambda folder: read_components(Folder(folder), "h200")])
+def test_a_file_where_a_folder_should_be_is_no_corrupt_baseline(tmp_path, reading):
     (tmp_path / "stored").write_text("no folder")
     with pytest.raises(BaselineError) as error:
-        read(tmp_path / "stored")
+        reading(tmp_path / "stored")
     assert "cannot be read" in str(error.value)
-    assert "conflict markers" not in str(error.value)
+    assert "edited by hand" not in str(error.value)
     assert error.value.next_step == f"ls -ld {tmp_path / 'stored'}"
 
 

@@ -34,9 +34,9 @@ def calls(arm, steps=4, **how):
 def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
     seen = calls(engine(recipe))
     assert (list(seen.fp8), list(seen.other)) == ([14] * 4, [0] * 4)
-    looks = [look for each in seen.errors.values() for look in each]
-    assert sorted(step for step, *_ in looks) == sorted([*range(4)] * LOOKED_AT)
-    assert all(0 < error <= LARGEST and share > 0.5 and rough < 2 for _, error, share, rough in looks)
+    looks = [look for each in seen.looks.values() for look in each]
+    assert sorted(look.step for look in looks) == sorted([*range(4)] * LOOKED_AT)
+    assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
 
 
 def test_recomputed_calls_are_counted_too():
@@ -64,9 +64,10 @@ def test_an_output_with_a_part_missing_is_far_off():
     layer = arm.model.model.layers[0].self_attn.q_proj
     own = layer.forward
     layer.forward = lambda x: own(x) * (torch.arange(64) < 48)
-    errors = dict(calls(arm, steps=12).errors)
-    assert all(error > 0.05 and rough > 100 for _, error, _, rough in errors.pop("model.layers.0.self_attn.q_proj"))
-    assert all(error <= LARGEST for each in errors.values() for _, error, *_ in each)
+    looks = dict(calls(arm, steps=12).looks)
+    broken = looks.pop("model.layers.0.self_attn.q_proj")
+    assert all(look.error > 0.05 and look.of_coarsest > 100 for look in broken)
+    assert all(look.error <= LARGEST for each in looks.values() for look in each)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
@@ -77,9 +78,9 @@ def test_one_value_that_takes_the_digits_of_the_others_is_no_fault_of_the_produc
     with torch.no_grad():
         layer.weight[0, 0] = 1e5
         layer.weight[:, 1] = 3e3
-    looks = calls(arm, steps=12).errors["model.layers.0.self_attn.q_proj"]
+    looks = calls(arm, steps=12).looks["model.layers.0.self_attn.q_proj"]
     assert looks
-    assert all(rough < 2 for *_, rough in looks)
+    assert all(look.of_coarsest < 2 for look in looks)
 
 
 def test_the_library_s_function_without_casts_is_too_exact():
@@ -91,9 +92,9 @@ def test_the_library_s_function_without_casts_is_too_exact():
     layer.config = replace(layer.config, **dict.fromkeys(casts, off))
     seen = calls(arm, steps=12)
     assert (list(seen.fp8), list(seen.other)) == ([14] * 12, [0] * 12), "its autograd function is that of FP8"
-    errors = dict(seen.errors)
-    assert all(share < TOO_EXACT for _, _, share, _ in errors.pop("model.layers.0.self_attn.q_proj"))
-    assert all(share > 0.5 for each in errors.values() for _, _, share, _ in each)
+    looks = dict(seen.looks)
+    assert all(look.of_finest < TOO_EXACT for look in looks.pop("model.layers.0.self_attn.q_proj"))
+    assert all(look.of_finest > 0.5 for each in looks.values() for look in each)
 
 
 def test_a_product_whose_operands_fp8_holds_exactly_is_not_too_exact():
@@ -107,7 +108,7 @@ def test_a_product_whose_operands_fp8_holds_exactly_is_not_too_exact():
     inside = []
     layer.register_forward_pre_hook(lambda module, given: ((given[0].sign() * 2).detach() + given[0] * 0,))
     seen = calls(arm, steps=1)
-    inside = [share for each in seen.errors.values() for _, _, share, _ in each]
+    inside = [look.of_finest for each in seen.looks.values() for look in each]
     assert min(inside) > 0.5
 
 

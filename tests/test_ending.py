@@ -71,10 +71,16 @@ def reported(pytester):
     return {question: decision["verdict"] for question, decision in entry["decisions"].items()}
 
 
-@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
-# SIGHUP takes SIGTERM's way.
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.any_pytest), signal.SIGINT]
+    ("number", "options"),
+    [
+        (signal.SIGTERM, ()),
+        (signal.SIGTERM, ("-n1",)),
+        # It takes SIGTERM's way.
+        pytest.param(signal.SIGHUP, (), marks=pytest.mark.any_pytest),
+        (signal.SIGINT, ()),
+        (signal.SIGINT, ("-n1",)),
+    ],
 )
 def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, options):
     session, pids = started(pytester, temporary, *options)

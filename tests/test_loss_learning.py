@@ -15,7 +15,7 @@ from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.pair import look_again
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import Curve, LayerCalls, LossEvidence, Moved, ProductCount, loss_looks
+from pytest_fp8.questions.loss.evidence import Curve, LayerCalls, Look, LossEvidence, Moved, ProductCount, loss_looks
 from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, decide_loss, loss_fall, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -103,7 +103,9 @@ def products(*errors, layer="up", share=0.97, rough=100.0):
     """``share``: of the error of FP8 at its finest, one for all or one for each; ``rough``: of that at its coarsest."""
     shares = share if isinstance(share, list) else [share] * len(errors)
     roughs = [1.0 if error <= 0.01 else rough for error in errors]
-    return LayerCalls([1] * 20, [0] * 20, {layer: list(zip(range(20), errors, shares, roughs, strict=False))})
+    return LayerCalls(
+        [1] * 20, [0] * 20, {layer: [Look(*each) for each in zip(range(20), errors, shares, roughs, strict=False)]}
+    )
 
 
 def test_a_product_that_is_more_exact_than_fp8_can_be_fails_with_its_step():

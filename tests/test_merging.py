@@ -24,7 +24,7 @@ def curve(losses=(3.0, 2.0), norms=(1.0, 0.5), data=1, fp8=6, other=1, weights=N
         "movement": {"w": {"elements": 8, "moved": 0.5, "reached": 1.0}},
         "first_products": counts,
         "last_products": counts,
-        "calls": {"fp8": [fp8], "other": [other], "errors": {}},
+        "calls": {"fp8": [fp8], "other": [other], "looks": {}},
     }
 
 
@@ -255,20 +255,20 @@ def test_a_rank_may_call_a_layer_in_high_precision_in_place_of_one_in_fp8():
         merged("layers", [layers(), {**other, "calls": layers()["calls"]}])
     compiled = [curve(fp8=6), curve(fp8=5, other=2)]
     for told in compiled:
-        told["calls"] = {"fp8": [0], "other": [0], "errors": {}}
+        told["calls"] = {"fp8": [0], "other": [0], "looks": {}}
     with pytest.raises(RanksDisagree):
         merged("curve", compiled)
     for told in compiled:
-        told["calls"] = {"fp8": [5], "other": [0], "errors": {}}
+        told["calls"] = {"fp8": [5], "other": [0], "looks": {}}
     assert merged("curve", compiled)["last_products"] == {"forward": {"fp8": 11, "other": 3}}
 
 
 def test_calls_of_all_ranks_are_judged_step_by_step():
     first, other = curve(), curve()
-    first["calls"] = {"fp8": [2, 2], "other": [0, 0], "errors": {"a": [0.1]}}
-    other["calls"] = {"fp8": [2, 1], "other": [0, 0], "errors": {"a": [0.2], "b": [0.9]}}
+    first["calls"] = {"fp8": [2, 2], "other": [0, 0], "looks": {"a": [0.1]}}
+    other["calls"] = {"fp8": [2, 1], "other": [0, 0], "looks": {"a": [0.2], "b": [0.9]}}
     told = merged("curve", [first, other])["calls"]
-    assert told == {"fp8": [4, 3], "other": [0, 0], "errors": {"a": [0.1, 0.2], "b": [0.9]}}
+    assert told == {"fp8": [4, 3], "other": [0, 0], "looks": {"a": [0.1, 0.2], "b": [0.9]}}
 
 
 def test_an_optimizer_may_keep_a_weight_s_state_on_one_rank():

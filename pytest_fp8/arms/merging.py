@@ -180,10 +180,10 @@ def _curve(answers: Sequence[Answer]) -> Any:
 
 def _calls(each: Sequence[Answer]) -> Any:
     """Of all ranks together, step by step."""
-    layers = dict.fromkeys(layer for calls in each for layer in calls["errors"])
+    layers = dict.fromkeys(layer for calls in each for layer in calls["looks"])
     return {
         **{key: list(map(sum, zip(*(calls[key] for calls in each), strict=True))) for key in ("fp8", "other")},
-        "errors": {layer: [look for calls in each for look in calls["errors"].get(layer, ())] for layer in layers},
+        "looks": {layer: [look for calls in each for look in calls["looks"].get(layer, ())] for layer in layers},
     }
 
 

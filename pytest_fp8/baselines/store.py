@@ -172,19 +172,24 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 def broken(path: str, why: Exception) -> BaselineError:
     """``why``: what reading it ended in; the system's own error is its cause."""
-    if isinstance(why.__cause__, NotADirectoryError | PermissionError):
-        return BaselineError(
-            f"{path} cannot be read",
-            expected="a file that this user may read, in a folder",
-            seen=str(why),
-            cause="something else stands at one of the folders' names, or the permissions are another user's",
-            next_step=f"ls -ld {next(each for each in (Path(path), *Path(path).parents) if os.path.lexists(each))}",
-        )
-    return BaselineError(
+    return unreadable(path, why) or BaselineError(
         f"{path} is not a readable baseline",
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
         seen=str(why),
         cause="the file was cut off, edited by hand or merged with conflict markers",
         next_step=f"restore it (git checkout -- {path}), or delete it and measure again: "
         '--fp8-update-baselines --fp8-reason "..."',
+    )
+
+
+def unreadable(path: str, why: Exception) -> BaselineError | None:
+    """The same where the system gives no file to read; else ``None``."""
+    if not isinstance(why.__cause__, NotADirectoryError | PermissionError):
+        return None
+    return BaselineError(
+        f"{path} cannot be read",
+        expected="a file that this user may read, in a folder",
+        seen=str(why),
+        cause="something else stands at one of the folders' names, or the permissions are another user's",
+        next_step=f"ls -ld {next(each for each in (Path(path), *Path(path).parents) if os.path.lexists(each))}",
     )

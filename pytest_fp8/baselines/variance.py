@@ -16,6 +16,7 @@ from pytest_fp8.baselines.folder import Files, read_folder, readable
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
+from pytest_fp8.baselines.store import unreadable
 from pytest_fp8.baselines.strict import parse
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
@@ -78,7 +79,7 @@ def read_components(source: Source, gpu: str) -> Components:
         text = source.text(name)
         return _parsed(parse(text)) if text is not None else MEASURED
     except ValueError as error:
-        raise BaselineError(
+        raise unreadable(source.label(name), error) or BaselineError(
             f"{source.label(name)} does not hold variance components",
             expected="what pytest-fp8 baselines variance writes",
             seen=str(error),

@@ -280,7 +280,7 @@ class FakeProcess:
             "movement": dict.fromkeys(SIZES, moved),
             "first_products": {},
             "last_products": {},
-            "calls": {"fp8": [], "other": [], "errors": {}},
+            "calls": {"fp8": [], "other": [], "looks": {}},
         }
 
     def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:

@@ -54,6 +54,19 @@ class Course:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A few values of one product of a layer: how far they are from the exact ones, as mean squares."""
+
+    step: int
+    error: float
+    """Over the mean square of the product."""
+    of_finest: float
+    """Over the error of FP8 with a scale for each row and column."""
+    of_coarsest: float
+    """Over that of FP8 with one scale for each operand."""
+
+
+@dataclass(frozen=True)
 class LayerCalls:
     """The FP8 layers' calls in the forward passes of each step; empty where they were not watched, as where code is
     compiled."""
@@ -62,9 +75,8 @@ class LayerCalls:
     """Calls in each step that multiplied in FP8."""
     other: Sequence[int] = ()
     """Calls that did not."""
-    errors: Mapping[str, Sequence[tuple[int, float, float, float]]] = field(default_factory=dict)
-    """Layer -> step, and mean square error of a few values of its product there: over the product's mean square; over
-    that of FP8 at its finest, with a scale for each row and column; and at its coarsest, with one for each operand."""
+    looks: Mapping[str, Sequence[Look]] = field(default_factory=dict)
+    """By layer, of some layers in each step."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ def _too_exact(evidence: LossEvidence) -> Finding | None:
     """An FP8 layer's product of one step that is nearer to the exact one than FP8 can be: its casts were left out. The
     function that multiplies in FP8 does not show it, since libraries run the same one with casts switched off."""
     looks = [
-        (share, layer, seed, step)
+        (look.of_finest, layer, seed, look.step)
         for seed, curve in sorted(evidence.fp8.items())
-        for layer, errors in curve.calls.errors.items()
-        for step, _, share, _ in errors
+        for layer, taken in curve.calls.looks.items()
+        for look in taken
     ]
     found = sorted(look for look in looks if look[0] < TOO_EXACT)
     if not found:

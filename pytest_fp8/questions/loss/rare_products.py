@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from pytest_fp8.questions.findings import Finding, fail, some
-from pytest_fp8.questions.loss.evidence import LossEvidence
+from pytest_fp8.questions.loss.evidence import Look, LossEvidence
 
 SOUND, WRONG = 0.01, 0.05
 """A layer whose products are off by at most SOUND on the median, as a share of their power, is judged: it multiplies
@@ -23,13 +23,14 @@ def rare_products(evidence: LossEvidence) -> Finding | None:
     found = list(_wrong(evidence))
     if not found:
         return None
-    layer, seed, step, error, usual = max(found, key=lambda one: one[3])
-    looks = sum(len(each) for curve in evidence.fp8.values() for each in curve.calls.errors.values())
+    layer, seed, look, usual = max(found, key=lambda one: one[2].error)
+    looks = sum(len(each) for curve in evidence.fp8.values() for each in curve.calls.looks.values())
+    layers = some(list(dict.fromkeys(name for name, *_ in found)))
     return fail(
         "a layer's product is wrong in some steps and right in most",
         expected=f"x . W^T of {layer} off by about {usual:.1%} of its power, as in most steps",
-        seen=f"{error:.1%} in step {step}, seed {seed}; {len(found)} of {looks} products that were looked at: "
-        f"{some(list(dict.fromkeys(name for name, *_ in found)))}",
+        seen=f"{look.error:.1%} in step {look.step}, seed {seed}; "
+        f"{len(found)} of {looks} products that were looked at: {layers}",
         cause="something that happens now and then: a race, a tile or row that a kernel leaves unwritten, a buffer "
         "that is used again too early, a scale of another call",
         next_step=f"run the FP8 arm's steps alone, compare {layer}'s output in each with x . W^T in float32, and print "
@@ -37,13 +38,14 @@ def rare_products(evidence: LossEvidence) -> Finding | None:
     )
 
 
-def _wrong(evidence: LossEvidence) -> Iterator[tuple[str, int, int, float, float]]:
-    """Layer, seed, step, the product's error, and the error that the layer's products have on the median."""
+def _wrong(evidence: LossEvidence) -> Iterator[tuple[str, int, Look, float]]:
+    """Layer, seed, the look, and the error that the layer's products have on the median."""
     curves = sorted(evidence.fp8.items())
-    for layer in dict.fromkeys(name for _, curve in curves for name in curve.calls.errors):
-        errors = [(s, *look) for s, curve in curves for look in curve.calls.errors.get(layer, ())]
-        usual = median([error for _, _, error, *_ in errors] or [0.0])
+    for layer in dict.fromkeys(name for _, curve in curves for name in curve.calls.looks):
+        looks = [(seed, look) for seed, curve in curves for look in curve.calls.looks.get(layer, ())]
+        usual = median([look.error for _, look in looks] or [0.0])
         if usual <= SOUND:
-            for s, step, error, _, of_coarsest in errors:
-                if not (error <= WRONG or of_coarsest <= COARSE):
-                    yield layer, s, step, error, usual
+            for seed, look in looks:
+                # A number that is not one is wrong.
+                if not (look.error <= WRONG or look.of_coarsest <= COARSE):
+                    yield layer, seed, look, usual

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.casts import E4M3, LINE, TENSOR, Cast
-from pytest_fp8.questions.loss.evidence import LayerCalls
+from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, is_product
@@ -76,7 +76,7 @@ class CallWatch:
     def noted(self) -> LayerCalls:
         """What was seen, after the last step."""
         norms = torch.stack(self._norms).view(-1, 5).tolist() if self._norms else []
-        found: dict[str, list[tuple[int, float, float, float]]] = {}
+        found: dict[str, list[Look]] = {}
         for (step, name, values), (wrong, finest, coarsest, exact, made) in zip(self._looks, norms, strict=True):
             # Against the whole output too: rows of small numbers are rounded by the scale of the large ones.
             power = max(exact**2 / (ROWS * COLUMNS), made**2 / values)
@@ -84,7 +84,7 @@ class CallWatch:
                 error = wrong**2 / (ROWS * COLUMNS) / power
                 of_finest = (wrong / finest) ** 2 if finest else 1.0
                 of_coarsest = (wrong / coarsest) ** 2 if coarsest else math.inf
-                found.setdefault(name, []).append((step, error, of_finest, of_coarsest))
+                found.setdefault(name, []).append(Look(step, error, of_finest, of_coarsest))
         return LayerCalls([count[0] for count in self._calls], [count[1] for count in self._calls], found)
 
     def _before(self, name: str) -> Callable[..., None]:
