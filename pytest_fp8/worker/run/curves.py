@@ -18,6 +18,7 @@ from pytest_fp8.worker.run.call_watch import CallWatch
 from pytest_fp8.worker.run.course import TrainingCourse
 from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 from pytest_fp8.worker.state.shards import full, values_of
+from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.worker.watch.presence import counted_step
 from pytest_fp8.zoo import data, training
@@ -66,7 +67,9 @@ def curve(
     calls = CallWatch(engine, engine.compiled, seed) if watch else None
 
     def note_gradients() -> None:
-        norms.append(norm_of([p.grad for p in engine.model.parameters() if p.grad is not None]))
+        live = list(engine.model.parameters())
+        partitioned = zero.gradient_norm(live)
+        norms.append(norm_of([p.grad for p in live if p.grad is not None]) if partitioned is None else partitioned)
         course.note_gradients()
 
     last = first_step + steps - 1

@@ -6,7 +6,7 @@ Each rank holds a part of every parameter, gradients in buffers of DeepSpeed's o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -140,6 +140,19 @@ def part_of_gradient(parameter: Any) -> torch.Tensor | None:
     from deepspeed.utils import safe_get_local_grad
 
     return safe_get_local_grad(parameter)  # type: ignore[no-any-return]
+
+
+def gradient_norm(parameters: Iterable[Any]) -> torch.Tensor | None:
+    """The norm of all ranks' gradients together, between backward pass and step; on every rank at once. ``None`` where
+    no parameter is partitioned."""
+    held = [parameter for parameter in parameters if is_partitioned(parameter)]
+    if not held:
+        return None
+    parts = [each for parameter in held if (each := part_of_gradient(parameter)) is not None]
+    none = held[0].ds_tensor.new_zeros((), dtype=torch.float32)
+    squares = torch.stack([none, *[part.square().sum() for part in parts]]).sum()
+    torch.distributed.all_reduce(squares)
+    return squares.sqrt()
 
 
 @torch.no_grad()
