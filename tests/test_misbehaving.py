@@ -19,9 +19,13 @@ from pytest_fp8.shipping import ship, unship
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=[False, True], ids=["interpreter", "fork"])
+STARTED = pytest.mark.parametrize("arm", [False, True], ids=["interpreter", "fork"], indirect=True)
+"""Where it matters how the process was started. An interpreter of its own takes seconds."""
+
+
+@pytest.fixture
 def arm(request):
-    process = ArmProcess(fork=request.param)
+    process = ArmProcess(fork=getattr(request, "param", True))
     process.build(spec())
     yield process
     process.close()
@@ -51,6 +55,7 @@ def is_socket(fd):
     return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
 
 
+@STARTED
 def test_a_segfault_shows_the_stack_of_the_thread_that_crashed(arm):
     def crash():
         import faulthandler
@@ -87,6 +92,7 @@ def test_a_fork_that_returns_twice_gives_one_answer(arm):
     assert call(arm, lambda: "next") == "next"
 
 
+@STARTED
 def test_a_death_is_seen_at_once_although_a_child_holds_the_socket(arm):
     def leave_a_child():
         if not os.fork():
@@ -122,6 +128,7 @@ def test_what_an_arm_prints_moves_no_terminal(arm):
     assert "\x1b" not in error.message
 
 
+@STARTED
 def test_a_program_that_the_arm_started_ends_with_it(arm):
     pid = call(arm, lambda: subprocess.Popen(["sleep", "600"]).pid)
     assert not any(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{pid}/fd").iterdir())
