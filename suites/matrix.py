@@ -33,7 +33,7 @@ EMULATED = [
         parallel="fsdp2",
     ),
 ]
-"""torchao's numerics on any processor. Three seeds of fourteen steps of tiny take a minute of one core. The last two on
+"""torchao's numerics on any processor. Three seeds of fourteen steps of tiny take half a minute. The last two on
 two processes each; Accelerate's shards train as the other's do, and are asked what they compute."""
 
 # Tiny is launch-bound: its step time says nothing about FP8. It is asked everything but speed.

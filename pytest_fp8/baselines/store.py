@@ -183,7 +183,7 @@ def broken(path: str, why: Exception) -> BaselineError:
 
 
 def unreadable(path: str, why: Exception) -> BaselineError | None:
-    """The same where the system gives no file to read; else ``None``."""
+    """The error where the system refuses to read the file; else ``None``. ``why``: as in :func:`broken`."""
     if not isinstance(why.__cause__, NotADirectoryError | PermissionError):
         return None
     return BaselineError(

@@ -107,9 +107,12 @@ class Progress:
         if self.plan is not None:
             spent = now - self._case_began
             left = self.plan.left(self._open_cases(), case, spent)
-            planned = f", about {in_words(left)} left" if left >= 1 else ", longer than planned"
-            if left >= 1 and 0 < self.plan.of(case) < spent:
+            if left < 1:
+                planned = ", longer than planned"
+            elif 0 < self.plan.of(case) < spent:
                 planned = f", longer than planned; about {in_words(left)} for what follows"
+            else:
+                planned = f", about {in_words(left)} left"
         return (
             f"{case} {question}".strip(),
             f"{what.replace('_', ' ')} of {whose}, {in_words(int(now - self._stage_began))}",

@@ -25,8 +25,8 @@ SETTLING_MS = 1500.0
 """Dropped from the start of each turn of arms that are not steady, or that do not fit the GPU together, so that each
 turn begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
 torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 % below the median of the last half, that of the
-next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took 450, 430, 445, 433 and 437 ms from 0.9 s
-on, in each of eight turns: four pairs could hold 2.7 %, and 1.1 % with what followed 1.8 s alone."""
+next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took about 450, 430, 445, 433 and 437 ms from
+0.9 s on, in each of eight turns: four pairs could hold 2.7 %, and 1.1 % with what followed 1.8 s alone."""
 RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 LONG_BLOCK_MS = 500.0

@@ -148,9 +148,11 @@ def gradient_norm(parameters: Iterable[Any]) -> torch.Tensor | None:
     held = [parameter for parameter in parameters if is_partitioned(parameter)]
     if not held:
         return None
-    parts = [each for parameter in held if (each := part_of_gradient(parameter)) is not None]
-    none = held[0].ds_tensor.new_zeros((), dtype=torch.float32)
-    squares = torch.stack([none, *[part.square().sum() for part in parts]]).sum()
+    squares = part(held[0]).new_zeros((), dtype=torch.float32)
+    for parameter in held:
+        mine = part_of_gradient(parameter)
+        if mine is not None:
+            squares += mine.square().sum()
     torch.distributed.all_reduce(squares)
     return squares.sqrt()
 

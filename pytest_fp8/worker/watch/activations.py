@@ -22,7 +22,8 @@ def kept_on_host(room: int = 0, device: str = "cuda") -> torch.autograd.graph.sa
     first ``room`` bytes of them stay where they are.
 
     Compiled, an 8B model's activations for 4096 tokens fit beside its weights on 80 GB; uncompiled they take 40 GiB. On
-    two H100s, with 8192 tokens each, an arm took 40 s to copy all of them, each as often as it was saved, and weights.
+    two H100s with 8192 tokens each ten processors of a rank worked for 30 to 37 s in this step, most likely to copy all
+    of them, each as often as it was saved, and weights.
 
     Tensors of a class of their own (a library's FP8 tensors) stay where they are. Nothing of it is seen by those who
     watch operators. What is written past torch, which counts no such version of a tensor, between two operators that
