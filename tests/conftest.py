@@ -57,7 +57,10 @@ def pytest_configure(config):
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
-    config.addinivalue_line("markers", "inner_pytest: runs pytest with the plugin; added to whatever uses `pytester`.")
+    config.addinivalue_line(
+        "markers",
+        "inner_pytest: runs pytest with the plugin; added to the first case of each test that uses `pytester`.",
+    )
     config.addinivalue_line(
         "markers",
         "any_pytest: another release shows nothing more in its inner pytest; `-m inner_pytest` leaves it out.",
@@ -95,9 +98,14 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(items):
+    asked = set()
     for item in items:
         if "pytester" in item.fixturenames and item.get_closest_marker("any_pytest") is None:
-            item.add_marker("inner_pytest")
+            # Further parameters meet the same part of pytest, as a rule; those that meet another one are marked.
+            test = item.path, item.cls, item.originalname
+            if test not in asked:
+                item.add_marker("inner_pytest")
+            asked.add(test)
     # The longest, and two processes each: at the end they would run beside each other, or one alone.
     items.sort(key=lambda item: item.path.name != "test_zero3.py")
 

@@ -79,7 +79,7 @@ def reported(pytester):
         # It takes SIGTERM's way.
         pytest.param(signal.SIGHUP, (), marks=pytest.mark.any_pytest),
         (signal.SIGINT, ()),
-        (signal.SIGINT, ("-n1",)),
+        pytest.param(signal.SIGINT, ("-n1",), marks=pytest.mark.inner_pytest),
     ],
 )
 def test_a_signal_ends_the_session_as_ctrl_c_does(pytester, temporary, number, options):

@@ -122,14 +122,16 @@ def test_the_line_is_gone_where_a_test_ends_badly(run, ends):
     assert "KeyboardInterrupt" in own or "1 failed, 3 passed" in own
 
 
-@pytest.mark.parametrize("args", [("-q",), ("-p", "no:terminal"), ("-n1",)])
+@pytest.mark.parametrize(
+    "args", [("-q",), ("-p", "no:terminal"), pytest.param(("-n1",), marks=pytest.mark.inner_pytest)]
+)
 def test_it_says_nothing_when_quiet_without_a_reporter_and_under_xdist(run, args):
     if args == ("-n1",):
         pytest.importorskip("xdist")
     assert b"build of" not in run(*args)
 
 
-@pytest.mark.parametrize("args", [(), ("-v",)])
+@pytest.mark.parametrize("args", [(), pytest.param(("-v",), marks=pytest.mark.inner_pytest)])
 def test_a_log_has_whole_lines_between_those_of_pytest(run, args):
     own = run(*args, terminal=False).decode()
     told = [line for line in own.splitlines() if "fp8: tiny-torchao-rowwise" in line]
