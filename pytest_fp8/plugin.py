@@ -121,9 +121,11 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     refuse_mark_of_param(item)
-    session = item.config.stash[SESSION]
+    session, case = item.config.stash[SESSION], case_of(item)
     session.before(item)
-    if (case := case_of(item)) is None:
+    if session.progress is not None:
+        session.progress.test(item.name if case is None else case.id, question_of(item))
+    if case is None:
         if message := unread_mark(item):
             complain(item, message, session.settings)
         return
@@ -131,8 +133,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     reason, failure = why_not(case, session.settings, session.upcoming)
     if not reason:
-        if session.progress is not None:
-            session.progress.test(case.id, question_of(item))
         return
     if failure:
         session.ledger.skipped(item.nodeid, reason)

@@ -15,6 +15,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
+from pytest_fp8.arms.stopwatch import BUILD, Stopwatch
 from pytest_fp8.baselines.source import Source, source_of
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import Case
@@ -44,10 +45,10 @@ class SmallArms(ArmPool):
     is asked of an arm.
     """
 
-    def __init__(self, fork: bool) -> None:
-        """``fork``: processes may be forked; not beside a GPU."""
+    def __init__(self, fork: bool, stopwatch: Stopwatch) -> None:
+        """``fork``: processes may be forked; not beside a GPU. ``stopwatch``: the session's."""
         super().__init__(None)
-        self._fork = fork
+        self._fork, self.stopwatch = fork, stopwatch
         self._held: dict[str, tuple[str, AnyProcess]] = {}
 
     def live(self, arm: Arm) -> AnyProcess:
@@ -85,7 +86,10 @@ class SmallArms(ArmPool):
             process.start_build(replace(arm.spec, threads=1))
         try:
             for arm in arms:
-                self._facts[arm.key] = self._held[_side(arm)][1].receive(REQUEST_SECONDS)
+                with self.stopwatch.clock(arm.label, BUILD):
+                    facts = self._held[_side(arm)][1].receive(REQUEST_SECONDS)
+                self._facts[arm.key] = facts
+                self.stopwatch.built(arm.label, facts.get("seconds", {}))
         except BaseException:
             # One of them is not that arm, the other's answer was not fetched: neither may serve the next control.
             for arm in arms:
@@ -151,7 +155,9 @@ class ControlRunner:
     def _pool(self, case: Case) -> ArmPool:
         if not case.emulated:
             return self._gpu_pool()
-        self._small = self._small or SmallArms(fork=self._gpu_pool().gpu is None)
+        if self._small is None:
+            pool = self._gpu_pool()
+            self._small = SmallArms(fork=pool.gpu is None, stopwatch=pool.stopwatch)
         return self._small
 
 

@@ -22,6 +22,7 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.arms.stopwatch import Stopwatch
 from pytest_fp8.baselines.store import load_baseline, read_baseline
 from pytest_fp8.case import QUESTIONS
 from pytest_fp8.errors import ArmError
@@ -268,7 +269,8 @@ def test_running_a_control_writes_no_baseline(pool, monkeypatch):
 
 
 def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(monkeypatch):
-    small, healthy = SmallArms(fork=False), Case("micro", "torchao", "tensorwise", emulated=True)
+    watch = Stopwatch()
+    small, healthy = SmallArms(fork=False, stopwatch=watch), Case("micro", "torchao", "tensorwise", emulated=True)
     broken = replace(healthy, weights="/nowhere")
     monkeypatch.setattr("control_runner.ArmProcess", FakeArm)
     try:
@@ -278,6 +280,7 @@ def test_an_arm_that_cannot_be_built_leaves_nothing_behind_for_the_next_control(
         assert FakeArm.open == 0
         pair.start()
         assert [FakeArm.built[pair.bf16.key], FakeArm.built[pair.fp8.key]] == [1, 1]
+        assert (pair.fp8.label, "build") in watch.waited, "the session says where its time went"
     finally:
         small.close()
     assert FakeArm.open == 0

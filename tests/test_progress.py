@@ -46,6 +46,15 @@ SUITE = """
     def test_memory(fp8_pair):
         {ends}
 """
+WITHOUT_A_CASE = """
+    @pytest.mark.parametrize("control", ["dgrad-x2"])
+    def test_control(control, request):
+        import time
+        from pytest_fp8.session import SESSION
+
+        with request.config.stash[SESSION].pool().stopwatch.clock("micro-bf16-emulated", "curve"):
+            time.sleep(0.6)
+"""
 DRAWN = re.compile(rb"\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[2K(.*?)\x1b8")
 """The line below is emptied and written; the cursor comes back."""
 CLEARED = b"\x1b7\x1b[B\r\x1b[2K\x1b8"
@@ -56,10 +65,10 @@ STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 def run(pytester):
     """``run(*args)``: the bytes that pytest writes to a terminal, or with ``terminal=False`` to a pipe."""
 
-    def run(*args, columns=100, terminal=True, ends="pass", build=0.6, lasts=0.3, **env):
+    def run(*args, columns=100, terminal=True, ends="pass", build=0.6, lasts=0.3, more="", **env):
         tests = str(Path(__file__).parent)
         pytester.makeconftest(SLOW_ARMS.format(tests=tests, build=build, lasts=lasts))
-        pytester.makepyfile(test_suite=SUITE.format(ends=ends))
+        pytester.makepyfile(test_suite=SUITE.format(ends=ends) + more)
         theirs, ours = pty.openpty() if terminal else os.pipe()
         if not terminal:
             theirs, ours = ours, theirs
@@ -101,6 +110,12 @@ def test_a_live_line_says_case_question_work_and_times_and_is_gone_before_each_r
     for test in ("test_layers[tiny-torchao-rowwise]", "test_memory[tiny-torchao-rowwise]", "test_other[1]"):
         assert re.search(rf"^test_suite\.py::{re.escape(test)} PASSED +\[ *\d+%\]$", own, re.M), own
     assert "printed" not in own
+
+
+def test_a_test_without_a_case_that_waits_for_an_arm_is_told_by_its_name(run):
+    written = run(more=WITHOUT_A_CASE)
+    lines = [line.decode() for line in DRAWN.findall(written)]
+    assert any(line.startswith("fp8: test_control[dgrad-x2]: curve of micro-bf16-emulated, 0 s; ") for line in lines)
 
 
 def test_dots_stay_on_their_line_and_a_narrow_terminal_cuts_the_live_one(run):

@@ -59,17 +59,15 @@ class Progress:
         self._display, self._open_cases = display, open_cases
         self.plan: SessionPlan | None = None
         self._case, self._question, self._arm = "", "", ""
-        self._began = self._case_began = self._stage_began = time.monotonic()
+        self._began: float | None = None
+        self._case_began = self._stage_began = time.monotonic()
         self._stage: tuple[str, ...] = ()
         self._told = False
 
     def test(self, case: str, question: str | None) -> None:
-        """A test begins; what is waited for from now on is for it."""
-        now = time.monotonic()
-        if not self._case:
-            self._began = now
+        """A test begins; what is waited for from now on is for it. ``case``: of a test without one its name."""
         if case != self._case:
-            self._case_began = now
+            self._case_began = time.monotonic()
         self._case, self._question = case, question or ""
 
     @contextlib.contextmanager
@@ -77,6 +75,7 @@ class Progress:
         """Tell of this wait while the block runs."""
         # Arms that answer the same by turns do one thing; each build is one of its own.
         stage = self._case, self._question, what, arm if what == BUILD else ""
+        self._began = self._began or time.monotonic()
         if stage != self._stage:
             self._stage, self._stage_began, self._told = stage, time.monotonic(), False
         self._arm = arm
@@ -102,7 +101,7 @@ class Progress:
     def _parts(self, now: float) -> Parts:
         case, question, what, _ = self._stage
         whose = "the FP8 arm" if self._arm == case else self._arm
-        minutes, seconds = divmod(int(now - self._began), 60)
+        minutes, seconds = divmod(int(now - (self._began or now)), 60)
         planned = " in all"
         if self.plan is not None:
             spent = now - self._case_began
