@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers.loops import serve
 from pytest_fp8 import Case
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.plain import from_plain
@@ -39,6 +40,13 @@ def test_a_watched_curve_is_equal_to_the_last_bit(recipe):
     assert not plain.last_products
     backward = ProductCount(28, 2) if recipe == "tensorwise" else ProductCount(14, 16)
     assert watched.first_products == watched.last_products == {"forward": ProductCount(14, 1), "backward": backward}
+
+
+def test_a_loss_of_shape_1_is_a_number():
+    """The watched first step and the others note it alike."""
+    server = serve(loss=lambda model, x: model(x).float().square().mean().reshape(1))
+    watched = from_plain(Curve, server.engine.curve(0, 3, watch=True))
+    assert len(watched.losses) == 3
 
 
 def test_the_first_step_is_watched_with_seed_0_alone():

@@ -93,6 +93,19 @@ def test_an_output_that_is_changed_in_place():
     assert "leave=" in next_step
 
 
+@pytest.mark.parametrize("module", ["pickle", "no_such_module", "test_known_errors"])
+def test_a_class_of_the_test_file_that_a_save_function_pickles(module):
+    import pickle
+
+    class Pickler:
+        """Named as what the module has under this name, or has not."""
+
+    Pickler.__module__, Pickler.__qualname__ = module, "Pickler"
+    cause, next_step = raised(lambda: pickle.dumps(Pickler()))
+    assert "arms get those of a test file without importing it" in cause
+    assert "dataclasses.asdict(config)" in next_step
+
+
 def test_an_optimizer_that_is_no_whole_one():
     import torch
 

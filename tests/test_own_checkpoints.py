@@ -226,6 +226,17 @@ def raising(model, optimizer, folder):
     raise KeyError("blocks.0.up.weight")
 
 
+def pickling(model, optimizer, folder):
+    import torch
+
+    class Config:
+        pass
+
+    # As one that stands in a test file, and that an arm was given.
+    Config.__qualname__ = "Config"
+    torch.save({"config": Config()}, folder / "x.pt")
+
+
 def assigning(model, optimizer, folder):
     import torch
 
@@ -243,6 +254,13 @@ def test_functions_that_cannot_work_are_one_error_that_names_them(save, load, sa
     with pytest.raises(WorkloadError, match=says) as error:
         carried(loss=loss, save=save, load=load)
     assert error.value.fp8_next
+
+
+def test_a_known_error_in_them_has_its_own_cause():
+    with pytest.raises(WorkloadError, match=r"the workload's save, pickling\(\), raised \w+") as error:
+        carried(loss=loss, save=pickling, load=from_model)
+    assert "without importing it" in error.value.fp8_cause
+    assert "asdict" in error.value.fp8_next
 
 
 def test_new_parameters_that_no_optimizer_holds_are_a_verdict():

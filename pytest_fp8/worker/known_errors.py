@@ -83,6 +83,11 @@ TOLD_BY = (
         "'gloo'",
     ),
     (
+        r"Can't pickle .*(not the same object as|import of module|attribute lookup|not found as)",
+        "pickle stores a class or function by its name, and arms get those of a test file without importing it",
+        "put it into a module that the test imports, or save plain values: dataclasses.asdict(config)",
+    ),
+    (
         r"has no attribute '_optimizer_step_pre_hooks'",
         "the optimizer's class never called torch.optim.Optimizer.__init__(), so that its steps cannot be followed",
         "call super().__init__(parameters, defaults) in its __init__; or keep the optimizer that it wraps as "

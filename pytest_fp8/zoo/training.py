@@ -77,4 +77,5 @@ def training_step(
     with phase("optimizer"):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
+    # Of shape (1,) in some models: what is noted of each step is one number.
+    return loss.detach().reshape(())

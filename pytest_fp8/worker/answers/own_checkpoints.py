@@ -15,6 +15,7 @@ from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, Ow
 from pytest_fp8.worker.answers import checkpoints
 from pytest_fp8.worker.answers.held_out import output_on
 from pytest_fp8.worker.answers.load_watch import LoadWatch
+from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state import checkpoint_stores
 from pytest_fp8.worker.state.checkpoint_stores import digests
@@ -158,12 +159,18 @@ def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        cause, next_step = known_cause(error)
+        if not cause:
+            cause, next_step = (
+                "it does not fit this arm's model or optimizer: keys that one precision has and the other has not "
+                "(scaling state, a wrapper's prefix), other shapes, or a file that was not written",
+                f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
+                "weights, and leave scaling state out",
+            )
         raise WorkloadError(
             f"the workload's {which}, {name_of(function)}, raised {type(error).__name__}: {str(error)[:600]}",
-            "it does not fit this arm's model or optimizer: keys that one precision has and the other has not (scaling "
-            "state, a wrapper's prefix), other shapes, or a file that was not written",
-            f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
-            "weights, and leave scaling state out",
+            cause,
+            next_step,
         ) from error
 
 
