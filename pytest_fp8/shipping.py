@@ -162,6 +162,41 @@ def unship(text: str) -> Any:
     return cloudpickle.loads(base64.b64decode(text))
 
 
+def unship_in_arm(text: str) -> Any:
+    """The same in an arm, where pickle then finds the classes that came by value under their names: ``torch.save``
+    stores objects of them, and a DataLoader's workers give them back in batches."""
+    from cloudpickle import cloudpickle
+
+    tracked = getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    before = set(tracked)
+    value = unship(text)
+    for held in [held for name, held in list(tracked.items()) if name not in before]:
+        stand_in = sys.modules.setdefault(held.__module__, _ShippedModule(held.__module__))
+        if isinstance(stand_in, _ShippedModule) and held.__name__ == held.__qualname__:
+            setattr(stand_in, held.__name__, held)
+    return value
+
+
+class _ShippedModule(ModuleType):
+    """Stands for a test file in an arm, with its classes that came by value. Whatever else is asked of it, as by an
+    import inside a function, is the file's own."""
+
+    _own: ModuleType | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._own is None:
+            del sys.modules[self.__name__]
+            try:
+                self._own = importlib.import_module(self.__name__)
+            except ImportError as error:
+                raise AttributeError(f"{name} of {self.__name__}, in an arm: {error}") from error
+            finally:
+                sys.modules[self.__name__] = self
+        return getattr(self._own, name)
+
+
 def unimportable_modules(value: Any) -> list[ModuleType]:
     """Modules whose functions and classes travel by value: test modules and conftests, which an arm must not import,
     and the modules of ``value`` and of a dataclass's fields, if another process cannot import them."""

@@ -13,7 +13,7 @@ from pytest_fp8.case import OWN_STORE
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.plain import to_plain
-from pytest_fp8.shipping import ship, unship
+from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.answers.busy import busy_steps
 from pytest_fp8.worker.answers.gradients import further_moved_gradients
@@ -176,7 +176,7 @@ class ArmServer:
 
     def call(self, function: str) -> str:
         """Run a shipped function of the user on the live model; its result is shipped back."""
-        result = unship(function)(self.engine.model)
+        result = unship_in_arm(function)(self.engine.model)
         try:
             return ship(result, "the function's result")
         except SettingsError as error:

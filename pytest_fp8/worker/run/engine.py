@@ -22,7 +22,7 @@ from pytest_fp8.backends.base import Backend, Conversion, FusedParams, Prepared
 from pytest_fp8.backends.linears import linears, mark_skipped, observed_conversion
 from pytest_fp8.case import Case
 from pytest_fp8.recipes import recipe_facts
-from pytest_fp8.shipping import unship
+from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
@@ -65,7 +65,7 @@ class Engine:
             torch.zeros(1, device=self.device)
         with self._timed("definition"):
             self.first_step = first_step(spec)
-        own: Workload | None = unship(spec.workload) if spec.workload else None
+        own: Workload | None = unship_in_arm(spec.workload) if spec.workload else None
         self.setup = TrainingSetup(self.case, own, self.backend, self.device)
         _require_recipe(self.backend, self.case)
         self.attention = prefer_fast_attention(self.device)

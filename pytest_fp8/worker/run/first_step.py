@@ -13,7 +13,7 @@ import torch
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends import backend
-from pytest_fp8.shipping import unship
+from pytest_fp8.shipping import unship_in_arm
 from pytest_fp8.worker.state.training_state import generators_kept
 from pytest_fp8.worker.training.parallel import parallelized
 from pytest_fp8.worker.training.preparation import checkpoint_activations
@@ -55,7 +55,7 @@ def executed(spec: ArmSpec) -> dict[str, Any]:
     The step runs on two batches. Where the calls differ, as where a router chooses the rows of an expert, they follow
     from numbers that no two devices round alike, and do not count.
     """
-    case, own = spec.case, unship(spec.workload or "")
+    case, own = spec.case, unship_in_arm(spec.workload or "")
     if spec.device == "cuda":
         torch.cuda.init()  # so that its generators are kept
     # Only now: an import that the workload needs may itself seed a generator.
