@@ -57,6 +57,7 @@ def test_layers_broken(changes, says):
 def test_converted_but_not_executed_names_role_and_layer(role):
     decision = check_layers(CASE, layers_evidence(bf16=[("up", role)]))
     verdict_of(decision, Verdict.FAIL, f"{role} of 1 of 2 layers", "bfloat16: up")
+    assert f"read the layer's {'forward' if role == 'fprop' else 'backward'}" in decision.next_step
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,33 @@ def test_check_fails_on(run, project, kind, broken):
     assert kind in {name for name, _ in found}
 
 
+@pytest.mark.parametrize("named", ["baselines/h200", "baselines/h200/1b-torchao-rowwise.json"])
+def test_one_gpu_s_folder_and_one_file_are_looked_at_as_parts_of_the_folder(run, project, named):
+    code, found = findings(run, "--dir", named)
+    assert code == 0
+    assert {case for _, case in found} == {"1b-torchao-rowwise"}
+    (project / "baselines/h200/1b-torchao-tensorwise.json").write_text("{")
+    assert ("unreadable", "1b-torchao-tensorwise") in findings(run, "--dir", "baselines/h200")[1]
+    assert findings(run, "--dir", "baselines/h200/1b-torchao-tensorwise.json")[0] == 1
+
+
+def test_components_are_written_beside_the_baselines_they_are_of_and_of_no_single_file(run, project):
+    assert run("variance", "--dir", "baselines/h200")[0] == 0
+    assert sorted(path.name for path in project.rglob("_*.json")) == ["_variance.json"]
+    assert (project / "baselines/h200/_variance.json").is_file()
+    code, _, said = run("variance", "--dir", "baselines/h200/1b-torchao-rowwise.json")
+    assert code == 2
+    assert "those of all cases of a GPU" in said
+
+
+@pytest.mark.parametrize("given", [["--gpu="], ["--gpu", ""]])
+def test_an_empty_gpu_is_not_all_of_them(run, capsys, given):
+    with pytest.raises(SystemExit) as ended:
+        run("check", *given)
+    assert ended.value.code == 2
+    assert "--gpu is given and empty" in capsys.readouterr().err
+
+
 def test_the_speed_of_a_case_that_is_asked_for_none_is_not_too_coarse(run, project):
     matrix = project / "suites/matrix.py"
     untimed = 'Case("1b", "torchao", "rowwise", questions=("layers", "memory"))'

@@ -281,6 +281,20 @@ def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(m
     assert unless_unlike(timed, lost) is timed
 
 
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        (HEALTHY.after, "the optimizer was made before the conversion"),
+        (weights(trained=False), "forgot that they were trained"),
+        ({name: weight for name, weight in HEALTHY.after.items() if name != "q.weight"}, "the conversion dropped them"),
+    ],
+)
+def test_why_no_optimizer_steps_a_weight_is_told_by_what_the_conversion_made_of_it(after, cause):
+    lost = ledgers(after=after, optimizer=optimizer(members={"up.weight": 0, "lm_head.weight": 0}))
+    decision = unless_unlike(Decision("loss", Verdict.PASS, "the curves"), lost)
+    verdict_of(decision, Verdict.FAIL, "never stepped: q.weight", cause)
+
+
 def test_groups_may_be_split_otherwise():
     split = OptimizerNote("AdamW", [{"lr": "0.001"}] * 2, {"q.weight": 0, "up.weight": 1, "lm_head.weight": 1})
     assert compare(ledgers(optimizer=split)) == []

@@ -302,6 +302,28 @@ def test_a_piece_of_the_model_that_is_compiled_in_one_piece_is_looked_into():
 # -- step -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_that_runs_the_model_without_gradients_first_has_an_output():
+    """The gradient cache of contrastive losses."""
+
+    def cached(model, rows, optimizer, precision):
+        import torch
+
+        with torch.no_grad(), precision():
+            whole = model(rows)
+        leaf = whole.detach().requires_grad_(True)
+        objective = leaf.float().pow(2).mean()
+        objective.backward()
+        for part, gradient in zip(rows.chunk(2), leaf.grad.chunk(2), strict=True):
+            with precision():
+                model(part).backward(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        return objective.detach()
+
+    server = serve(step=cached)
+    assert server.logits(seed=0)
+
+
 def test_a_step_that_calls_parts_of_the_model_is_told_to_call_the_model():
     def by_parts(model, rows, optimizer, precision):
         with precision():

@@ -21,6 +21,15 @@ MAX_AGE = 180
 """Days after which a baseline is noted as stale: about two releases of torch."""
 
 
+class _Named(argparse.Action):
+    """Not empty: a variable that is not set would be taken for all GPUs."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if not values:
+            parser.error(f"{option_string} is given and empty; leave it out for all GPUs, or name one, e.g. h200")
+        setattr(namespace, self.dest, values)
+
+
 def add_baselines(commands: Any) -> None:
     """Add the command to the parser of :mod:`pytest_fp8.cli`."""
     baselines = commands.add_parser("baselines", help="list, show, compare and check stored baselines")
@@ -28,7 +37,7 @@ def add_baselines(commands: Any) -> None:
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", type=Path, default=Path("baselines"), help="folder of baselines (default: baselines)")
-    common.add_argument("--gpu", default="", help="this GPU's alone, e.g. h200")
+    common.add_argument("--gpu", action=_Named, default="", help="this GPU's alone, e.g. h200")
     common.add_argument("--json", action="store_true", help="JSON instead of tables")
     suite = argparse.ArgumentParser(add_help=False)
     suite.add_argument(
@@ -158,12 +167,12 @@ def check(options: argparse.Namespace) -> int:
     import datetime
 
     from pytest_fp8.baselines.check import inspect
-    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
+    from pytest_fp8.baselines.folder import gpus_in, of_all_gpus, read_folder, require_gpu
     from pytest_fp8.baselines.variance import believed_components, outdated_components
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
-    files = read_folder(options.dir)
+    files, folder = of_all_gpus(read_folder(options.dir), options.dir)
     require_gpu(options.gpu, gpus_in(files))
     alone = bool(files) and options.suite is None and not _suite_of(options).parent.exists()
     cases = [] if alone else _cases(options)
@@ -175,12 +184,13 @@ def check(options: argparse.Namespace) -> int:
         max_age=options.max_age,
         installed=library_versions(),
         gpu=options.gpu,
-        components=lambda gpu: believed_components(options.dir, gpu),
+        components=lambda gpu: believed_components(folder, gpu),
     )
     if alone:
         # The cases are in a project's tests: no list says which files are of one, or what they are today.
         found = [finding for finding in found if finding.kind not in ("orphaned", "own model")]
-    found += outdated_components(options.dir, files, options.gpu)
+    if options.dir.is_dir():
+        found += outdated_components(folder, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:
         _print_json([finding.to_json() for finding in found])

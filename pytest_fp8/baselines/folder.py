@@ -34,6 +34,20 @@ def read_folder(folder: Path) -> Files:
         return {Path(folder.name): error}
 
 
+def of_all_gpus(files: Files, named: Path) -> tuple[Files, Path]:
+    """What was read of ``named``, by the paths below the folder of all GPUs, and that folder. ``named`` may be one
+    GPU's folder in it, or one of its files."""
+    gpu = named.resolve() if named.is_dir() else named.resolve().parent
+    here = {Path(gpu.name, path): stored for path, stored in files.items()}
+    if any(isinstance(stored, Baseline) and path == _home(stored) for path, stored in here.items()):
+        return here, gpu.parent
+    return files, named
+
+
+def _home(stored: Baseline) -> Path:
+    return baseline_path(Path(), stored.gpu, stored.case)
+
+
 def read_revision(folder: Path, revision: str) -> Files:
     """The baselines of a folder as they were at a git revision. Raises :class:`BaselineError`."""
     return _read(Revision(folder.parent if folder.is_file() else folder, revision))
@@ -46,7 +60,7 @@ def readable(files: Files) -> dict[tuple[str, str], Baseline]:
     for path, stored in files.items():
         if isinstance(stored, BaselineError):
             raise stored
-        if len(path.parts) > 1 and path != baseline_path(Path(), stored.gpu, stored.case):
+        if len(path.parts) > 1 and path != _home(stored):
             raise BaselineError(
                 f"{path} lies in another place than its case's file",
                 expected=f"{stored.gpu}/{stored.case}.json",

@@ -12,13 +12,13 @@ from typing import Any
 
 from pytest_fp8.baselines.atomic import updating, write_atomically
 from pytest_fp8.baselines.check import Finding
-from pytest_fp8.baselines.folder import Files, read_folder, readable
+from pytest_fp8.baselines.folder import Files, of_all_gpus, read_folder, readable
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.store import unreadable
 from pytest_fp8.baselines.strict import parse
-from pytest_fp8.errors import BaselineError
+from pytest_fp8.errors import BaselineError, refuse
 from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
 
 NAME = "_variance.json"
@@ -128,7 +128,15 @@ def add_variance(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the components of each GPU with speeds; gives the exit code 0. Raises :class:`BaselineError`."""
-    found = readable(read_folder(options.dir))
+    files, folder = of_all_gpus(read_folder(options.dir), options.dir)
+    if not options.dir.is_dir():
+        refuse(
+            "the components are those of all cases of a GPU",
+            expected="a folder like baselines/, with <gpu>/<case>.json in it",
+            seen=f"one file, {options.dir}",
+            next_step=f"pytest-fp8 baselines variance --dir {folder}",
+        )
+    found = readable(files)
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
     if not gpus:
         raise BaselineError(
@@ -140,19 +148,19 @@ def run(options: argparse.Namespace) -> int:
     contents = {gpu: estimated(b for (g, _), b in sorted(found.items()) if g == gpu) for gpu in gpus}
     without = [gpu for gpu, content in contents.items() if not content["cases"]]
     contents = {gpu: content for gpu, content in contents.items() if gpu not in without}
-    with updating(options.dir):
+    with updating(folder):
         for gpu in without:
             # Of an earlier release, or of histories that are gone: the gate could not read it.
-            (options.dir / gpu / NAME).unlink(missing_ok=True)
+            (folder / gpu / NAME).unlink(missing_ok=True)
         for gpu, content in contents.items():
-            write_atomically(options.dir / gpu / NAME, json.dumps(content, indent=1, sort_keys=True) + "\n")
+            write_atomically(folder / gpu / NAME, json.dumps(content, indent=1, sort_keys=True) + "\n")
     if options.json:
         print(json.dumps(contents, indent=1, sort_keys=True))
         return 0
     for gpu in without:
         print(f"{gpu}: no case of it has a speed, so that nothing is estimated")
     for gpu, content in contents.items():
-        print("\n".join([f"{gpu}:", *lines(_parsed(content)), f"wrote {options.dir / gpu / NAME}"]))
+        print("\n".join([f"{gpu}:", *lines(_parsed(content)), f"wrote {folder / gpu / NAME}"]))
     return 0
 
 

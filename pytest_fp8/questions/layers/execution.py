@@ -74,7 +74,7 @@ def _not_in_fp8(
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
         cause=eval_cause(evidence) or _role_cause(role),
-        next_step="read the layer's backward, and the recipe's roles",
+        next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
     )
 
 

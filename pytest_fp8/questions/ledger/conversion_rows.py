@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import EVERY, FAIL, INVALID, LAYERS, LOSS, Difference, Explained, size
@@ -152,19 +152,32 @@ def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
         return
 
 
+def _why_not_stepped(missing: Sequence[str], after: Mapping[str, Weight]) -> tuple[str, str]:
+    """Cause and next step for weights that the FP8 arm's optimizer does not have. ``after``: the converted model's."""
+    if all(name not in after for name in missing):
+        return "the conversion dropped them: the converted model has none of that name", KEEP
+    if all(name in after and not after[name].trained for name in missing):
+        return FORGETS + "that they were trained, so that no optimizer takes them", KEEP
+    return (
+        "the optimizer was made before the conversion, which put new parameters in place of its own",
+        "make the optimizer after the conversion; in the Trainer with torchao set "
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+    )
+
+
 def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """What the reference's optimizer steps, the FP8 arm's steps, and nothing else."""
     reference, fp8 = ledgers.reference.optimizer.members, ledgers.fp8.optimizer.members
     missing = sorted(set(reference) - set(fp8))
     for name in missing[:1]:
+        cause, next_step = _why_not_stepped(missing, ledgers.fp8.after)
         yield Difference(
             headline=f"{len(missing)} weights are in no optimizer of the FP8 arm",
             what=name,
             reference=f"all {len(reference)} weights that BF16 trains",
             fp8=f"never stepped: {some(missing)}",
-            cause="the optimizer was made before the conversion, which put new parameters in place of its own",
-            next_step="make the optimizer after the conversion; in the Trainer with torchao set "
-            "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+            cause=cause,
+            next_step=next_step,
             verdict=FAIL,
             fails=(LAYERS, LOSS),
         )

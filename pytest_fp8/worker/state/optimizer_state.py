@@ -21,8 +21,14 @@ SCHEDULE = "schedule.pt"
 class StrayParameter(RuntimeError):
     """The optimizer holds a parameter that the model does not have."""
 
-    fp8_cause = "it was made before the conversion put new parameters in place of its own"
-    fp8_next = "make the optimizer after the conversion; the loss question names the weights that nothing trains"
+    fp8_cause = (
+        "a loss with parameters of its own, such as class centres, which no arm converts or saves; or an optimizer "
+        "that was made before the conversion put new parameters in place of its own"
+    )
+    fp8_next = (
+        "put such a loss into the model that build() makes; make the optimizer after the conversion: the loss question "
+        "names the weights that nothing trains"
+    )
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: FusedParams) -> dict[str, Any]:

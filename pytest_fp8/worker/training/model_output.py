@@ -46,8 +46,9 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if plain else torch.empty(0)
 
 
-def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
-    """[what the model gave in the first call that trains], at which the run ends; empty where none did."""
+def first_call(model: torch.nn.Module, run: Callable[[], Any], other: list[Any] | None = None) -> list[Any]:
+    """[what the model gave in the first call that trains], at which the run ends; empty where none did. ``other``:
+    takes what it gave in the first call of another kind."""
     outputs: list[Any] = []
 
     @contextmanager
@@ -57,6 +58,8 @@ def first_call(model: torch.nn.Module, run: Callable[[], Any]) -> list[Any]:
         if training:
             outputs.extend(result)
             raise Enough
+        if other is not None and not other:
+            other.extend(result)
 
     with suppress(Enough), called(model, catch):
         run()

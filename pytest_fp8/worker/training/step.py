@@ -171,13 +171,16 @@ def forward_alone(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def first_output(
     step: Step, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, precision: Callable[[], Any]
 ) -> torch.Tensor:
-    """The model's output in the step's first forward pass that trains; evaluations before it do not count.
+    """The model's output in the step's first forward pass that trains. Where none does before the step first goes
+    backward, that of the first one without gradients: some steps run the model once for the loss and once more, in
+    parts, for the gradients.
 
     Raises :class:`StepError` where the step goes backward or ends without having called the model.
     """
+    without_gradients: list[Any] = []
     with forward_alone(optimizer):
-        calls = first_call(model, lambda: step(model, batch, optimizer, precision))
-    if calls:
+        calls = first_call(model, lambda: step(model, batch, optimizer, precision), without_gradients)
+    if calls := calls or without_gradients:
         output = tensor_of(calls[0])
         if output is None:
             raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
