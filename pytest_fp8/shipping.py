@@ -171,8 +171,11 @@ def unship_in_arm(text: str) -> Any:
     before = set(tracked)
     value = unship(text)
     for held in [held for name, held in list(tracked.items()) if name not in before]:
+        if held.__name__ != held.__qualname__:
+            # Made in a function: pickle finds it nowhere. One in a class comes with that.
+            continue
         stand_in = sys.modules.setdefault(held.__module__, _ShippedModule(held.__module__))
-        if isinstance(stand_in, _ShippedModule) and held.__name__ == held.__qualname__:
+        if isinstance(stand_in, _ShippedModule):
             setattr(stand_in, held.__name__, held)
     return value
 

@@ -172,7 +172,8 @@ def check(options: argparse.Namespace) -> int:
     from pytest_fp8.libraries import library_versions
     from pytest_fp8.report.baselines import print_findings
 
-    files, folder = of_all_gpus(read_folder(options.dir), options.dir)
+    one_file = options.dir.is_file()
+    files, options.dir = of_all_gpus(read_folder(options.dir), options.dir)
     require_gpu(options.gpu, gpus_in(files))
     alone = bool(files) and options.suite is None and not _suite_of(options).parent.exists()
     cases = [] if alone else _cases(options)
@@ -184,13 +185,16 @@ def check(options: argparse.Namespace) -> int:
         max_age=options.max_age,
         installed=library_versions(),
         gpu=options.gpu,
-        components=lambda gpu: believed_components(folder, gpu),
+        components=lambda gpu: believed_components(options.dir, gpu),
     )
     if alone:
         # The cases are in a project's tests: no list says which files are of one, or what they are today.
         found = [finding for finding in found if finding.kind not in ("orphaned", "own model")]
-    if options.dir.is_dir():
-        found += outdated_components(folder, files, options.gpu)
+    if one_file:
+        # Which other files there are is not asked.
+        found = [finding for finding in found if finding.kind != "unexercised"]
+    else:
+        found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]
     if options.json:
         _print_json([finding.to_json() for finding in found])

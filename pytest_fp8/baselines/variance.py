@@ -128,13 +128,14 @@ def add_variance(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the components of each GPU with speeds; gives the exit code 0. Raises :class:`BaselineError`."""
-    files, folder = of_all_gpus(read_folder(options.dir), options.dir)
-    if not options.dir.is_dir():
+    named = options.dir
+    files, options.dir = of_all_gpus(read_folder(named), named)
+    if named.is_file():
         refuse(
             "the components are those of all cases of a GPU",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
-            seen=f"one file, {options.dir}",
-            next_step=f"pytest-fp8 baselines variance --dir {folder}",
+            seen=f"one file, {named}",
+            next_step=f"pytest-fp8 baselines variance --dir {options.dir}",
         )
     found = readable(files)
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
@@ -148,19 +149,19 @@ def run(options: argparse.Namespace) -> int:
     contents = {gpu: estimated(b for (g, _), b in sorted(found.items()) if g == gpu) for gpu in gpus}
     without = [gpu for gpu, content in contents.items() if not content["cases"]]
     contents = {gpu: content for gpu, content in contents.items() if gpu not in without}
-    with updating(folder):
+    with updating(options.dir):
         for gpu in without:
             # Of an earlier release, or of histories that are gone: the gate could not read it.
-            (folder / gpu / NAME).unlink(missing_ok=True)
+            (options.dir / gpu / NAME).unlink(missing_ok=True)
         for gpu, content in contents.items():
-            write_atomically(folder / gpu / NAME, json.dumps(content, indent=1, sort_keys=True) + "\n")
+            write_atomically(options.dir / gpu / NAME, json.dumps(content, indent=1, sort_keys=True) + "\n")
     if options.json:
         print(json.dumps(contents, indent=1, sort_keys=True))
         return 0
     for gpu in without:
         print(f"{gpu}: no case of it has a speed, so that nothing is estimated")
     for gpu, content in contents.items():
-        print("\n".join([f"{gpu}:", *lines(_parsed(content)), f"wrote {folder / gpu / NAME}"]))
+        print("\n".join([f"{gpu}:", *lines(_parsed(content)), f"wrote {options.dir / gpu / NAME}"]))
     return 0
 
 
