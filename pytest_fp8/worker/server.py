@@ -137,6 +137,7 @@ class ArmServer:
         """Peak bytes in each phase of one step, and bytes resident between steps. On a GPU only."""
         engine = self.engine
         first, second, *_ = engine.timing_batches
+        memory.forget_workspaces(engine.synchronize)
         engine.park()
         engine.step(first)
         return memory.of_step(engine.synchronize, lambda phase: engine.step(second, phase))

@@ -12,6 +12,16 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.zoo.training import Phase
 
 
+def forget_workspaces(synchronize: Callable[[], None]) -> None:
+    """Give back what cuBLAS keeps for products of torch, 32 MiB on Hopper: other questions may have left it in an arm
+    whose own products are all Transformer Engine's. A step takes anew what it needs.
+
+    That the workspaces stay until this call is said in PyTorch's notes on CUDA semantics, "cuBLAS workspaces".
+    """
+    synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def of_step(synchronize: Callable[[], None], step: Callable[[Phase], Any]) -> dict[str, Any]:
     """Peak bytes in each phase of ``step``, and bytes resident before it. A phase may be entered several times."""
     synchronize()
