@@ -13,9 +13,9 @@ which makes a rank late. Of one GPU nothing moved: in eleven cases on H100s at m
 beside others. Since then FP8 products that no layer needs are not counted: the share of uncompiled torchao cases may be
 higher than a stored one, which only gives it room until it is stored anew. And since then each turn of arms that do not
 fit the GPU together drops its first 1.5 s: without their first block 8B's speedups on one H100 are 0.1 to 0.3 % lower,
-and sessions of one case differ by 0.25 %. And a step's peak no longer counts cuBLAS workspaces, 32 MiB, that products of
-other questions left: of two tiny cases whose Linears are all Transformer Engine's 1.41x of BF16 is stored on H100s, and
-1.10x on H200s, where no such question came before."""
+and sessions of one case differ by 0.25 %. And a step's peak no longer counts cuBLAS workspaces, 32 MiB, that products
+of other questions left: of two tiny cases whose Linears are all Transformer Engine's 1.41x of BF16 is stored on H100s,
+and 1.10x on H200s, where no such question came before."""
 
 ONE_GPU = 3
 """The oldest number whose figures of one GPU are today's."""
