@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -38,6 +38,8 @@ H100."""
 RANKS_PAIR = (6.0, 10.0)
 """The same of each pair of arms on several GPUs in an update, the first one included, where it is more: rough. Seen: 50
 to 66 s for half of 8B's layers on two H100s, which take longer turns, 20 s on two H200s; 18 s for 1B."""
+AS_PLANNED = 60.0
+"""Seconds that count as planned and taken before the first case: one early case says little of the others."""
 BUSY = 10.0
 """Seconds of the busy times that an update takes of each pair that does not take turns: rough. Seen with Transformer
 Engine at 1B: 10 to 13 s on H100s, 6 s on an H200."""
@@ -72,11 +74,18 @@ class SessionPlan:
     def seconds(self) -> float:
         return sum(each.build + each.answers for each in self.builds)
 
-    def left(self, unfinished: Collection[str], case: str, spent: float) -> float:
-        """Seconds until the end; 0 where this plan's are used up. ``unfinished``: the cases with tests to come.
+    def pace(self, took: Mapping[str, float]) -> float:
+        """How many times as long as planned cases take, by those that ran: not less than once, for one that fails
+        early says nothing of the others. ``took``: seconds of each."""
+        known = [case for case in took if self.of(case)]
+        seen = AS_PLANNED + sum(took[case] for case in known)
+        return max(1.0, seen / (AS_PLANNED + sum(map(self.of, known))))
+
+    def left(self, unfinished: Collection[str], case: str, spent: float, pace: float = 1.0) -> float:
+        """Seconds until the end at this pace; 0 where they are used up. ``unfinished``: the cases with tests to come.
         ``spent``: seconds on ``case``, which runs."""
-        here = self.of(case) if case in unfinished else 0.0
-        return max(0.0, here - spent) + sum(self.of(other) for other in {*unfinished} - {case})
+        here = pace * self.of(case) if case in unfinished else 0.0
+        return max(0.0, here - spent) + pace * sum(self.of(other) for other in {*unfinished} - {case})
 
     def of(self, case: str) -> float:
         """Seconds of the builds that a case asks for, and of their answers."""

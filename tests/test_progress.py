@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -224,3 +225,27 @@ def test_a_case_that_lasts_longer_than_planned_is_said_to_do_so(seconds, unfinis
             time.sleep(0.01)
     [told] = display.told
     assert told == says
+
+
+def test_what_is_left_goes_by_how_long_the_cases_before_took(monkeypatch):
+    now, unfinished, display = [0.0], ["first", "second"], Lines()
+    monkeypatch.setattr("pytest_fp8.report.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress(display, lambda: unfinished)
+    progress.plan = SessionPlan([Build(("a",), 30, 30, "first"), Build(("b",), 30, 30, "second")], 2)
+
+    def says(case, what, seconds):
+        now[0] += seconds
+        progress.test(case, "speedup")
+        display.told.clear()
+        with progress.waiting("a", what):
+            deadline = time.monotonic() + 10
+            while not display.told and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return display.told[0]
+
+    assert says("first", "blocks", 0) == "about 2 min left"
+    assert says("first", "layers", 300) == "longer than planned; about 3 min for what follows"
+    unfinished.remove("first")
+    assert says("second", "blocks", 0) == "about 3 min left"
+    assert says("second", "layers", 120) == "about 60 s left"
+    assert says("second", "memory", 120) == "longer than planned"

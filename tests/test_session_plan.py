@@ -142,6 +142,20 @@ def test_the_plan_says_what_is_left_of_it():
     assert plan.left(both[1:], SECOND, 1e6) == 0.0
 
 
+def test_what_is_left_goes_by_how_long_cases_took():
+    plan = plan_session(cases("8b")[:3], H100)
+    first, *others = [case.id for case, _ in cases("8b")[:3]]
+    assert plan.pace({}) == 1.0
+    assert plan.pace({first: plan.of(first)}) == pytest.approx(1.0)
+    slow = plan.pace({first: 4 * plan.of(first)})
+    assert 2 < slow < 4, "one case says something of the others, and not all"
+    assert plan.pace({first: 0.0}) == 1.0, "it failed at once"
+    assert plan.pace({first: 1e6, others[0]: 1e6}) > slow
+    left = sum(map(plan.of, others))
+    assert plan.left(others, others[0], 0.0, slow) == pytest.approx(slow * left)
+    assert plan.pace({"test_unplanned": 1e6, "": 1e6}) == 1.0
+
+
 SUITE = """
     import pytest
     from pytest_fp8 import Case

@@ -61,13 +61,17 @@ class Progress:
         self._case, self._question, self._arm = "", "", ""
         self._began: float | None = None
         self._case_began = self._stage_began = time.monotonic()
+        self._took: dict[str, float] = {}
+        """Seconds of each case before the one that runs."""
         self._stage: tuple[str, ...] = ()
         self._told = False
 
     def test(self, case: str, question: str | None) -> None:
         """A test begins; what is waited for from now on is for it. ``case``: of a test without one its name."""
         if case != self._case:
-            self._case_began = time.monotonic()
+            now = time.monotonic()
+            self._took[self._case] = self._took.get(self._case, 0.0) + now - self._case_began
+            self._case_began = now
         self._case, self._question = case, question or ""
 
     @contextlib.contextmanager
@@ -102,21 +106,26 @@ class Progress:
         case, question, what, _ = self._stage
         whose = "the FP8 arm" if self._arm == case else self._arm
         minutes, seconds = divmod(int(now - (self._began or now)), 60)
-        planned = " in all"
-        if self.plan is not None:
-            spent = now - self._case_began
-            left = self.plan.left(self._open_cases(), case, spent)
-            if left < 1:
-                planned = ", longer than planned"
-            elif 0 < self.plan.of(case) < spent:
-                planned = f", longer than planned; about {in_words(left)} for what follows"
-            else:
-                planned = f", about {in_words(left)} left"
         return (
             f"{case} {question}".strip(),
             f"{what.replace('_', ' ')} of {whose}, {in_words(int(now - self._stage_began))}",
-            f"{minutes}:{seconds:02d}{planned}",
+            f"{minutes}:{seconds:02d}{self._left(case, now)}",
         )
+
+    def _left(self, case: str, now: float) -> str:
+        """How much longer, at the pace of the cases so far: of this one, too, once it takes longer than planned."""
+        if self.plan is None:
+            return " in all"
+        took = {**self._took}
+        spent = took.pop(case, 0.0) + now - self._case_began
+        late = 0 < self.plan.pace(took) * self.plan.of(case) < spent
+        pace = self.plan.pace({**took, case: spent} if late else took)
+        left = self.plan.left(self._open_cases(), case, spent, pace)
+        if left < 1:
+            return ", longer than planned"
+        if late:
+            return f", longer than planned; about {in_words(left)} for what follows"
+        return f", about {in_words(left)} left"
 
 
 class LiveLine:
