@@ -43,6 +43,17 @@ def test_an_operator_without_bfloat16(operator):
     assert "x.float()" in next_step
 
 
+def test_batch_norms_of_all_ranks_on_the_cpu(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    norm = torch.nn.SyncBatchNorm(4)
+    cause, next_step = raised(lambda: norm(torch.ones(2, 4)))
+    assert "works on GPUs alone" in cause
+    assert "without emulated=True" in next_step
+
+
 def test_a_schedule_that_is_shorter_than_the_curve():
     import torch
 

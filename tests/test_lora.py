@@ -175,6 +175,26 @@ def test_a_target_without_a_linear_of_that_name_is_refused():
     assert "lora_targets=('down_proj', '" in error.value.fp8_next, "those that this model has"
 
 
+def test_targets_are_names_that_no_other_module_has():
+    """peft takes a last part for all modules that have it, and refuses those that are no Linears."""
+    import torch
+
+    from pytest_fp8.zoo.adapters import add_adapters
+
+    def model():
+        def block():
+            return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
+
+        return torch.nn.Sequential(block(), block())
+
+    for targets, says in (((), "no Linear is named 'q_proj'"), (("0", "2"), "'0' names not only Linears")):
+        with pytest.raises(ValueError, match=says) as error:
+            add_adapters(model(), 8, targets)
+        assert error.value.fp8_next.endswith("lora_targets=('0.0', '1.0', '2')")
+    adapted = add_adapters(model(), 8, ("0.0", "1.0", "2"))
+    assert sum(name.endswith("lora_A.default.weight") for name, _ in adapted.named_parameters()) == 4
+
+
 # -- cases --------------------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,17 @@ def test_an_arm_that_prints_much_costs_little_memory_and_time(arm):
     assert len(error.message) < 20_000
 
 
+@pytest.mark.parametrize(
+    ("output", "cause"), [("", "as os._exit() does"), ("Traceback (most recent call last):\n", "an exception outside")]
+)
+def test_an_arm_that_exits_as_python_does_had_an_exception_only_where_it_shows_one(arm, output, cause):
+    def leave():
+        os.write(2, output.encode())
+        os._exit(1)
+
+    assert cause in ends_in(arm, leave, "died").cause
+
+
 def test_what_an_arm_prints_moves_no_terminal(arm):
     def colour():
         os.write(2, b"\x1b[2J\x1b]0;title\x07 mine\n")

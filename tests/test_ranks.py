@@ -6,12 +6,11 @@ import os
 import signal
 import socket
 import threading
-import time
 
 import pytest
 
 from helpers.arms import all_end, square
-from helpers.ranks import micro, own
+from helpers.ranks import micro, own, rank
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms import ranks
 from pytest_fp8.arms.pair import PairArms
@@ -22,7 +21,6 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
-from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
 STEPS = 6
@@ -43,17 +41,6 @@ def fresh():
     process = RankedProcess(2, fork=True)
     yield process
     process.close()
-
-
-def call(arm, function):
-    """What ``function()`` gives on rank 0; it runs on every rank."""
-    return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
-
-
-def rank():
-    import torch.distributed as dist
-
-    return dist.get_rank()
 
 
 # -- as one -------------------------------------------------------------------------------------------------------
@@ -255,22 +242,6 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
     with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
         fresh.build(own(loss=loss))
     assert failure.value.kind == "out of memory"
-
-
-def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(fresh):
-    def loss(model, batch):
-        if rank() == 1 and os.environ.get("HANGS"):
-            time.sleep(600)
-        return square(model, batch)
-
-    fresh.build(own(loss=loss))
-    call(fresh, lambda: os.environ.update(HANGS="1"))
-    pids = fresh.pids
-    with pytest.raises(ArmError, match="rank 1 hangs, and rank 0 waits for it") as failure:
-        fresh.request("curve", timeout=3, seed=0, steps=2)
-    assert failure.value.kind == "hung"
-    assert "in loss" in failure.value.seen
-    assert all_end(*pids)
 
 
 def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):

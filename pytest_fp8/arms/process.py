@@ -41,6 +41,7 @@ COMPILES_NOTHING = {"TORCH_WARM_POOL": "0"}
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
+TRACEBACK = "Traceback (most recent call last)"
 CAUSES: dict[int | None, str] = {
     1: "an exception outside of any question, as where a library cannot be imported; the output above ends with it",
     -signal.SIGSEGV: CRASHED,
@@ -258,10 +259,17 @@ class ArmProcess(Asked):
             f"the arm {self.name!r} {how} {when}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",
-            cause=CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF),
+            cause=_cause_of(code, tail),
             next_step="read the output above; `dmesg | tail` names a process the system killed",
         )
         return self._end
+
+
+def _cause_of(code: int | None, tail: str) -> str:
+    if code == 1 and TRACEBACK not in tail:
+        # Python ends so where nothing catches an exception, and then shows it.
+        return ENDED_ITSELF
+    return CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF)
 
 
 def _signal_name(number: int) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytest_fp8.arms.asked import REQUEST_SECONDS, Asked
 from pytest_fp8.arms.channel import LOOK_SECONDS
 from pytest_fp8.arms.disagreement import RanksDisagree
+from pytest_fp8.arms.hung import DETAIL, hung
 from pytest_fp8.arms.merging import merged
 from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
@@ -32,9 +33,9 @@ GRACE_SECONDS = 5.0
 ADDRESS = "127.0.0.1"
 CONSEQUENCE = re.compile(r"closed by peer|reset by peer|Broken pipe|gloo|NCCL|DistBackendError|DistNetworkError", re.I)
 """What a rank says whose partner has failed."""
+OTHER_COLLECTIVES = re.compile(r"collective mismatch|Received data size doesn't match|op\.preamble\.length", re.I)
+"""What gloo says of ranks whose calls do not fit together."""
 PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
-IN_A_COLLECTIVE = re.compile(r"torch/distributed/|_engine_run_backward")
-"""In the stack of a rank that waits for the others. A rank that is elsewhere keeps them waiting."""
 
 
 class RankedProcess(Asked):
@@ -67,6 +68,8 @@ class RankedProcess(Asked):
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": ADDRESS,
             "MASTER_PORT": str(self.port),
+            # Of a torchrun around pytest: the ranks would wait for a store of its agent's on this port.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
             # DeepSpeed takes a GPU where there is one, though the ranks are emulated.
             **({"DS_ACCELERATOR": "cpu", **COMPILES_NOTHING} if device == "cpu" else {}),
             # As under torchrun: what rank 0 prepares in the temporary folder, the others find.
@@ -161,27 +164,18 @@ class RankedProcess(Asked):
     # -- what went wrong ------------------------------------------------------------------------------------------
 
     def _raise_hung(self, silent: list[int], timeout: float) -> NoReturn:
-        """Of the ranks without an answer the one that no collective holds, where there is one."""
+        """Raise with the stacks of the ranks without an answer."""
         for rank in silent:
             # faulthandler in the worker writes every thread's stack to the log.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, signal.SIGUSR1)
         time.sleep(0.5)
         tails = {rank: self.ranks[rank].tail() for rank in silent}
-        guilty = next((rank for rank in silent if not IN_A_COLLECTIVE.search(tails[rank])), silent[0])
-        others = [rank for rank in silent if rank != guilty]
-        raise ArmError(
-            "hung",
-            f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped: "
-            f"rank {guilty} hangs" + (f", and rank {', '.join(map(str, others))} waits for it" if others else ""),
-            expected=f"an answer of all {len(self.ranks)} ranks within {timeout:.0f} s",
-            seen="\n".join(f"the end of the output of rank {rank}:\n{tails[rank]}" for rank in [guilty, *others]),
-            cause="a deadlock: collectives that not every rank calls, or calls in another order; or work far slower "
-            "than planned. The stacks above say where each rank was",
-            next_step="run the same case alone with -k, and with TORCH_DISTRIBUTED_DEBUG=DETAIL",
-        )
+        raise hung(self.name, self._asked, timeout, len(self.ranks), tails)
 
     def _explained(self, error: ArmError) -> ArmError:
+        if OTHER_COLLECTIVES.search(error.seen):
+            return self._other_collectives(error)
         if not PORT_TAKEN.search(error.seen):
             return error
         return ArmError(
@@ -191,6 +185,19 @@ class RankedProcess(Asked):
             seen=error.seen,
             cause="another program on this machine took the port in the seconds between",
             next_step="run the test again: each arm looks for a free port anew",
+        )
+
+    def _other_collectives(self, error: ArmError) -> ArmError:
+        """Whichever rank notices is killed by gloo: it is not known to be the one that began."""
+        return ArmError(
+            error.kind,
+            f"the ranks of the arm {self.name!r} called other collectives than each other, or with other sizes, while "
+            f"they were asked to {self._asked!r}",
+            expected="the same collectives of the same sizes in the same order on every rank",
+            seen=error.seen,
+            cause="a rank that goes another way: it skips, freezes or leaves unconverted what the others do not; or "
+            "float8_all_gather, where the ranks cannot share the rows of a weight evenly",
+            next_step=f"run the same case alone with -k, and with {DETAIL}",
         )
 
     def _disagreement(self, difference: RanksDisagree) -> ArmError:

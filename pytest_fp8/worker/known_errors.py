@@ -83,6 +83,12 @@ TOLD_BY = (
         "'gloo'",
     ),
     (
+        r"SyncBatchNorm .*GPU",
+        "SyncBatchNorm works on GPUs alone, and emulated ranks are processes on the CPU",
+        "ask the test on GPUs, without emulated=True; or leave convert_sync_batchnorm() out where "
+        "torch.distributed.get_backend() is 'gloo'",
+    ),
+    (
         r"Can't pickle .*(not the same object as|import of module|attribute lookup|not found as)",
         "pickle stores a class or function by its name, and arms get those of a test file without importing it",
         "put it into a module that the test imports, or save plain values: dataclasses.asdict(config)",

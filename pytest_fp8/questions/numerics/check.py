@@ -60,8 +60,18 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         if numbers["products"]
         else "no layer's products can be seen by themselves"
     )
-    said = products + (gradients and f", {gradients}") + _not_evaluated(evidence)
+    said = products + (gradients and f", {gradients}") + _not_reduced(evidence) + _not_evaluated(evidence)
     return Decision(QUESTION, Verdict.PASS, said, numbers=numbers)
+
+
+def _not_reduced(evidence: NumericsEvidence) -> str:
+    """What is to be said where each rank of both arms has gradients of its own."""
+    if not (evidence.fp8.gradients.apart and evidence.bf16.gradients.apart):
+        return ""
+    return (
+        "; gradients differ between the ranks in both arms, and their means were compared: unless the step or the "
+        "optimizer reduces them later, the ranks train apart, which the loss question sees"
+    )
 
 
 def _not_evaluated(evidence: NumericsEvidence) -> str:
