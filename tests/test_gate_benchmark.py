@@ -126,7 +126,7 @@ def test_what_the_repository_has_can_be_fitted(stored):
 
 def test_repeated_sessions_come_in_the_order_taken_and_by_one_way_of_measuring():
     found = histories()
-    assert len(found["8b-te-delayed"]) == 3
+    assert len(found["8b-te-delayed"]) == 4
     assert [session[:4] for session in found["1b-torchao-tensorwise"]][:2] == ["b1fe", "bb13"]
     assert not any(session.startswith(("d96f7cf", "df30e8e")) for case in found.values() for session in case)
 
@@ -286,7 +286,7 @@ def test_one_session_catches_what_the_docs_say_of_all_recorded_cases():
     noises = fit({case: found for case, found in load().items() if not case.endswith("-bf16")}, components)
     cases = [one for one in noises.values() if one.gpu_bound][: simulate.SESSION]
     slower = simulate.same_session(cases, simulate.Plan(), -0.01, 20)
-    assert slower.rate("FAIL") > 0.92, "91 % with six blocks a pair"
+    assert slower.rate("FAIL") > 0.84, "80 % with six blocks a pair"
 
 
 def test_a_run_is_reproducible_and_two_seeds_differ(noise):
