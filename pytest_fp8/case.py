@@ -155,8 +155,10 @@ class Case:
                 seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
                 next_step="parallel='fsdp2' beside gpus=2" if self.gpus > 1 else "gpus=2 beside parallel=, or neither",
             )
-        if self.options.get("float8_all_gather") and self.parallel != "fsdp2":
-            refuse("float8_all_gather", expected="parallel='fsdp2', whose gathers of weights it casts", seen=self.id)
+        if self.options.get("float8_all_gather") and self.parallel not in ("fsdp2", "own"):
+            refuse(
+                "float8_all_gather", expected="FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'", seen=self.id
+            )
         if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
             refuse("precompute_scale", expected="float8_all_gather, whose scales it computes at once", seen=self.id)
         if not self.parallel:

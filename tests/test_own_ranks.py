@@ -27,6 +27,14 @@ fp8_workload = workload(parallelize=parallelize)
 def test(fp8_pair):
     fp8_pair.assert_layers()
 """
+GATHERS_FP8 = """
+fp8_workload = workload(parallelize=lambda model, mesh: [fully_shard(part, mesh=mesh) for part in (*model, model)][-1])
+
+@asked(options={"float8_all_gather": True, "precompute_scale": True})
+def test(fp8_pair):
+    assert "all-gather (uint8)" in fp8_pair.assert_layers().headline
+    fp8_pair.assert_numerics()
+"""
 BY_HAND = """
 def step(model, x, optimizer, precision):
     with precision():
@@ -115,7 +123,7 @@ def test(fp8_pair):
 @pytest.mark.parametrize(
     "module",
     [
-        *(WRAPPED_LAYERS, ONE_BLOCK_SHARDED, BY_HAND, GIVES_THE_LOSS),
+        *(WRAPPED_LAYERS, ONE_BLOCK_SHARDED, GATHERS_FP8, BY_HAND, GIVES_THE_LOSS),
         *(f"FIRST = {rank}\n{OTHER_MODULES}" for rank in range(2)),
         *(REDUCES_LATE.replace("MADE", made) for made in ("hooked", "lambda given: Reducing(given, 1e-3)")),
     ],

@@ -133,6 +133,30 @@ def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails
         assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered in a forward pass" in found[1]["expected"]
 
 
+OWN = Case("own", "torchao", "tensorwise", gpus=2, parallel="own", options={"float8_all_gather": True})
+
+
+def of_one_layer(dtype, elements=CONVERTED // 2):
+    size = elements * {"bfloat16": 2, "uint8": 1}[dtype]
+    return arm_ledger(ranks=2, wire=[Collective("forward", "all-gather", dtype, size, 1)] if dtype else [])
+
+
+@pytest.mark.parametrize(("dtype", "fails"), [("uint8", False), ("bfloat16", True)])
+def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails):
+    ledgers = TwoLedgers(of_one_layer("bfloat16"), of_one_layer(dtype), "torchao")
+    found = find_on_wire(OWN, layers_evidence(), ledgers)
+    assert (found is not None) is fails
+    if found:
+        assert "BF16 is gathered" in found[1]["headline"]
+
+
+def test_fp8_all_gather_where_nothing_is_gathered_has_its_own_cause():
+    nothing = arm_ledger(ranks=2, wire=[Collective("backward", "all-reduce", "bfloat16", 64, 1)])
+    verdict, lines = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
+    assert verdict is Verdict.FAIL
+    assert lines["cause"] == "the workload's parallelize() shards no weight"
+
+
 @pytest.mark.parametrize(
     ("ranks", "digests", "same"),
     [(2, "abab", True), (2, "abac", False), (1, "ab", False), (2, "", False), (2, ["a", "", "a", ""], False)],

@@ -30,8 +30,8 @@ def loss(model, x):
     return (model(x) - x.sin()).square().mean()
 
 
-def asked(parallel="own"):
-    return pytest.mark.fp8(emulated=True, gpus=2, parallel=parallel, loss_steps=8, loss_seeds=2)
+def asked(parallel="own", **more):
+    return pytest.mark.fp8(emulated=True, gpus=2, parallel=parallel, loss_steps=8, loss_seeds=2, **more)
 
 
 def workload(**changes):
