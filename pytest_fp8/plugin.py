@@ -43,9 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
             take_share(worker)
         elif workers := config.getoption("numprocesses", None):
-            from pytest_fp8.xdist import require_enough
+            from pytest_fp8.xdist import share_out
 
-            require_enough(settings, workers)
+            share_out(config, settings, workers)
         session = Session(settings, config.rootpath, is_worker=worker is not None)
         session.start(runs=not config.getoption("collectonly"))
     except Fp8Error as error:

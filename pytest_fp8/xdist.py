@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
@@ -15,28 +16,50 @@ if TYPE_CHECKING:
 
     from pytest_fp8.options import Settings
 
+SHARE = "fp8_share"
+"""In what a worker is given at its start: the number of its share of the GPUs."""
+
 
 def take_share(worker: dict[str, Any]) -> None:
-    """In a worker: leave it its share of the GPUs, by its number. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
+    """In a worker: leave it its share of the GPUs. Its arms inherit ``CUDA_VISIBLE_DEVICES``."""
     visible = gpus.visible()
     if len(visible) > 1:
         each = max(1, len(visible) // int(worker["workercount"]))
-        first = int(worker["workerid"].removeprefix("gw")) * each % len(visible)
+        # Without -n, as with --tx, nobody shares them out.
+        share = worker.get(SHARE, int(worker["workerid"].removeprefix("gw")))
+        first = share * each % len(visible)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + each])
         gpus.detect.cache_clear()
 
 
-def require_enough(settings: Settings, workers: int) -> None:
+class Shares:
+    """In the controller: a plugin that gives each worker a share of the GPUs. One that stands in for a worker that has
+    crashed takes over that worker's."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+        """Worker -> its share, by number."""
+
+    def pytest_configure_node(self, node: Any) -> None:
+        share = next(number for number in count() if number not in self._taken.values())
+        self._taken[node.gateway.id] = node.workerinput[SHARE] = share
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._taken.pop(node.gateway.id, None)
+
+
+def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
     """In the controller: raises :class:`SettingsError` where workers of a gate would share a GPU, and so time each
     other's work."""
-    count = len(gpus.visible()) if settings.declared and workers > 1 else 0
-    if count and workers > count:
+    found = len(gpus.visible()) if settings.declared and workers > 1 else 0
+    if found and workers > found:
         refuse(
-            f"-n {workers} on {count} GPU(s): each would be timed while another worker uses it",
+            f"-n {workers} on {found} GPU(s): each would be timed while another worker uses it",
             expected="a GPU for each worker",
             seen=f"{workers} workers",
-            next_step=f"-n {count}" if count > 1 else "leave -n out",
+            next_step=f"-n {found}" if found > 1 else "leave -n out",
         )
+    config.pluginmanager.register(Shares(), "fp8-shares")
 
 
 def case_of(nodeid: str) -> str:

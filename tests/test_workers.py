@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -323,6 +324,34 @@ def test_a_worker_that_crashes_takes_no_test_with_it_and_nobody_waits(host, pyte
     assert len(set(ran)) == (12 if more else 6), "each test ran"
     assert [test for test in set(ran) if ran.count(test) > 1] in ([], ["layers[1b-torchao-rowwise]"])
     result.stdout.fnmatch_lines(["*worker*crashed while running*layers?1b-torchao-rowwise?*"])
+
+
+CRASHES_ONCE = """
+    import os, time
+    from pathlib import Path
+    import pytest
+    from pytest_fp8.gpu import detect
+
+    @pytest.mark.parametrize("number", range(12))
+    def test_any(number, worker_id):
+        with Path("ran").open("a") as ran:
+            ran.write(f"{worker_id} {detect()[0].index} {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+        if worker_id == CRASHES and not Path("crashed").exists():
+            Path("crashed").touch()
+            os._exit(3)
+        time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crashes", ["gw0", "gw1", "gw2"])
+def test_a_worker_that_stands_in_for_a_crashed_one_takes_its_gpu(host, pytester, monkeypatch, crashes):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(f"CRASHES = {crashes!r}\n" + textwrap.dedent(CRASHES_ONCE))
+    host(3, "-n3", "--fp8-gpu=h200")
+    ran = {tuple(line.split()) for line in (pytester.path / "ran").read_text().splitlines()}
+    number = crashes[-1]
+    assert ran == {*((f"gw{each}", each, f"GPU-{each}") for each in "012"), ("gw3", number, f"GPU-{number}")}
 
 
 PARALLEL = """
