@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -38,6 +39,8 @@ KINDS: tuple[GpuKind, ...] = (
     GpuKind("blackwell", r".", (10, 12)),
     GpuKind("ada", r".", (8,)),
 )
+MIG = re.compile(r"\bMIG\b")
+"""In what the driver calls a slice of a GPU: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
 NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
 CHIP_OF_MAJOR = {8: "ada", 9: "hopper", 10: "blackwell", 12: "blackwell"}
 
@@ -59,8 +62,8 @@ class Gpu:
 
     @property
     def key(self) -> str:
-        """Its name in ``--fp8-gpu`` and in the baselines' folder."""
-        for kind in KINDS:
+        """Its name in ``--fp8-gpu`` and in the baselines' folder. A slice of a GPU (MIG) is none of these kinds."""
+        for kind in () if MIG.search(self.name) else KINDS:
             if self.capability[0] in kind.majors and re.search(kind.pattern, self.name):
                 return kind.name
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "unknown"
@@ -102,7 +105,7 @@ def is_kind(gpu: Gpu, name: str) -> bool:
 
 def visible() -> list[str]:
     """The GPUs that a CUDA program started from here would see, in its order, each as ``CUDA_VISIBLE_DEVICES`` names
-    one: by index or UUID. Empty where there are none, or NVML is not installed."""
+    one: by index or UUID. Empty where there are none, or NVML is not installed; without those that are lost."""
     named = _named()
     if named is not None:
         return named
@@ -110,13 +113,27 @@ def visible() -> list[str]:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        # Not by index: CUDA counts the fastest GPU first, NVML the first on the bus.
-        return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        count = pynvml.nvmlDeviceGetCount()
     except ImportError:
         return []
     except pynvml.NVMLError:
         return []
+    found = []
+    for index in range(count):
+        with contextlib.suppress(pynvml.NVMLError):
+            # Not by index: CUDA counts the fastest GPU first, NVML the first on the bus.
+            found.append(_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))))
+    return found
+
+
+def unlike(names: Sequence[str]) -> str:
+    """What these visible GPUs are where they are not all of one kind, or one cannot be read; else an empty string."""
+    kinds, told = set(), []
+    for name in names:
+        gpu, why = _described(name)
+        kinds.add(gpu.key if gpu is not None else "")
+        told.append(f"{name}: {gpu.name if gpu is not None else why}")
+    return ", ".join(told) if len(kinds) > 1 else ""
 
 
 def _named() -> list[str] | None:
@@ -137,23 +154,25 @@ def detect() -> tuple[Gpu | None, str]:
     named = _named()
     if named == []:
         return None, f"no GPU: CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides them all"
+    return _described(named[0] if named else "0")
+
+
+def _described(name: str) -> tuple[Gpu | None, str]:
+    """The GPU of this index or UUID, or ``None`` and the reason."""
     try:
         import pynvml
     except ImportError:
         return None, "no GPU can be seen: nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, f"no NVIDIA GPU ({error})"
-    try:
-        handle = _handle(named[0] if named else "0")
-        name = _text(pynvml.nvmlDeviceGetName(handle))
+        handle = _handle(name)
+        called = _text(pynvml.nvmlDeviceGetName(handle))
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         power = 0.0
         with contextlib.suppress(pynvml.NVMLError):
             power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
         return Gpu(
-            name=name,
+            name=called,
             capability=(major, minor),
             memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
@@ -161,7 +180,8 @@ def detect() -> tuple[Gpu | None, str]:
             index=pynvml.nvmlDeviceGetIndex(handle),
         ), ""
     except pynvml.NVMLError as error:
-        return None, f"no NVIDIA GPU ({error})"
+        by = f": CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r}, {name!r}" if _named() is not None else ""
+        return None, f"no NVIDIA GPU ({error}){by}"
 
 
 @dataclass(frozen=True)
@@ -180,11 +200,15 @@ def conditions(gpu: Gpu, own: set[int], count: int = 1) -> Conditions:
     ``count``: of the first so many GPUs that CUDA programs see, of which ``gpu`` is the first; the slowest clock, and
     what any of them says.
     """
-    each = [_conditions(_handle(name), own) for name in visible()[:count]] if count > 1 else []
-    if not each:
-        import pynvml
+    import pynvml
 
-        return _conditions(pynvml.nvmlDeviceGetHandleByIndex(gpu.index), own)
+    try:
+        each = [_conditions(_handle(name), own) for name in visible()[:count]] if count > 1 else []
+        if not each:
+            return _conditions(pynvml.nvmlDeviceGetHandleByIndex(gpu.index), own)
+    except pynvml.NVMLError:
+        # As of a GPU that was lost: what the arms then say is told.
+        return Conditions()
     return Conditions(
         clock=min(one.clock for one in each),
         throttles=tuple(dict.fromkeys(what for one in each for what in one.throttles)),
@@ -196,7 +220,7 @@ def _handle(name: str) -> Any:
     """NVML's of a GPU that ``CUDA_VISIBLE_DEVICES`` names by index or UUID."""
     import pynvml
 
-    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def _conditions(handle: Any, own: set[int]) -> Conditions:

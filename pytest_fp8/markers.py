@@ -225,11 +225,17 @@ def _library(case: Case) -> str:
 
 def _too_few(case: Case) -> str:
     """Why there are not enough GPUs for the case's ranks, or an empty string."""
-    have = len(gpus.visible()) if case.gpus > 1 else 1
-    if have >= case.gpus:
+    if case.gpus == 1:
         return ""
-    whose = "this xdist worker has" if os.environ.get("PYTEST_XDIST_WORKER") else "CUDA programs see"
-    return f"case {case.id} needs {case.gpus} GPUs, and {whose} {have}; -m 'not parallel' leaves such cases out"
+    have = gpus.visible()
+    needs = f"case {case.id} needs {case.gpus} GPUs"
+    if len(have) < case.gpus:
+        worker = bool(os.environ.get("PYTEST_XDIST_WORKER"))
+        whose = "this xdist worker has" if worker else "CUDA programs see"
+        cure = "fewer workers (-n) have more each; " if worker else ""
+        return f"{needs}, and {whose} {len(have)}; {cure}-k 'not {case.parallel}.{case.gpus}' leaves such cases out"
+    kinds = gpus.unlike(have[: case.gpus])
+    return f"{needs} of one kind, and these are {kinds}; CUDA_VISIBLE_DEVICES chooses others" if kinds else ""
 
 
 def _recipe(case: Case, gpu: Gpu) -> str:

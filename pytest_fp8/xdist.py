@@ -49,15 +49,23 @@ class Shares:
 
 
 def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
-    """In the controller: raises :class:`SettingsError` where workers of a gate would share a GPU, and so time each
-    other's work."""
-    found = len(gpus.visible()) if settings.declared and workers > 1 else 0
-    if found and workers > found:
+    """In the controller: raises :class:`SettingsError` where workers of a gate or of an update would share a GPU, and
+    so time each other's work, or would have GPUs of several kinds, whose figures are not those of one."""
+    workers = min(workers, config.getoption("maxprocesses", None) or workers)
+    visible = gpus.visible() if workers > 1 and (settings.declared or settings.update) else []
+    if visible and workers > len(visible):
         refuse(
-            f"-n {workers} on {found} GPU(s): each would be timed while another worker uses it",
+            f"-n {workers} on {len(visible)} GPU(s): each would be timed while another worker uses it",
             expected="a GPU for each worker",
             seen=f"{workers} workers",
-            next_step=f"-n {found}" if found > 1 else "leave -n out",
+            next_step=f"-n {len(visible)}" if len(visible) > 1 else "leave -n out",
+        )
+    if kinds := gpus.unlike(visible):
+        refuse(
+            f"-n {workers} on GPUs that are not all of one kind",
+            expected="GPUs of one kind: which worker takes a case is chance",
+            seen=kinds,
+            next_step="CUDA_VISIBLE_DEVICES= with those of one kind, by index or UUID; or leave -n out",
         )
     config.pluginmanager.register(Shares(), "fp8-shares")
 
@@ -96,11 +104,17 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
             return together(nodeid)
 
         def remove_node(self, node: Any) -> Any:
-            """After a crash. xdist itself would give finished cases out again, without a test, and wait for them."""
+            """After a crash: the test that ran then, which counts as done, for it would take one worker after another
+            with it. xdist itself would give finished cases out again, without a test, and wait for them."""
             work = self.assigned_work.get(node, {})
+            crashed = next((test for tests in work.values() for test, done in tests.items() if not done), None)
+            for tests in work.values():
+                if crashed in tests:
+                    tests[crashed] = True
             for finished in [unit for unit, tests in work.items() if all(tests.values())]:
                 del work[finished]
-            return super().remove_node(node)
+            super().remove_node(node)
+            return crashed
 
         def _reschedule(self, node: Any) -> None:
             """A worker runs its last test once it has a further one, or knows that there is none."""

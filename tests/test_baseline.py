@@ -13,6 +13,7 @@ import pytest
 from helpers.baselines import baseline, edit, session
 from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import measured_otherwise
+from pytest_fp8.baselines.folder import read_folder
 from pytest_fp8.baselines.metrics import QUIET_BUSY, check_agreement
 from pytest_fp8.baselines.source import Folder, Revision
 from pytest_fp8.baselines.store import baseline_path, held_against, read_baseline, write_baseline
@@ -306,6 +307,21 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
     for revision in ("nowhere", "--output=x"):
         with pytest.raises(BaselineError, match="cannot be read"):
             read(Revision(stored, revision))
+
+
+def test_what_only_looks_like_a_baseline_is_named_and_not_left_out(stored, tmp_path):
+    (stored / "h200/8b-te-block.json").mkdir()
+    (stored / "h200/8b-te-block.json/inner.txt").write_text("")
+    (tmp_path / "elsewhere").mkdir()
+    write_baseline(tmp_path / "elsewhere", replace(GOOD, gpu="h100"))
+    (stored / "h100").symlink_to(tmp_path / "elsewhere/h100")
+    files = read_folder(stored)
+    good = baseline_path(Path(), "h200", GOOD.case)
+    assert {str(path) for path, found in files.items() if isinstance(found, BaselineError)} == {
+        "h100",
+        "h200/8b-te-block.json",
+    }
+    assert files[good] == GOOD
 
 
 def test_a_baseline_of_another_gpu_is_never_compared_with(stored):

@@ -202,6 +202,17 @@ def test_a_file_that_cannot_be_compared_with_is_replaced_whole(stored, change):
     assert session["reason"] == "redefined"
 
 
+@pytest.mark.parametrize("schema", [3, "2", None], ids=["newer", "text", "none"])
+def test_what_a_newer_version_may_have_written_is_not_written_over(stored, schema):
+    edit(stored.path / FILE, lambda data: data.update(schema=schema) if schema else data.pop("schema"))
+    before = (stored.path / FILE).read_text()
+    result = stored.runpytest(*update("again"))
+    assert result.ret == 1
+    if schema:
+        result.stdout.fnmatch_lines(["*tiny-torchao-rowwise.json has another schema*"])
+    assert (stored.path / FILE).read_text() == before
+
+
 @pytest.mark.parametrize("text", ["{", "<<<<<<< HEAD", None], ids=["cut", "merged", "edited"])
 def test_a_history_that_cannot_be_read_is_not_written_over(stored, text):
     file = stored.path / FILE

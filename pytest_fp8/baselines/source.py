@@ -48,13 +48,12 @@ class Folder:
             return None
 
     def names(self) -> list[Path]:
-        found = [
-            Path(folder, name).relative_to(self.folder)
-            for folder, _, names in os.walk(self.folder)
-            for name in names
-            if is_baseline(name)
-        ]
-        return sorted(found)
+        """Also what only looks like one: a folder of such a name, or a link to a folder, which is not followed."""
+        found = []
+        for folder, folders, names in os.walk(self.folder):
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            found += [Path(folder, name) for name in {*filter(is_baseline, [*names, *folders]), *links}]
+        return sorted(path.relative_to(self.folder) for path in found)
 
     def check(self) -> None:
         """A folder without baselines is one whose baselines are still to be measured."""

@@ -136,7 +136,7 @@ def parse_text(text: str, path: str) -> Baseline:
     another type or outside its range. Raises :class:`BaselineError`, which names file and field."""
     try:
         data = parse(text)
-        schema = data.get("schema") if isinstance(data, dict) else SCHEMA
+        schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
         if schema == SCHEMA:
             return parse_baseline(data)
     except EditedByHand as error:
@@ -150,12 +150,14 @@ def parse_text(text: str, path: str) -> Baseline:
         ) from error
     except Unsound as error:
         raise broken(path, error) from error
-    raise Superseded(
+    older = type(schema) is int and schema < SCHEMA
+    # What a newer version wrote is a history that this one must not replace.
+    raise (Superseded if older else BaselineError)(
         f"{path} has another schema",
         expected=f"schema {SCHEMA}",
         seen=f"schema {quoted(schema)}",
-        cause="it was written by another version of pytest-fp8",
-        next_step="update pytest-fp8, or measure the case again with --fp8-update-baselines",
+        cause=f"{'an older' if older else 'a newer'} version of pytest-fp8 wrote it",
+        next_step="measure the case again with --fp8-update-baselines" if older else "update pytest-fp8",
     )
 
 
