@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -532,6 +534,23 @@ def test_a_promotion_of_a_case_without_candidate_is_refused(run, project):
     assert (
         "no candidate" not in run("promote", "out/candidates", "--reason", "x", "--case", "h200/1b-torchao-rowwise")[2]
     )
+
+
+def test_what_was_stored_before_the_disk_was_full_is_told(run, project, monkeypatch):
+    for case in (CASE, Case("1b", "torchao", "tensorwise")):
+        write_baseline(project / "out/candidates", baseline(case, memory=0.7, reason="", run="c" * 12))
+    replaced = os.replace
+
+    def full(source, target):
+        if "tensorwise" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replaced(source, target)
+
+    monkeypatch.setattr("os.replace", full)
+    code, out, err = run("promote", "out/candidates", "--reason", "x")
+    assert code == 1
+    assert "wrote baselines/h200/1b-torchao-rowwise.json" in out
+    assert "candidate h200/1b-torchao-tensorwise was not stored: could not write" in err
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ def promote_candidates(
                 done.refused.append(f"candidate {kind}/{case} was not stored: {why}")
                 continue
             revision = revise(old, new, why_none)
+            try:
+                done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
+            except BaselineError as error:
+                # Those before it are stored, and are told.
+                done.refused.append(f"candidate {kind}/{case} was not stored: {error.message}")
+                continue
             done.revisions.append(revision)
-            done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
     return done
