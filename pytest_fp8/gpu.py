@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -126,8 +125,10 @@ def visible() -> list[str]:
     return found
 
 
-def unlike(names: Sequence[str]) -> str:
-    """What these visible GPUs are where they are not all of one kind, or one cannot be read; else an empty string."""
+@lru_cache(maxsize=16)
+def unlike(names: tuple[str, ...]) -> str:
+    """What these visible GPUs are where they are not all of one kind, or one cannot be read; else an empty string. Read
+    once: each test asks it of all cases of several GPUs."""
     kinds, told = set(), []
     for name in names:
         gpu, why = _described(name)

@@ -234,7 +234,7 @@ def _too_few(case: Case) -> str:
         whose = "this xdist worker has" if worker else "CUDA programs see"
         cure = "fewer workers (-n) have more each; " if worker else ""
         return f"{needs}, and {whose} {len(have)}; {cure}-k 'not {case.parallel}.{case.gpus}' leaves such cases out"
-    kinds = gpus.unlike(have[: case.gpus])
+    kinds = gpus.unlike(tuple(have[: case.gpus]))
     return f"{needs} of one kind, and these are {kinds}; CUDA_VISIBLE_DEVICES chooses others" if kinds else ""
 
 

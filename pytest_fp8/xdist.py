@@ -60,7 +60,7 @@ def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
             seen=f"{workers} workers",
             next_step=f"-n {len(visible)}" if len(visible) > 1 else "leave -n out",
         )
-    if kinds := gpus.unlike(visible):
+    if kinds := gpus.unlike(tuple(visible)):
         refuse(
             f"-n {workers} on GPUs that are not all of one kind",
             expected="GPUs of one kind: which worker takes a case is chance",
@@ -108,9 +108,8 @@ def by_case(config: pytest.Config, log: Any, together: Callable[[str], str] = ca
             with it. xdist itself would give finished cases out again, without a test, and wait for them."""
             work = self.assigned_work.get(node, {})
             crashed = next((test for tests in work.values() for test, done in tests.items() if not done), None)
-            for tests in work.values():
-                if crashed in tests:
-                    tests[crashed] = True
+            if crashed is not None:
+                work[together(crashed)][crashed] = True
             for finished in [unit for unit, tests in work.items() if all(tests.values())]:
                 del work[finished]
             super().remove_node(node)

@@ -30,7 +30,9 @@ def described(name):
 def see(monkeypatch):
     """Lets programs see GPUs of these indices."""
     monkeypatch.setattr(gpus, "_described", described)
-    return lambda visible: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus.unlike.cache_clear()
+    yield lambda visible: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus.unlike.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def see(monkeypatch):
 )
 def test_gpus_of_several_kinds_are_told_apart(see, visible, odd):
     see(visible)
-    told = gpus.unlike(gpus.visible())
+    told = gpus.unlike(tuple(gpus.visible()))
     assert odd in told if odd else not told
 
 

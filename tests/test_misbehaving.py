@@ -119,7 +119,13 @@ def test_an_arm_that_prints_much_costs_little_memory_and_time(arm):
 
 
 @pytest.mark.parametrize(
-    ("output", "cause"), [("", "as os._exit() does"), ("Traceback (most recent call last):\n", "an exception outside")]
+    ("output", "cause"),
+    [
+        ("", "as os._exit() does"),
+        ("Traceback (most recent call last):\n", "an exception outside"),
+        ('  File "library.py", line 9, in load\n    import missing\n' * 40, "an exception outside"),
+        ('Current thread 0x1 (most recent call first):\n  File "train.py", line 9 in loss\n', "as os._exit() does"),
+    ],
 )
 def test_an_arm_that_exits_as_python_does_had_an_exception_only_where_it_shows_one(arm, output, cause):
     def leave():

@@ -35,6 +35,23 @@ def test(fp8_pair):
     assert "all-gather (uint8)" in fp8_pair.assert_layers().headline
     fp8_pair.assert_numerics()
 """
+A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED = """
+def parallelize(model, mesh):
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model[2], mesh=mesh)
+    for parameter in model[3].parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: (dist.all_reduce(p.grad), p.grad.div_(2)) and None)
+
+fp8_workload = workload(
+    build=lambda: nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64), nn.Linear(64, 64)),
+    leave=("0",),
+    parallelize=parallelize,
+)
+
+@asked(options={"float8_all_gather": True})
+def test(fp8_pair):
+    assert "all-gather (uint8)" in fp8_pair.assert_layers().headline
+"""
 BY_HAND = """
 def step(model, x, optimizer, precision):
     with precision():
@@ -123,7 +140,14 @@ def test(fp8_pair):
 @pytest.mark.parametrize(
     "module",
     [
-        *(WRAPPED_LAYERS, ONE_BLOCK_SHARDED, GATHERS_FP8, BY_HAND, GIVES_THE_LOSS),
+        *(
+            WRAPPED_LAYERS,
+            ONE_BLOCK_SHARDED,
+            GATHERS_FP8,
+            A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
+            BY_HAND,
+            GIVES_THE_LOSS,
+        ),
         *(f"FIRST = {rank}\n{OTHER_MODULES}" for rank in range(2)),
         *(REDUCES_LATE.replace("MADE", made) for made in ("hooked", "lambda given: Reducing(given, 1e-3)")),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,7 +42,8 @@ COMPILES_NOTHING = {"TORCH_WARM_POOL": "0"}
 CRASHED = "a library crashed; the output above says where, if it could"
 SENT = "code in the arm or another program sent this signal"
 ENDED_ITSELF = "code in the arm ended its process, as os._exit() does"
-TRACEBACK = "Traceback (most recent call last)"
+TRACEBACK = re.compile(r'^Traceback \(most recent call last|^ +File ".+", line \d+, in ', re.M)
+"""What shows an exception in the end of an output, where a long one has lost its head."""
 CAUSES: dict[int | None, str] = {
     1: "an exception outside of any question, as where a library cannot be imported; the output above ends with it",
     -signal.SIGSEGV: CRASHED,
@@ -266,7 +268,7 @@ class ArmProcess(Asked):
 
 
 def _cause_of(code: int | None, tail: str) -> str:
-    if code == 1 and TRACEBACK not in tail:
+    if code == 1 and not TRACEBACK.search(tail):
         # Python ends so where nothing catches an exception, and then shows it.
         return ENDED_ITSELF
     return CAUSES.get(code, SENT if code is not None and code < 0 else ENDED_ITSELF)

@@ -47,19 +47,14 @@ def promote_candidates(
             new = replace(candidate, sessions=(session,))
             try:
                 old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
-            except BaselineError as error:
-                done.refused.append(f"candidate {kind}/{case} was not stored: {error.message}")
-                continue
-            why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
-            if why:
-                done.refused.append(f"candidate {kind}/{case} was not stored: {why}")
-                continue
-            revision = revise(old, new, why_none)
-            try:
-                done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
+                why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
+                if not why:
+                    revision = revise(old, new, why_none)
+                    done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
+                    done.revisions.append(revision)
             except BaselineError as error:
                 # Those before it are stored, and are told.
-                done.refused.append(f"candidate {kind}/{case} was not stored: {error.message}")
-                continue
-            done.revisions.append(revision)
+                why = error.message
+            if why:
+                done.refused.append(f"candidate {kind}/{case} was not stored: {why}")
     return done

@@ -32,8 +32,8 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
             next_step="fully_shard() in parallelize(); or leave float8_all_gather out of the mark",
         )
     elements = sum(sizes)
-    if 2 * elements > before:
-        # Some converted weights are sharded in no arm: which are is not known, only whether any is gathered in FP8.
+    if case.parallel == "own":
+        # Which weights parallelize() shards is not known, only whether any is gathered in FP8.
         elements = _bytes([one for one in _gathers(ledgers.fp8) if one.dtype == IN_FP8]) or before // 2
     promised = before - elements
     if now <= promised * (1 + PADDING):
