@@ -567,6 +567,18 @@ def test_candidates_behind_one_left_out_are_stored(run, project, first, asked, c
     assert read_baseline(project / "baselines", "h200", other.id, other.digest()).values("memory_ratio") == [0.7]
 
 
+def test_a_broken_candidate_of_another_case_is_in_nobodys_way(run, project):
+    write_baseline(project / "out/candidates", baseline(memory=0.7, reason="", run="c" * 12))
+    (project / "out/candidates/h200/1b-torchao-tensorwise.json").write_text("{")
+    assert run("promote", "out/candidates", "--reason", "x")[0] == 2
+    code, _, err = run("promote", "out/candidates", "--reason", "x", "--case", "h200/1b-torchao-tensorwise")
+    assert code == 2
+    assert "1b-torchao-tensorwise.json" in err
+    assert run("promote", "out/candidates", "--reason", "x", "--case", "1b-torchao-rowwise")[0] == 0
+    stored = read_baseline(project / "baselines", "h200", CASE.id, CASE.digest())
+    assert stored.values("memory_ratio") == [0.7]
+
+
 def test_a_promotion_of_one_gpu_leaves_the_others(run, project):
     for gpu in ("h100", "h200"):
         write_baseline(project / "out/candidates", replace(baseline(memory=0.7, run="c" * 12), gpu=gpu))

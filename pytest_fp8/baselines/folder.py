@@ -53,23 +53,33 @@ def read_revision(folder: Path, revision: str) -> Files:
     return _read(Revision(folder.parent if folder.is_file() else folder, revision))
 
 
-def readable(files: Files) -> dict[tuple[str, str], Baseline]:
+def readable(files: Files, wanted: Collection[str] = ()) -> dict[tuple[str, str], Baseline]:
     """(GPU, case) -> baseline. Raises the :class:`BaselineError` of the first file that cannot be read, or that is not
-    where its case's file belongs."""
+    where its case's file belongs. ``wanted``: cases, also as ``<gpu>/<case>``; then only of their files, and others of
+    that kind are left out."""
+    names = {f"{case.rpartition('/')[2]}.json" for case in wanted}
     found = {}
     for path, stored in files.items():
-        if isinstance(stored, BaselineError):
-            raise stored
-        if len(path.parts) > 1 and path != _home(stored):
-            raise BaselineError(
-                f"{path} lies in another place than its case's file",
-                expected=f"{stored.gpu}/{stored.case}.json",
-                seen=str(path),
-                cause="the file was renamed or copied",
-                next_step="move it back",
-            )
-        found[stored.gpu, stored.case] = stored
+        fault = _fault(path, stored)
+        if isinstance(stored, Baseline) and not fault:
+            found[stored.gpu, stored.case] = stored
+        elif fault and (not names or path.name in names):
+            raise fault
     return found
+
+
+def _fault(path: Path, stored: Baseline | BaselineError) -> BaselineError | None:
+    if isinstance(stored, BaselineError):
+        return stored
+    if len(path.parts) > 1 and path != _home(stored):
+        return BaselineError(
+            f"{path} lies in another place than its case's file",
+            expected=f"{stored.gpu}/{stored.case}.json",
+            seen=str(path),
+            cause="the file was renamed or copied",
+            next_step="move it back",
+        )
+    return None
 
 
 def gpus_in(files: Files) -> set[str]:

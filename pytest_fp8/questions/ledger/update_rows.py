@@ -40,7 +40,7 @@ def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
         reference=f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps",
         fp8=f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}",
         cause="the optimizer rounds, clips or scales by itself in one arm alone: rounding of weights or gradients, a "
-        "bound on updates, a rate or state that is in no parameter group",
+        "bound on updates, a rate that the step sets, a rate or state that is in no parameter group",
         next_step="make the same optimizer with the same attributes in both arms, and compare one step on equal "
         "gradients",
         verdict=INVALID,
