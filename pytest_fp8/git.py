@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 SECONDS = 30
 """How long one question may take."""
@@ -12,6 +14,18 @@ LARGEST = 1 << 20
 """Bytes of the largest file that :func:`committed` reads."""
 REGULAR = ("100644", "100755")
 """git's modes of files that are neither links nor other repositories."""
+
+OTHER_REPOSITORY = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_PREFIX",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+)
+"""Variables that git sets for its hooks: they name the repository, and the index, of the command that runs them."""
 
 INSTALL = "install git, or put its folder into PATH; git --version"
 TRUST = "safe.directory "
@@ -29,9 +43,11 @@ class GitError(Exception):
         self.next_step = next_step
 
 
-def git(folder: Path, *arguments: str, seconds: float = SECONDS) -> str:
-    """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. Raises :class:`GitError`."""
-    return _git(folder, *arguments, seconds=seconds).decode(errors="backslashreplace")
+def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | None = None) -> str:
+    """What ``git ARGUMENTS`` prints in ``folder``, within ``seconds``. ``index``: an index of one's own in place of the
+    repository's. Raises :class:`GitError`."""
+    env = {"GIT_INDEX_FILE": str(index)} if index else {}
+    return _git(folder, *arguments, seconds=seconds, env=env).decode(errors="backslashreplace")
 
 
 def naming_commit(revision: str) -> tuple[str, ...]:
@@ -69,10 +85,22 @@ def _blobs(answer: bytes) -> Iterator[bytes]:
         start = end + 1 + size + 1
 
 
-def _git(folder: Path, *arguments: str, seconds: float = SECONDS, said: bytes = b"") -> bytes:
+def _git(
+    folder: Path,
+    *arguments: str,
+    seconds: float = SECONDS,
+    said: bytes = b"",
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    inherited = {name: value for name, value in os.environ.items() if name not in OTHER_REPOSITORY}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], input=said, capture_output=True, timeout=seconds, check=False
+            ["git", "-C", str(folder), *arguments],
+            input=said,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+            env={**inherited, **env},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         missing = isinstance(error, FileNotFoundError)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, git, naming_commit
+from pytest_fp8.own_code import NOT_FROM, own_code
 
 PROBE = """
 import importlib.util, json, sys
@@ -51,11 +52,16 @@ class ArmEnvironment:
     """``base`` or ``head``; part of the arm's key."""
     python: str
     import_path: tuple[str, ...]
-    """The folders that come first on the import path: the project's own code at one commit."""
+    """The folders that come first on the import path: the project's own code, on this side."""
     versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
     """Versions of Python and of the installed packages, by name."""
     cudnn: str = ""
     """The folder of that interpreter's own cuDNN; empty where it has none."""
+    project: str = ""
+    """The top of the project's repository as it is here. Another interpreter, and another commit, get nothing of it
+    but by ``import_path``."""
+    checkout: str = ""
+    """The same top in this side's checkout, where it has one: an arm that imports from ``project`` then fails."""
 
     def env(self, instrument: str) -> dict[str, str]:
         """The variables that set the import path. ``instrument``: the folder from which pytest_fp8 is imported.
@@ -63,20 +69,22 @@ class ArmEnvironment:
         Another interpreter gets nothing of this one's site-packages. It gets this pytest_fp8, so that the same code
         measures both arms.
         """
-        inherited = self._own_path() if self.python == sys.executable else []
+        inherited = self._libraries() if self.python == sys.executable else []
         return {
             "PYTHONPATH": os.pathsep.join([*self.import_path, *inherited, instrument]),
+            NOT_FROM: os.pathsep.join([self.project, self.checkout]) if self.checkout else "",
             # Without it `python -m` puts the current folder first, and base's arm would run head's code.
             "PYTHONSAFEPATH": "1",
         }
 
-    def _own_path(self) -> list[str]:
-        project = {str(path) for path in import_folders(Path.cwd())}
-        return [path for path in sys.path if path and os.path.abspath(path) not in project]
+    def _libraries(self) -> list[str]:
+        """What is on this process's import path beside the project's own code."""
+        return [path for path in sys.path if path and not (self.project and own_code(path, Path(self.project)))]
 
 
-def probed(name: str, python: str, root: Path) -> ArmEnvironment:
-    """The environment of the interpreter ``python`` with the project at ``root``.
+def probed(name: str, python: str, root: Path, project: Path | None = None) -> ArmEnvironment:
+    """The environment of the interpreter ``python`` with the project at ``root``. ``project``: where it is in this
+    process, by default there.
 
     Raises :class:`SettingsError` where no arm could run in it.
     """
@@ -84,7 +92,10 @@ def probed(name: str, python: str, root: Path) -> ArmEnvironment:
 
     # Links are kept: a virtual environment's python is a link, and its own path is what selects the environment.
     python = os.path.abspath(python)
-    bare = ArmEnvironment(name, python, tuple(map(str, import_folders(root))))
+    project = project or root
+    top = repository(project)
+    other = "" if root == project else os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
+    bare = ArmEnvironment(name, python, tuple(_import_path(root, project, top)), project=str(top), checkout=other)
     with temporary_folder("probe-") as folder:
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
@@ -111,12 +122,27 @@ def probed(name: str, python: str, root: Path) -> ArmEnvironment:
             seen=f"no {', '.join(seen['missing'])}",
             next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
         )
-    return ArmEnvironment(name, python, bare.import_path, seen["versions"], seen["cudnn"])
+    return replace(bare, versions=seen["versions"], cudnn=seen["cudnn"])
 
 
 def import_folders(root: Path) -> list[Path]:
     """Where a project's packages lie: ``src`` if there is one, and the root."""
     return [path for path in (root / "src", root) if path.is_dir()]
+
+
+def repository(project: Path) -> Path:
+    """The top of the repository that a folder lies in; the folder itself where it lies in none."""
+    with contextlib.suppress(GitError):
+        return Path(git(project, "rev-parse", "--show-toplevel").rstrip("\n")).resolve()
+    return project.resolve()
+
+
+def _import_path(root: Path, project: Path, top: Path) -> Iterator[str]:
+    """The project's own folders on the import path as they are below ``root``: its packages', and each that is on this
+    process's path, such as the tests' own. One that does not exist there is left out."""
+    here = [Path(path).resolve() for path in sys.path if path and own_code(path, top)]
+    there = [Path(os.path.normpath(root / os.path.relpath(path, project.resolve()))) for path in here]
+    yield from dict.fromkeys(str(path) for path in (*import_folders(root), *there) if path.is_dir())
 
 
 def instrument(folder: Path) -> str:
@@ -148,7 +174,8 @@ def commit_of(revision: str, project: Path) -> str:
 
 @contextlib.contextmanager
 def checkout(revision: str, project: Path) -> Iterator[Path]:
-    """The project at a git revision: a worktree in a temporary folder, removed when the block is left.
+    """The project at a git revision: its files in a temporary folder, removed when the block is left. Nothing is
+    written to the repository.
 
     Gives the folder in it that corresponds to ``project``, which may lie below the repository's root. Raises
     :class:`SettingsError`.
@@ -156,19 +183,16 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
     commit = commit_of(revision, project)
     below = _git(project, revision, "rev-parse", "--show-prefix")
     with temporary_folder("checkout-") as folder:
-        tree = folder / "tree"
-        _git(project, revision, "worktree", "add", "--quiet", "--detach", str(tree), commit)
-        try:
-            yield tree / below
-        finally:
-            with contextlib.suppress(SettingsError):
-                _git(project, revision, "worktree", "remove", "--force", str(tree))
+        index, top = folder / "index", repository(project)
+        _git(project, revision, "read-tree", commit, index=index)
+        _git(top, revision, "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/", index=index)
+        yield folder / "tree" / below
 
 
-def _git(folder: Path, revision: str, *arguments: str) -> str:
+def _git(folder: Path, revision: str, *arguments: str, index: Path | None = None) -> str:
     try:
         # A large checkout takes its time.
-        return git(folder, *arguments, seconds=120).strip()
+        return git(folder, *arguments, seconds=120, index=index).strip()
     except GitError as error:
         raise SettingsError(
             f"git revision {revision!r} of this project cannot be checked out",

@@ -32,7 +32,7 @@ def promote_candidates(
     """Append the newest session of the candidates of ``cases`` (all by default) to the baselines below ``folder``.
 
     A candidate is refused where an update would have refused what its session measured. Raises :class:`BaselineError`
-    for an unreadable candidate among them, and :class:`SettingsError` without a reason or where a named case has no candidate.
+    for an unreadable candidate among them, and :class:`SettingsError` without a reason or where a named case has none.
     """
     if not reason.strip():
         raise SettingsError("a promotion needs a reason", expected='--reason "why"', seen="an empty one")

@@ -88,7 +88,7 @@ def environments(base: Side, head: Side, project: Path, held: ExitStack) -> tupl
 
     def environment(name: str, side: Side) -> ArmEnvironment:
         root = held.enter_context(checkout(side.revision, project)) if side.revision else project
-        return probed(name, side.python or sys.executable, root)
+        return probed(name, side.python or sys.executable, root, project)
 
     return environment("base", base), environment("head", head)
 

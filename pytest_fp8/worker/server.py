@@ -12,6 +12,7 @@ from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
+from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
 from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers import checkpoints, memory, own_checkpoints
@@ -44,6 +45,7 @@ class ArmServer:
     def __init__(self, spec: ArmSpec) -> None:
         forget_accelerate()  # this process may have been another arm, with another precision
         self.engine = Engine(spec, explain_failure=require_aligned_rows)
+        require_own_code()
         self.engine.park()
 
     def answer(self, operation: str, arguments: dict[str, Any]) -> Any:

@@ -1,0 +1,177 @@
+"""Base and head of a comparison import their own code, wherever in the project it lies, and the repository stays as it
+is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8 import Case, SettingsError
+from pytest_fp8.arms.environment import checkout, instrument
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.compare.session import Side, environments
+from pytest_fp8.errors import ArmError
+from pytest_fp8.own_code import own_code
+from pytest_fp8.shipping import ship
+from pytest_fp8.workload import WorkloadReference
+
+GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+MODEL = """
+import sys
+sys.path.insert(0, {late!r})
+import torch
+import late
+from pytest_fp8 import Workload
+
+workload = Workload(
+    build=lambda: torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)),
+    batch=lambda step: torch.randn(16, 32),
+    loss=lambda model, x: (model(x) - x).float().pow(2).mean(),
+)
+"""
+
+
+def git(project, *arguments):
+    return subprocess.run([*GIT, *arguments], cwd=project, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository with a module in each folder where people keep one: at the commit ``base``, and changed since."""
+    top = tmp_path / "mein Projekt"
+    folders = ("", "src", "tests", "lib", "deep/down")
+    for folder in folders:
+        (top / folder).mkdir(parents=True, exist_ok=True)
+        (top / folder / f"in_{folder.replace('/', '_') or 'root'}.py").write_text("SIDE = 'base'\n")
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-qm", "base")
+    git(top, "tag", "base")
+    for path in top.rglob("in_*.py"):
+        path.write_text("SIDE = 'head'\n")
+    (top / "new").mkdir()
+    (top / "new/in_new.py").write_text("SIDE = 'head'\n")
+    monkeypatch.chdir(top)
+    # As pytest and its ini option pythonpath leave them.
+    monkeypatch.setattr("sys.path", [str(top / each) for each in ("tests", "lib", "deep/down", "new")] + sys.path)
+    return top
+
+
+def imported(side, module, tmp_path):
+    """What an arm of this side finds under a name: its constant, or nothing."""
+    env = {**os.environ, **side.env(instrument(tmp_path))}
+    code = f"import {module}; print({module}.SIDE)"
+    done = subprocess.run([side.python, "-c", code], env=env, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr.splitlines()[-1].partition(":")[0]
+
+
+@pytest.mark.parametrize("module", ["in_root", "in_src", "in_tests", "in_lib", "in_deep_down"])
+def test_each_side_imports_its_own_code(project, tmp_path, module):
+    with ExitStack() as held:
+        sides = environments(Side(revision="base"), Side(), project, held)
+        found = []
+        for side in sides:
+            (tmp_path / side.name).mkdir()
+            found.append(imported(side, module, tmp_path / side.name))
+    assert found == ["base", "head"]
+
+
+def test_what_base_does_not_have_it_does_not_import(project, tmp_path):
+    with ExitStack() as held:
+        base, _ = environments(Side(revision="base"), Side(), project, held)
+        assert imported(base, "in_new", tmp_path) == "ModuleNotFoundError"
+
+
+def test_another_interpreter_has_the_tests_own_folder_too(project, tmp_path):
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    with ExitStack() as held:
+        _, head = environments(Side(), Side(), project, held)
+        assert str(project / "tests") in head.import_path
+        assert not [path for path in head.import_path if "site-packages" in path]
+
+
+def test_a_project_below_the_top_of_its_repository(project, tmp_path):
+    """A monorepo: what lies beside the project is the commit's as well."""
+    with ExitStack() as held:
+        base, _ = environments(Side(revision="base"), Side(), project / "deep", held)
+        assert imported(base, "in_lib", tmp_path) == "base"
+
+
+def test_what_is_installed_inside_the_project_is_not_its_code(project, monkeypatch):
+    monkeypatch.setattr("sys.prefix", str(project / ".venv"))
+    for path, own in {
+        project / "lib": True,
+        project: True,
+        project / ".venv/lib/python3.11": False,
+        project / "env/lib/python3.11/site-packages": False,
+        Path(os.__file__): False,
+        project.parent: False,
+    }.items():
+        assert own_code(path, project) is own, path
+
+
+def test_a_project_below_the_interpreters_own_folder_is_a_project(project, monkeypatch):
+    """/usr/src/app, where /usr is the prefix of the system's Python."""
+    monkeypatch.setattr("sys.prefix", str(project.parent))
+    assert own_code(project / "lib", project)
+
+
+@pytest.mark.slow
+def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path):
+    (project / "hidden").mkdir()
+    (project / "hidden/late.py").write_text("")
+    (project / "other_side.py").write_text(MODEL.format(late=str(project / "hidden")))
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "with a model")
+    git(project, "tag", "second")
+    workload = ship(WorkloadReference("other_side:workload"), "the workload")
+    with ExitStack() as held:
+        for side in environments(Side(revision="second"), Side(), project, held):
+            arm = ArmProcess(environment=side)
+            spec = ArmSpec(Case("own", "torchao", "tensorwise", emulated=True), "cpu", workload, threads=1)
+            try:
+                if side.name == "head":
+                    arm.build(spec)
+                    continue
+                with pytest.raises(ArmError, match=r"late came from .*which is not of this commit") as error:
+                    arm.build(spec)
+                assert "Both sides would be the same code" in error.value.message
+            finally:
+                arm.close()
+
+
+def test_a_checkout_writes_nothing_to_the_repository(project):
+    def files():
+        return {path: path.read_bytes() for path in (project / ".git").rglob("*") if path.is_file()}
+
+    before = files()
+    with checkout("base", project) as tree:
+        assert (tree / "in_root.py").read_text() == "SIDE = 'base'\n"
+        assert files() == before
+    assert files() == before
+
+
+@pytest.mark.parametrize("committed", [["-a"], ["in_root.py"]])
+def test_in_a_hook_the_commit_is_what_was_to_be_committed(project, committed):
+    """git tells its hooks of an index of the commit's own."""
+    hook = project / ".git/hooks/pre-commit"
+    code = "from pathlib import Path\nfrom pytest_fp8.arms.environment import checkout\n"
+    code += "with checkout('base', Path.cwd()) as tree: print((tree / 'in_root.py').read_text())"
+    package = Path(__file__).parent.parent
+    hook.write_text(f'#!/bin/sh\nPYTHONPATH="{package}" "{sys.executable}" -c "{code}"\n')
+    hook.chmod(0o755)
+    git(project, "commit", "-qm", "second", *committed)
+    assert git(project, "show", "HEAD:in_root.py") == "SIDE = 'head'\n"
+    assert git(project, "diff", "--cached", "--name-only") == ""
+
+
+def test_a_revision_that_is_none_is_told(project):
+    with pytest.raises(SettingsError, match="cannot be checked out"), checkout("nowhere", project):
+        pass
