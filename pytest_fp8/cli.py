@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.compare.command import add_compare
 from pytest_fp8.doctor.command import add_doctor
+from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init
 from pytest_fp8.libraries import library_versions
@@ -22,6 +23,8 @@ from pytest_fp8.suites_command import add_suites
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code. argparse itself exits with 2 on a usage error."""
     options = parser().parse_args(arguments)
+    endings = Endings()
+    endings.take()
     try:
         code: int = options.run(options)
     except Fp8Error as error:
@@ -31,6 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `| head` has read enough.
         sys.stderr.close()
         return OK
+    except KeyboardInterrupt as end:
+        # Arms are closed and folders removed by now.
+        print(f"pytest-fp8: ended by {str(end) or 'Ctrl-C'}, without an answer", file=sys.stderr)
+        return UNANSWERED
+    finally:
+        endings.give_back()
     return code
 
 

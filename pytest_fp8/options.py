@@ -149,41 +149,24 @@ def read_settings(config: pytest.Config) -> Settings:
         warn_of_unknown(config, {option.environment for option in OPTIONS})
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
-    reason = str(values["fp8_reason"]).strip()
-    if update and not reason:
-        refuse(
-            "--fp8-update-baselines needs a reason",
-            expected='--fp8-reason "why the stored numbers change"',
-            seen="no reason",
-            cause="a baseline without a reason cannot be reviewed",
-            next_step='pytest --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
-        )
-    if len(reason) > LONGEST_REASON or not reason.isprintable():
-        refuse(
-            "--fp8-reason cannot be stored",
-            expected=f"one line of printable text, at most {LONGEST_REASON} characters",
-            seen=f"{len(reason)} characters: {reason[:60]!a}",
-        )
-    for option in ("fp8_baselines_from", "fp8_base_git", "fp8_base_python"):
-        flag = f"--{option.replace('_', '-')}"
-        if update and values[option]:
+    reason = _reason(config, str(values["fp8_reason"]).strip(), update)
+    for flag in ("--fp8-baselines-from", "--fp8-base-git", "--fp8-base-python"):
+        if update and (given := values[flag.removeprefix("--").replace("-", "_")]):
             refuse(
                 f"--fp8-update-baselines and {flag} exclude each other",
                 expected="a run that updates the baselines, or one that is gated on something else",
-                seen=f"both, with {flag}={values[option]}",
+                seen=f"both, with {flag}={given}",
             )
     if update and not _truth(values["fp8_update_in_ci"], "--fp8-update-in-ci"):
         refuse_in_ci(os.environ)
-    baseline_dir = Path(str(values["fp8_baseline_dir"] or "baselines"))
-    report_dir = str(values["fp8_report_dir"])
     return Settings(
         gpu=_declared(str(values["fp8_gpu"] or "auto")),
         strict=_truth(values["fp8_strict"], "--fp8-strict"),
         undecided=_undecided(str(values["fp8_undecided"] or Settings.undecided)),
         undecided_budget=_count("--fp8-undecided-budget", values["fp8_undecided_budget"], None, least=0),
-        baseline_dir=_anchored(config, baseline_dir),
+        baseline_dir=_anchored(config, Path(str(values["fp8_baseline_dir"] or "baselines"))),
         baselines_from=str(values["fp8_baselines_from"]).strip(),
-        report_dir=_anchored(config, Path(report_dir)) if report_dir else None,
+        report_dir=_anchored(config, Path(str(values["fp8_report_dir"]))) if values["fp8_report_dir"] else None,
         update=update,
         reason=reason,
         processes=_count(
@@ -201,10 +184,36 @@ def read_settings(config: pytest.Config) -> Settings:
     )
 
 
+def _reason(config: pytest.Config, reason: str, update: bool) -> str:
+    """The reason as it can be stored; raises :class:`SettingsError`. One in the environment may be for other jobs."""
+    if update and not reason:
+        refuse(
+            "--fp8-update-baselines needs a reason",
+            expected='--fp8-reason "why the stored numbers change"',
+            seen="no reason",
+            cause="a baseline without a reason cannot be reviewed",
+            next_step='pytest --fp8-gpu=h200 --fp8-update-baselines --fp8-reason "torch 2.13"',
+        )
+    if reason and not update and config.getoption("fp8_reason"):
+        refuse(
+            "--fp8-reason stores nothing without --fp8-update-baselines",
+            expected="both, or neither",
+            seen="a reason alone",
+            next_step="add --fp8-update-baselines, or leave the reason out",
+        )
+    if len(reason) > LONGEST_REASON or not reason.isprintable():
+        refuse(
+            "--fp8-reason cannot be stored",
+            expected=f"one line of printable text, at most {LONGEST_REASON} characters",
+            seen=f"{len(reason)} characters: {reason[:60]!a}",
+        )
+    return reason
+
+
 def _refuse_in_ini(config: pytest.Config) -> None:
     """Refuse what an ini file must not set: by its key there, or as an option in its ``addopts``."""
-    given_here = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
-    typed = list(_expanded(given_here, Path(config.invocation_params.dir)))
+    here = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    typed = list(_expanded(here, Path(config.invocation_params.dir)))
     for option in OPTIONS:
         if option.dest not in NOT_IN_INI:
             continue

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -483,6 +485,30 @@ def test_prune_lists_and_deletes_only_when_told(run, project):
     assert "no orphaned baselines" in run("prune", "--yes")[1]
 
 
+@pytest.mark.parametrize(
+    ("named", "gpus"),
+    [
+        ((), ("h100", "h200")),
+        (("--gpu", "h200"), ("h200",)),
+        (("--dir", "my own/h200"), ("h200",)),
+        (("--dir", "my own", "--gpu", "h100"), ("h100",)),
+    ],
+)
+def test_what_prune_offers_deletes_what_it_lists_and_no_more(run, project, named, gpus):
+    (project / "other.py").write_text(SUITE)
+    if "--dir" in named:
+        (project / "baselines").rename(project / "my own")
+    folder = Path("my own" if "--dir" in named else "baselines")
+    for gpu in ("h100", "h200"):
+        write_baseline(folder, replace(baseline(Case("8b", "torchao", "rowwise")), gpu=gpu))
+    listed = run("prune", *named, "--suite", "other.py")[1].splitlines()
+    told = [line.removeprefix("orphaned ") for line in listed[:-1]]
+    assert told == [str(folder / gpu / "8b-torchao-rowwise.json") for gpu in gpus]
+    offered = shlex.split(listed[-1].removeprefix("next: ").removesuffix(" deletes them"))
+    assert offered[:3] == ["pytest-fp8", "baselines", "prune"]
+    assert run(*offered[2:])[1].splitlines() == [f"deleted {path}" for path in told]
+
+
 def test_prune_waits_for_no_update_to_end(run, project):
     orphan = write_baseline(project / "baselines", baseline(Case("8b", "torchao", "rowwise")))
     with updating(project / "baselines"):
@@ -530,6 +556,7 @@ def test_a_promotion_of_a_case_without_candidate_is_refused(run, project):
     code, _, err = run("promote", "out/candidates", "--reason", "x", "--case", "8b-te-block")
     assert code == 2
     assert "no candidate of case '8b-te-block'" in err
+    assert "next:     pytest-fp8 baselines list --dir out/candidates" in err
     assert run("promote", "out/candidates", "--reason", "x", "--case", "h100/1b-torchao-rowwise")[0] == 2
     assert (
         "no candidate" not in run("promote", "out/candidates", "--reason", "x", "--case", "h200/1b-torchao-rowwise")[2]
@@ -595,6 +622,22 @@ def test_the_version_is_told(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("pytest-fp8 ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_command_in_order(tmp_path, number):
+    code = (
+        "import os, signal, sys; from pytest_fp8 import cli; from pytest_fp8.arms.scratch import temporary_folder\n"
+        "def run(options):\n"
+        f"    with temporary_folder('x-') as made: print(made, flush=True); os.kill(os.getpid(), {int(number)})\n"
+        "cli.add_doctor = lambda commands: commands.add_parser('doctor').set_defaults(run=run)\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    by = "SIGTERM" if number is signal.SIGTERM else "Ctrl-C"
+    assert done.stderr == f"pytest-fp8: ended by {by}, without an answer\n"
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_the_command_line_loads_neither_torch_nor_numpy():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import venv
@@ -260,9 +259,12 @@ def test_on_another_host_the_comparison_with_base_answers_alone():
 
 
 def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
-    result = in_tests(pytester, monkeypatch, "--fp8-base-python", shutil.which("true"), "-k", "speedup")
+    broken = pytester.path / "broken"
+    broken.write_text("#!/bin/sh\ncase \"$*\" in *'print(1)') echo 1;; *) exit 1;; esac\n")
+    broken.chmod(0o755)
+    result = in_tests(pytester, monkeypatch, "--fp8-base-python", str(broken), "-k", "speedup")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*base: *true is not a Python that arms can run in*"])
+    result.stdout.fnmatch_lines(["*base: *broken is not a Python that arms can run in*"])
 
 
 def test_a_model_of_a_test_file_does_not_cross_to_another_python():

@@ -113,6 +113,8 @@ def test_a_base_that_nothing_is_timed_beside_is_noted(pytester):
         ("--fp8-base-git=nope", "*git revision 'nope' of this project cannot be checked out*"),
         ("--fp8-base-python=nope", "*base: there is no Python at nope*"),
         ("--fp8-base-python=.", "*base: there is no Python at .*"),
+        ("--fp8-base-python=/bin/true", "*base: /bin/true is no Python*"),
+        ("--fp8-base-python=/bin/ls", "*base: /bin/ls is no Python*"),
     ],
 )
 def test_a_base_that_is_not_there_is_said_at_once_on_any_machine(pytester, option, says):
@@ -167,6 +169,16 @@ def test_a_reason_that_cannot_be_stored_is_refused_before_anything_is_measured(p
     result = pytester.runpytest("--fp8-update-baselines", f"--fp8-reason={reason}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--fp8-reason cannot be stored*"])
+
+
+def test_a_reason_alone_would_store_nothing_and_is_refused(pytester, monkeypatch):
+    result = pytester.runpytest("--fp8-reason=nightly", "--fp8-update-in-ci")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fp8-reason stores nothing without --fp8-update-baselines*", "*next: *"])
+    # Of a workflow with several jobs.
+    monkeypatch.setenv("PYTEST_FP8_REASON", "nightly")
+    pytester.makepyfile("def test_mine(): pass")
+    assert pytester.runpytest().ret == 0
 
 
 def test_an_update_reads_no_other_baselines(pytester):

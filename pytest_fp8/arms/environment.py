@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -163,8 +164,20 @@ def require_base(python: str, revision: str, project: Path) -> None:
             f"base: there is no Python at {python}",
             expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
             seen="a file that cannot be run" if os.path.exists(python) else "no such file",
-            next_step=f"ls -l {python}",
+            next_step=f"ls -l {shlex.quote(python)}",
         )
+    if python:
+        try:
+            done = subprocess.run([python, "-I", "-c", "print(1)"], capture_output=True, timeout=60, check=True)
+            if done.stdout.split() != [b"1"]:
+                raise ValueError(f"it prints {done.stdout[:200]!a} for print(1)")
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise SettingsError(
+                f"base: {python} is no Python",
+                expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
+                seen=str(error),
+                next_step=f"{shlex.quote(python)} --version",
+            ) from error
 
 
 def commit_of(revision: str, project: Path) -> str:

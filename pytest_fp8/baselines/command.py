@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 OK, WRONG, UNANSWERED = 0, 1, 2
 """Exit codes: nothing wrong; something got worse or is broken; the question could not be answered."""
+DIR = Path("baselines")
 MAX_AGE = 180
 """Days after which a baseline is noted as stale: about two releases of torch."""
 
@@ -36,7 +38,7 @@ def add_baselines(commands: Any) -> None:
     actions = baselines.add_subparsers(required=True, metavar="ACTION")
 
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dir", type=Path, default=Path("baselines"), help="folder of baselines (default: baselines)")
+    common.add_argument("--dir", type=Path, default=DIR, help="folder of baselines (default: baselines)")
     common.add_argument("--gpu", action=_Named, default="", help="this GPU's alone, e.g. h200")
     common.add_argument("--json", action="store_true", help="JSON instead of tables")
     suite = argparse.ArgumentParser(add_help=False)
@@ -208,9 +210,12 @@ def check(options: argparse.Namespace) -> int:
 def prune(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.atomic import updating
     from pytest_fp8.baselines.check import orphaned
-    from pytest_fp8.baselines.folder import gpus_in, read_folder, require_gpu
+    from pytest_fp8.baselines.folder import gpus_in, of_all_gpus, read_folder, require_gpu
 
-    files = read_folder(options.dir)
+    again = _same_again(options, "prune", "--yes")
+    files, options.dir = of_all_gpus(read_folder(options.dir), options.dir)
+    if options.dir.is_relative_to(Path.cwd()):
+        options.dir = options.dir.relative_to(Path.cwd())
     require_gpu(options.gpu, gpus_in(files))
     cases = _cases(options)
     gone: list[Path] = []
@@ -230,8 +235,15 @@ def prune(options: argparse.Namespace) -> int:
     if not gone:
         print("no orphaned baselines")
     elif not options.yes:
-        print("next: pytest-fp8 baselines prune --yes deletes them")
+        print(f"next: {again} deletes them")
     return OK
+
+
+def _same_again(options: argparse.Namespace, action: str, *more: str) -> str:
+    """The command that does what this one does, and ``more``."""
+    given = [(f"--{name}", getattr(options, name)) for name in ("dir", "gpu", "suite")]
+    chosen = [word for flag, value in given if value and value != DIR for word in (flag, str(value))]
+    return shlex.join(["pytest-fp8", "baselines", action, *chosen, *more])
 
 
 def promote(options: argparse.Namespace) -> int:

@@ -98,9 +98,16 @@ def require_gpu(gpu: str, stored: Iterable[str]) -> None:
         )
 
 
-def named(text: str, known: Collection[tuple[str, str]], gpu: str = "", what: str = "baseline") -> set[tuple[str, str]]:
+def named(
+    text: str,
+    known: Collection[tuple[str, str]],
+    gpu: str = "",
+    what: str = "baseline",
+    listed: str = "pytest-fp8 baselines list",
+) -> set[tuple[str, str]]:
     """Of all (GPU, case) those that a person means by a case, or by ``<gpu>/<case>`` as summaries print it. ``gpu``:
-    that of an option. Raises :class:`SettingsError` with the name that was probably meant."""
+    that of an option. ``listed``: what shows them all. Raises :class:`SettingsError` with the name that was probably
+    meant."""
     of, slash, case = text.rpartition("/")
     if slash and gpu not in ("", of):
         refuse(f"{text} is not of --gpu {gpu}", expected="one GPU", seen=f"{of} and {gpu}", next_step=f"{gpu}/{case}")
@@ -116,7 +123,7 @@ def named(text: str, known: Collection[tuple[str, str]], gpu: str = "", what: st
                 seen=repr(text),
                 next_step=f"did you mean {elsewhere[0]}?",
             )
-        refuse_unknown(headline, text, here or sorted(map("/".join, known)), otherwise="pytest-fp8 baselines list")
+        refuse_unknown(headline, text, here or sorted(map("/".join, known)), otherwise=listed)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def promote_candidates(
     if not reason.strip():
         raise SettingsError("a promotion needs a reason", expected='--reason "why"', seen="an empty one")
     found = readable(read_folder(candidates), wanted=cases)
-    wanted = {one for case in cases for one in named(case, list(found), gpu, what="candidate")}
+    listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
+    wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}
     done = Promotion()
     with updating(folder):
         for (kind, case), candidate in sorted(found.items()):

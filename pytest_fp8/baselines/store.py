@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 from pytest_fp8.baselines.atomic import write_atomically
@@ -68,7 +69,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
             expected="sessions that an update or pytest-fp8 baselines promote stored",
             seen=unfit,
             cause="a candidate was copied here by hand",
-            next_step=f"restore it (git checkout -- {path}), or delete it and measure again",
+            next_step=f"restore it (git checkout -- {shlex.quote(str(path))}), or delete it and measure again",
         )
     return found
 
@@ -179,7 +180,7 @@ def broken(path: str, why: Exception) -> BaselineError:
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
         seen=str(why),
         cause="the file was cut off, edited by hand or merged with conflict markers",
-        next_step=f"restore it (git checkout -- {path}), or delete it and measure again: "
+        next_step=f"restore it (git checkout -- {shlex.quote(str(path))}), or delete it and measure again: "
         '--fp8-update-baselines --fp8-reason "..."',
     )
 
