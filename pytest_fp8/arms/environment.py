@@ -143,7 +143,7 @@ def _import_path(root: Path, project: Path, top: Path) -> Iterator[str]:
     process's path, such as the tests' own. One that does not exist there is left out."""
     here = [Path(path).resolve() for path in sys.path if path and own_code(path, top)]
     there = [Path(os.path.normpath(root / os.path.relpath(path, project.resolve()))) for path in here]
-    yield from dict.fromkeys(str(path) for path in (*import_folders(root), *there) if path.is_dir())
+    yield from dict.fromkeys(str(path) for path in (*import_folders(root), *there) if path.exists())
 
 
 def instrument(folder: Path) -> str:
