@@ -55,11 +55,15 @@ def project(tmp_path, monkeypatch):
     git(top, "tag", "base")
     for path in top.rglob("in_*.py"):
         path.write_text("SIDE = 'head'\n")
-    (top / "new").mkdir()
-    (top / "new/in_new.py").write_text("SIDE = 'head'\n")
+    for folder in ("new", "generated"):
+        (top / folder).mkdir()
+        (top / folder / f"in_{folder}.py").write_text("SIDE = 'head'\n")
+    (top / ".gitignore").write_text("generated/\n")
     monkeypatch.chdir(top)
     # As pytest and its ini option pythonpath leave them.
-    monkeypatch.setattr("sys.path", [str(top / each) for each in ("tests", "lib", "deep/down", "new")] + sys.path)
+    monkeypatch.setattr(
+        "sys.path", [str(top / each) for each in ("tests", "lib", "deep/down", "new", "generated")] + sys.path
+    )
     return top
 
 
@@ -88,12 +92,18 @@ def test_what_base_does_not_have_it_does_not_import(project, tmp_path):
         assert imported(base, "in_new", tmp_path) == "ModuleNotFoundError"
 
 
+def test_what_is_generated_is_no_commits_and_both_sides_have_it(project, tmp_path):
+    with ExitStack() as held:
+        base, _ = environments(Side(revision="base"), Side(), project, held)
+        assert imported(base, "in_generated", tmp_path) == "head"
+
+
 def test_another_interpreter_has_the_tests_own_folder_too(project, tmp_path):
     other = tmp_path / "python"
     other.symlink_to(sys.executable)
     with ExitStack() as held:
         _, head = environments(Side(), Side(), project, held)
-        assert str(project / "tests") in head.import_path
+        assert {str(project / "tests"), str(project / "generated")} <= {*head.import_path}
         assert not [path for path in head.import_path if "site-packages" in path]
 
 

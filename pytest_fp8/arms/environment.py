@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,9 @@ class ArmEnvironment:
     cudnn: str = ""
     """The folder of that interpreter's own cuDNN; empty where it has none."""
     project: str = ""
-    """The top of the project's repository as it is here. Another interpreter, and another commit, get nothing of it
-    but by ``import_path``."""
+    """The top of the project's repository as it is here."""
+    own: tuple[str, ...] = ()
+    """What of this process's import path is the project's own code, which an arm has by ``import_path`` alone."""
     checkout: str = ""
     """The same top in this side's checkout, where it has one: an arm that imports from ``project`` then fails."""
 
@@ -80,7 +81,7 @@ class ArmEnvironment:
 
     def _libraries(self) -> list[str]:
         """What is on this process's import path beside the project's own code."""
-        return [path for path in sys.path if path and not (self.project and own_code(path, Path(self.project)))]
+        return [path for path in sys.path if path and path not in self.own]
 
 
 def probed(name: str, python: str, root: Path, project: Path | None = None) -> ArmEnvironment:
@@ -95,8 +96,10 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
     python = os.path.abspath(python)
     project = project or root
     top = repository(project)
+    own = [path for path in sys.path if path and own_code(path, top)]
     other = "" if root == project else os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
-    bare = ArmEnvironment(name, python, tuple(_import_path(root, project, top)), project=str(top), checkout=other)
+    path = tuple(_import_path(root, project, own))
+    bare = ArmEnvironment(name, python, path, project=str(top), own=tuple(own), checkout=other)
     with temporary_folder("probe-") as folder:
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
@@ -138,12 +141,22 @@ def repository(project: Path) -> Path:
     return project.resolve()
 
 
-def _import_path(root: Path, project: Path, top: Path) -> Iterator[str]:
+def _ignored(path: str, project: Path) -> bool:
+    """Whether git ignores it, as what is generated or built: no commit has it, and each side takes what is here."""
+    with contextlib.suppress(GitError):
+        git(project, "check-ignore", "--quiet", "--", os.path.abspath(path))
+        return True
+    return False
+
+
+def _import_path(root: Path, project: Path, own: Iterable[str]) -> Iterator[str]:
     """The project's own folders on the import path as they are below ``root``: its packages', and each that is on this
     process's path, such as the tests' own. One that does not exist there is left out."""
-    here = [Path(path).resolve() for path in sys.path if path and own_code(path, top)]
-    there = [Path(os.path.normpath(root / os.path.relpath(path, project.resolve()))) for path in here]
-    yield from dict.fromkeys(str(path) for path in (*import_folders(root), *there) if path.exists())
+    found = import_folders(root)
+    for path in own:
+        below = os.path.relpath(Path(path).resolve(), project.resolve())
+        found.append(Path(path) if _ignored(path, project) else Path(os.path.normpath(root / below)))
+    yield from dict.fromkeys(str(path) for path in found if path.exists())
 
 
 def instrument(folder: Path) -> str:
