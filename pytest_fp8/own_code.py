@@ -14,10 +14,13 @@ class OtherSideError(ImportError):
     """An arm of another commit has imported code from the project as it is here."""
 
     fp8_cause = (
-        "this folder is on the import path in a way that does not go by PYTHONPATH: an editable install, or a "
-        "path that the code or a .pth file adds. Both sides would be the same code"
+        "Python finds that file otherwise than through PYTHONPATH: by an editable install, or a path that the code or "
+        "a .pth file adds. Both sides would be the same code"
     )
-    fp8_next = "install the project into an environment of its own at the other commit, and give its --fp8-base-python"
+    fp8_next = (
+        "install the project at that commit into an environment of its own, and name its interpreter: "
+        "--fp8-base-python, or --base-python of pytest-fp8 compare"
+    )
 
 
 def own_code(path: str | Path, top: Path) -> bool:

@@ -58,12 +58,11 @@ class ArmEnvironment:
     """Versions of Python and of the installed packages, by name."""
     cudnn: str = ""
     """The folder of that interpreter's own cuDNN; empty where it has none."""
-    project: str = ""
-    """The top of the project's repository as it is here."""
     own: tuple[str, ...] = ()
     """What of this process's import path is the project's own code, which an arm has by ``import_path`` alone."""
-    checkout: str = ""
-    """The same top in this side's checkout, where it has one: an arm that imports from ``project`` then fails."""
+    not_from: str = ""
+    """Of a side with a checkout: the top of the repository as it is here, from which an arm must import nothing, and
+    that of the checkout; as :data:`pytest_fp8.own_code.NOT_FROM` tells them."""
 
     def env(self, instrument: str) -> dict[str, str]:
         """The variables that set the import path. ``instrument``: the folder from which pytest_fp8 is imported.
@@ -74,7 +73,7 @@ class ArmEnvironment:
         inherited = self._libraries() if self.python == sys.executable else []
         return {
             "PYTHONPATH": os.pathsep.join([*self.import_path, *inherited, instrument]),
-            NOT_FROM: os.pathsep.join([self.project, self.checkout]) if self.checkout else "",
+            NOT_FROM: self.not_from,
             # Without it `python -m` puts the current folder first, and base's arm would run head's code.
             "PYTHONSAFEPATH": "1",
         }
@@ -97,9 +96,11 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
     project = project or root
     top = repository(project)
     own = [path for path in sys.path if path and own_code(path, top)]
-    other = "" if root == project else os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
-    path = tuple(_import_path(root, project, own))
-    bare = ArmEnvironment(name, python, path, project=str(top), own=tuple(own), checkout=other)
+    not_from = ""
+    if root != project:
+        tree = os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
+        not_from = os.pathsep.join([str(top), tree])
+    bare = ArmEnvironment(name, python, tuple(_import_path(root, project, own)), own=tuple(own), not_from=not_from)
     with temporary_folder("probe-") as folder:
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
