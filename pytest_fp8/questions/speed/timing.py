@@ -30,13 +30,12 @@ next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took a
 RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 LONG_BLOCK_MS = 500.0
-"""A block of such arms: a turn then lasts two and a half seconds."""
+"""A block of such arms."""
 
 BUSY_MS = 3000.0
 """Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
 2 % with Transformer Engine at 1B on H200s: five of them are too few for a tolerance of 2 %."""
-LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 3, 25
-"""At once: all kernels of these steps are kept in memory."""
+LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 3, 25  # at once: all kernels of these steps are kept in memory
 
 Settled = Callable[[Sequence[float], Sequence[float]], bool]
 
@@ -48,11 +47,13 @@ class Turns:
     steps: int
     """Training steps in a block."""
     settling: int = 0
-    """Steps that are dropped at the start of each turn until the times are steady; 0 where they are from the start."""
+    """Steps that are dropped at the start of each turn until the times are steady, where the arms take three long ones;
+    0 where they alternate."""
 
 
 class BlockTimer:
-    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference."""
+    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference; arms
+    that settle slowly take three long turns: half of the reference's blocks, all of the other's, the other half."""
 
     def __init__(self, arms: TwoArms, settled: Settled | None = None) -> None:
         """``settled``: whether the first blocks of the first pair, of the reference and of the other arm, say all that
@@ -71,15 +72,14 @@ class BlockTimer:
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
         self.beside = self._before_last = Beside()
         self._by_turns = arms.takes_turns
-        """Whether the arms took turns in these pairs."""
+        """Whether the arms, which do not fit together, took turns in these pairs."""
         self._dropped = 0
         """Steps before the last blocks that did not count."""
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
 
     def measure(self, processes: int, blocks: int) -> bool:
-        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are that many pairs. Gives whether
-        one was measured now."""
+        """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are so many. Tells if one was."""
         fresh = False
         while len(self.other) < processes or self._began_turns:
             if self.other and not self._began_turns:
@@ -96,7 +96,6 @@ class BlockTimer:
 
     @property
     def _began_turns(self) -> bool:
-        """Whether the arms take turns now, and did not in the pairs so far."""
         return self._by_turns is not self.arms.takes_turns
 
     def forget_last(self) -> None:
@@ -132,20 +131,28 @@ class BlockTimer:
         """The blocks of one pair of processes, of the reference and of the other arm."""
         if self.arms.takes_turns:
             return self._in_turns(blocks)
-        return self._alternating(blocks) if self.other else self._first_pair(blocks)
+        return self._side_by_side(blocks) if self.other else self._first_pair(blocks)
+
+    def _side_by_side(self, blocks: int) -> tuple[list[float], list[float]]:
+        """The blocks of a pair that fits the GPU together. Each arm keeps its memory between its turns, so that none
+        begins by growing it anew."""
+        found = self._in_turns(blocks) if self._turns().settling else self._alternating(blocks)
+        for arm in (self.arms.other, self.arms.reference):
+            arm.request("park")
+        return found
 
     def _first_pair(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of the first pair of processes: some, and the others where these do not settle it. They show
         whether turns must be longer; then they are taken again."""
         early = min(blocks, LOOKS[0][1]) if self._settled is not None else blocks
-        first = self._alternating(early)
+        first = self._side_by_side(early)
         if self._lengthened(first):
-            first = self._alternating(early)
+            first = self._side_by_side(early)
         if self._settled is None or early == blocks or self._settled(*first):
             return first
-        second = self._alternating(blocks - early)
+        second = self._side_by_side(blocks - early)
         if self._lengthened(first, second):
-            return self._alternating(blocks)
+            return self._side_by_side(blocks)
         return first[0] + second[0], first[1] + second[1]
 
     def _lengthened(self, *taken: tuple[list[float], list[float]]) -> bool:
@@ -164,29 +171,24 @@ class BlockTimer:
 
     def _in_turns(self, blocks: int) -> tuple[list[float], list[float]]:
         """Half of the reference's blocks, all of the other arm's, the rest of the reference's."""
-        first = self._run(self.arms.reference, blocks)
-        self._look_around()
-        other = self._run(self.arms.other, 2 * blocks)
-        self._look_around()
-        second = self._run(self.arms.reference, blocks)
-        self._look_around()
+        taken = []
+        for arm, count in ((self.arms.reference, blocks), (self.arms.other, 2 * blocks), (self.arms.reference, blocks)):
+            taken.append(self._run(arm, count))
+            self._look_around()
+        first, other, second = taken
         return [time for pair in zip(first, second, strict=True) for time in pair], other
 
     def _alternating(self, blocks: int) -> tuple[list[float], list[float]]:
-        arms = self.arms
         # ABBA ABBA ...: neighbouring turns of one arm become one request, which saves their dropped steps.
-        # Arms that both fit the GPU keep their memory between turns, so that no turn begins by growing it anew.
-        for arm in (arms.other, arms.reference):
+        for arm in (self.arms.other, self.arms.reference):
             # The first steps after other questions are not like the later ones.
             self._run(arm, 3, counts=False)
-        reference: list[float] = self._run(arms.reference, 1)
+        reference: list[float] = self._run(self.arms.reference, 1)
         other: list[float] = []
         for block in range(blocks):
-            other += self._run(arms.other, 2)
-            reference += self._run(arms.reference, 2 if block < blocks - 1 else 1)
+            other += self._run(self.arms.other, 2)
+            reference += self._run(self.arms.reference, 2 if block < blocks - 1 else 1)
             self._look_around()
-        for arm in (arms.other, arms.reference):
-            arm.request("park")
         return reference, other
 
     def take_busy(self) -> tuple[Sequence[float], Sequence[float]]:
@@ -221,8 +223,7 @@ class BlockTimer:
 
     def _look_around(self) -> None:
         """Note the GPU's state; once an ABBA block at most, for the question itself lets the GPU stand idle."""
-        state = self.arms.conditions()
-        if state is not None:
+        if (state := self.arms.conditions()) is not None:
             self.beside.states.append(state)
 
     def steps_per_block(self) -> int:
@@ -251,7 +252,7 @@ class BlockTimer:
         return {
             "steps_per_block": self.steps_per_block(),
             "dropped_steps": self._dropped,
-            "order": "turns" if self._by_turns else "abba",
+            "order": "turns" if self._by_turns or self._turns().settling else "abba",
         }
 
     def recording(self) -> dict[str, Any]:
@@ -277,15 +278,14 @@ def _crowded(arm: str, seen: str) -> ArmError:
 def unsteady_pair(*arms: Sequence[float]) -> bool:
     """Whether either arm's turns are unsteady (:func:`unsteady`), and longer ones would mend it.
 
-    Not where an arm's blocks scatter as on a busy host: it lengthens first ones and second ones. The clocks of the
-    other arm then follow the pauses of this one, and the pair's step times are no measure in turns of any length.
+    Not where an arm's blocks scatter as on a busy host, which lengthens first ones and second ones: the other arm's
+    clocks follow its pauses, and the pair's step times are no measure in turns of any length.
     """
     return all(scatter(times) <= SCATTERED for times in arms if times) and any(map(unsteady, arms))
 
 
 def unsteady(times: Sequence[float]) -> bool:
-    """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order; a last
-    single one is left out."""
+    """Whether the second block of an arm's turns differs from the first. ``times``: two blocks a turn, in order."""
     drifts = [math.log(second / first) for first, second in zip(times[::2], times[1::2], strict=False)]
     if len(drifts) < 3:
         # Two may lie apart from zero by chance; then both do in one direction seldom.
