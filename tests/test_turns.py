@@ -125,7 +125,9 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     assert all(time == pytest.approx(280, rel=0.01) for time in timing.fp8[0]), "the transient is in no block"
     assert all(time == pytest.approx(370, rel=0.01) for time in timing.bf16[0])
     steps, dropped = PowerLimited.sizes[-1]
-    assert 1400 < dropped * 370 < 2000, "what the other arm's power left lasts half a second, and a rest's a second more"
+    assert 1400 < dropped * 370 < 2000, (
+        "what the other arm's power left lasts half a second, and a rest's a second more"
+    )
     assert steps * 370 > 500, "a block"
     assert (timer.recording()["dropped_steps"], timer.recording()["order"]) == (dropped, "turns")
 

@@ -42,6 +42,10 @@ def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | 
     }
 
 
+FUSED = "triton_per_"
+"""How torch's compiler names a reduction whose rows it holds whole. Two that it fuses, one along the rows and one along
+the columns of a tensor, are such kernels. On H200s one of them, new in FP8's step, took 62 ms of 630 at 8B with 8192
+tokens, and was gone with ``TORCHINDUCTOR_MIX_ORDER_REDUCTION=0`` (docs/findings.md). Sound ones take 1 % at most."""
 MOST_NAMED = 3
 """How many kernels a message names."""
 SLOWER = {
@@ -92,7 +96,22 @@ def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()
             for k in account.grown()[:MOST_NAMED]
         )
         cause += f". Casts and other kernels take {account.casts:.1f} ms longer than BF16's; the most: {most}"
-    return {"cause": cause, "next_step": "try a larger batch, or a cheaper recipe (tensorwise, delayed)"}
+    cheaper = "try a larger batch, or a cheaper recipe (tensorwise, delayed)"
+    fused = fused_reduction(account) if account is not None else ""
+    return {"cause": cause, "next_step": f"{cheaper}; {fused}" if fused else cheaper}
+
+
+def fused_reduction(account: Account) -> str:
+    """What to try where FP8's step has a fused reduction that BF16's has not, and it takes long. Empty elsewhere."""
+    had = {kernel.name for kernel in account.bf16.rest}
+    new = [kernel for kernel in account.grown() if kernel.name.startswith(FUSED) and kernel.name not in had]
+    if not new or new[0].milliseconds < NOTICED * account.bf16.step:
+        return ""
+    return (
+        f"one kernel of the compiler's, {new[0].name}, takes {new[0].milliseconds:.1f} ms of FP8's "
+        f"{account.fp8.step:.1f} ms step, and BF16 has none like it: most likely two reductions that torch fused; try "
+        "TORCHINDUCTOR_MIX_ORDER_REDUCTION=0"
+    )
 
 
 def launch_bound(arm: ArmAccount) -> str:

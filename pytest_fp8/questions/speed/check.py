@@ -12,8 +12,8 @@ import numpy as np
 
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
+from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account, launch_bound_arms
-from pytest_fp8.questions.speed.causes import SLOWER, launch_bound, slower_by_the_host, why_slow, why_undecided
 from pytest_fp8.questions.speed.evidence import TimingEvidence, judged_busy
 from pytest_fp8.questions.speed.host import scattered
 from pytest_fp8.questions.speed.sound import not_fp8s_own
@@ -73,9 +73,9 @@ def check_speedup(
         "gated_speedup": result.here.ratio,
         NO_BASELINE: result.verdict is Verdict.NOT_EXERCISED,
         **_of_history(result, history),
-        "waits_for_host": launch_bound(account.fp8) if account is not None else "",
+        "waits_for_host": causes.launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers(on_busy) if account is not None else None,
-        "notes": _note(result, account, numbers) if on_busy else [],
+        "notes": _notes(result, account, numbers, on_busy),
     }
     found = disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
     found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
@@ -86,7 +86,7 @@ def check_speedup(
             seen += f"; {_change(result.change)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
         lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
-        found = slower_by_the_host(account, seen, against) if lost else None
+        found = causes.slower_by_the_host(account, seen, against) if lost else None
         found = found or (_slow_host(numbers["bf16_ms"], baseline_reference_ms, result) if lost else None)
         found = found or _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
@@ -122,12 +122,13 @@ def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _note(busy: Speedup, account: Account | None, numbers: Mapping[str, Any]) -> list[str]:
+def _notes(result: Speedup, account: Account | None, numbers: Mapping[str, Any], on_busy: bool) -> list[str]:
     """For below the table, which shows step times."""
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    return [f"speedup judged by busy time, {busy.here.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"]
+    busy = f"speedup judged by busy time, {result.here.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"
+    return [note for note in (busy if on_busy else "", causes.fused_reduction(account)) if note]
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
@@ -170,12 +171,16 @@ def _explain(
         }
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         headline = "FP8 lost speed against BF16 since the baseline"
-        return Verdict.FAIL, {**lines, "headline": headline, **SLOWER}
+        return Verdict.FAIL, {**lines, "headline": headline, **causes.SLOWER}
     if result.verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
-        return Verdict.FAIL, {**lines, "headline": headline, **why_slow(account, evidence.fp8_compiled, evidence.turns)}
+        return Verdict.FAIL, {
+            **lines,
+            "headline": headline,
+            **causes.why_slow(account, evidence.fp8_compiled, evidence.turns),
+        }
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **why_undecided(evidence, result, account)}
+    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **causes.why_undecided(evidence, result, account)}
 
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
