@@ -125,10 +125,8 @@ def test_turns_at_the_power_limit_are_taken_again_and_last_longer(pool):
     assert all(time == pytest.approx(280, rel=0.01) for time in timing.fp8[0]), "the transient is in no block"
     assert all(time == pytest.approx(370, rel=0.01) for time in timing.bf16[0])
     steps, dropped = PowerLimited.sizes[-1]
-    assert 1400 < dropped * 370 < 2000, (
-        "what the other arm's power left lasts half a second, and a rest's a second more"
-    )
-    assert steps * 370 > 500, "a block"
+    assert dropped * 280 > 1400, "what the other arm's power left lasts half a second, and a rest's a second more"
+    assert steps == 1, "a block, as of arms that do not fit together"
     assert (timer.recording()["dropped_steps"], timer.recording()["order"]) == (dropped, "turns")
 
 
@@ -138,7 +136,7 @@ def test_arms_that_settle_slowly_wait_for_it_three_times_a_pair(pool):
     timer = BlockTimer(arms)
     timer.measure(2, 6)
     assert not arms.takes_turns, "both stay where they are"
-    assert [(turn.arm, turn.steps) for turn in timer.beside.turns] == [("BF16", 12), ("FP8", 24), ("BF16", 12)] * 2
+    assert [(turn.arm, turn.steps) for turn in timer.beside.turns] == [("BF16", 6), ("FP8", 12), ("BF16", 6)] * 2
 
 
 class Rested(FakeProcess):

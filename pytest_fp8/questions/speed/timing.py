@@ -22,15 +22,13 @@ UNSTEADY = 0.02
 In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
 turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
 SETTLING_MS = 1500.0
-"""Dropped from the start of each turn of arms that are not steady, or that do not fit the GPU together, so that each
-turn begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
+"""Dropped from the start of each long turn: of arms that are not steady, or that do not fit the GPU together, so that
+each begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
 torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 % below the median of the last half, that of the
 next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took about 450, 430, 445, 433 and 437 ms from
 0.9 s on, in each of eight turns: four pairs could hold 2.7 %, and 1.1 % with what followed 1.8 s alone."""
 RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
-LONG_BLOCK_MS = 500.0
-"""A block of such arms."""
 
 BUSY_MS = 3000.0
 """Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
@@ -46,9 +44,8 @@ class Turns:
 
     steps: int
     """Training steps in a block."""
-    settling: int = 0
-    """Steps that are dropped at the start of each turn until the times are steady, where the arms take three long ones;
-    0 where they alternate."""
+    long: bool = False
+    """Whether the times are not steady when a turn begins, so that the arms take three long ones."""
 
 
 class BlockTimer:
@@ -136,7 +133,7 @@ class BlockTimer:
     def _side_by_side(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of a pair that fits the GPU together. Each arm keeps its memory between its turns, so that none
         begins by growing it anew."""
-        found = self._in_turns(blocks) if self._turns().settling else self._alternating(blocks)
+        found = self._in_turns(blocks) if self._turns().long else self._alternating(blocks)
         for arm in (self.arms.other, self.arms.reference):
             arm.request("park")
         return found
@@ -160,11 +157,9 @@ class BlockTimer:
         they are. The reference begins and ends with a turn of one block, which shows nothing."""
         turns = self._turns()
         reference = [time for times, _ in taken for time in times[1:-1]]
-        if turns.settling or not unsteady_pair(reference, [time for _, times in taken for time in times]):
+        if turns.long or not unsteady_pair(reference, [time for _, times in taken for time in times]):
             return False
-        step = self._step_ms()
-        turns.settling = math.ceil(SETTLING_MS / step)
-        turns.steps = max(turns.steps, math.ceil(LONG_BLOCK_MS / step))
+        turns.long = True
         # What was seen beside blocks that are taken again says nothing of those that count.
         self.beside.clear()
         return True
@@ -235,8 +230,8 @@ class BlockTimer:
 
     def _settling(self) -> int:
         # FP8's steps are shorter than the reference's.
-        after_a_rest = math.ceil(SETTLING_MS / (0.75 * self._step_ms())) if self.arms.takes_turns else 0
-        return max(self._turns().settling, after_a_rest)
+        in_turns = self.arms.takes_turns or self._turns().long
+        return math.ceil(SETTLING_MS / (0.75 * self._step_ms())) if in_turns else 0
 
     def _step_ms(self) -> float:
         """Milliseconds of a step of the reference, roughly."""
@@ -252,7 +247,7 @@ class BlockTimer:
         return {
             "steps_per_block": self.steps_per_block(),
             "dropped_steps": self._dropped,
-            "order": "turns" if self._by_turns or self._turns().settling else "abba",
+            "order": "turns" if self._by_turns or self._turns().long else "abba",
         }
 
     def recording(self) -> dict[str, Any]:
