@@ -11,6 +11,7 @@ from statistics import median
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+from pytest_fp8.questions.ledger.evidence import ledgers_of
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
 from pytest_fp8.questions.speed.host import Turn, counted
 from pytest_fp8.questions.speed.timing import BlockTimer
@@ -113,6 +114,9 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         try:
             # After the process's blocks: profiling slows a process. Its other answers are asked of the first one alone.
             fp8, bf16 = fp8_layers(arms), reference_layers(arms)
+            if not arms.takes_turns:
+                # Taken with the layers: in a further pair of processes it would be one more uncompiled step of each.
+                ledgers_of(arms, arms.case.backend)
             busy = _busy(arms, timer, gpu_step(bf16), gpu_step(fp8)) if fresh else NOT_ASKED
         except ArmError:
             if fresh:
