@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.arm import Arm
@@ -85,6 +86,8 @@ class Fp8Pair(NotesUse):
         self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
         self.row = ledger.row(self.case.id, arms.digest)
         ledger.begin(self.row, case_hash, gpu)
+        # A session that ends before it judges them has them, too.
+        speed.timer.on_pair = partial(ledger.timed, self.row)
 
     def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and others on their way (:meth:`TwoArms.start`)."""

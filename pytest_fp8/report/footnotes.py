@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import median
 from typing import Any
 
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -16,11 +18,13 @@ LABEL = re.compile(r" *[a-z]+: +")
 
 def footnotes(ledger: Ledger) -> dict[str, list[str]]:
     """Text of each note -> the rows that it is about, in the order of the table: why a case fails as known, errors of
-    its arms, decisions that a person should read although their tests pass, and what a PASS names besides."""
+    its arms, decisions that a person should read although their tests pass, what a PASS names besides, and what a
+    session that ended early had timed."""
     notes: dict[str, list[str]] = {}
     for entry in ledger.entries.values():
         known = [f"fails as known: {reason}" for reason in entry.expected]
-        for text in [*known, *entry.errors, *findings(entry), *notes_of(entry.decisions)]:
+        left = unjudged(entry) if ledger.cut_short else []
+        for text in [*known, *entry.errors, *findings(entry), *notes_of(entry.decisions), *left]:
             notes.setdefault(text, []).append(entry.case)
     return notes
 
@@ -33,6 +37,18 @@ def findings(entry: Entry) -> list[str]:
         if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
             shared.setdefault(decision["message"], []).append(question)
     return [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
+
+
+def unjudged(entry: Entry) -> list[str]:
+    """What a session that ended early has timed, and no decision tells of."""
+    if not entry.timing or {"speedup", "faster"} & entry.decisions.keys():
+        return []
+    pairs = entry.timing["processes"]
+    bf16, fp8 = (median(chain.from_iterable(pair[arm] for pair in pairs)) for arm in ("bf16", "fp8"))
+    return [
+        f"timed and not judged: BF16 {bf16:.2f} ms, FP8 {fp8:.2f} ms a step, {bf16 / fp8:.3f}x in the median of "
+        f"{len(pairs)} pair(s) of processes; whether both did the same work was not compared"
+    ]
 
 
 def notes_of(decisions: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -74,6 +74,8 @@ class BlockTimer:
         """Steps before the last blocks that did not count."""
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
+        self.on_pair: Callable[[dict[str, Any]], None] = lambda recording: None
+        """Called with :meth:`recording` once a pair's blocks are there."""
 
     def measure(self, processes: int, blocks: int) -> bool:
         """Measure fresh pairs of processes, ``blocks`` ABBA blocks each, until there are so many. Tells if one was."""
@@ -88,6 +90,7 @@ class BlockTimer:
             reference, other = self._undisturbed(blocks)
             self.reference.append(reference)
             self.other.append(other)
+            self.on_pair(self.recording())
             fresh = True
         return fresh
 
