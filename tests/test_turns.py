@@ -139,6 +139,21 @@ def test_arms_that_settle_slowly_wait_for_it_three_times_a_pair(pool):
     assert [(turn.arm, turn.steps) for turn in timer.beside.turns] == [("BF16", 6), ("FP8", 12), ("BF16", 6)] * 2
 
 
+@pytest.mark.parametrize("tight", [True, False])
+def test_arms_that_give_their_memory_back_do_so_after_three_turns(pool, monkeypatch, tight):
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", FakeProcess)
+    monkeypatch.setattr(ArmPool, "tight", lambda *arms, looked_at=False: tight)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    timer.measure(1, 6)
+    assert timer.recording()["order"] == ("turns" if tight else "abba")
+    assert len(timer.beside.turns) == (3 if tight else 13)
+    assert timer.recording()["dropped_steps"] == (pytest.approx(20, abs=1) if tight else 1), (
+        "a second and a half, or one"
+    )
+
+
 class Rested(FakeProcess):
     """Its clocks swing for a second and a half after a rest; they have none where the arms alternate."""
 

@@ -22,8 +22,8 @@ UNSTEADY = 0.02
 In 30 recordings on H200s: at most 1.8 % at 1B; 2.3 to 5.8 % at 8B with Transformer Engine, where FP8 slows down in its
 turn and BF16 becomes faster in its own, since the clocks follow the power that is drawn."""
 SETTLING_MS = 1500.0
-"""Dropped from the start of each long turn: of arms that are not steady, or that do not fit the GPU together, so that
-each begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
+"""Dropped from the start of each long turn: of arms that are not steady, or that give their memory back, so that the
+turn begins after a rest. In four runs on an H200 from a rest of three seconds on (60 s of each arm at 8B, 20 s at 1B,
 torchao's tensorwise), the mean step of the first 1.5 s lay 0.3 to 1.1 % below the median of the last half, that of the
 next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took about 450, 430, 445, 433 and 437 ms from
 0.9 s on, in each of eight turns: four pairs could hold 2.7 %, and 1.1 % with what followed 1.8 s alone."""
@@ -45,12 +45,13 @@ class Turns:
     steps: int
     """Training steps in a block."""
     long: bool = False
-    """Whether the times are not steady when a turn begins, so that the arms take three long ones."""
+    """Whether short turns were seen to be unsteady, so that the arms take three long ones."""
 
 
 class BlockTimer:
-    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference; arms
-    that settle slowly take three long turns: half of the reference's blocks, all of the other's, the other half."""
+    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference. Arms that
+    settle slowly, or give their memory back between turns, take three long ones: half of the reference's blocks, all of
+    the other arm's, the other half."""
 
     def __init__(self, arms: TwoArms, settled: Settled | None = None) -> None:
         """``settled``: whether the first blocks of the first pair, of the reference and of the other arm, say all that
@@ -70,8 +71,8 @@ class BlockTimer:
         self.beside = self._before_last = Beside()
         self._by_turns = arms.takes_turns
         """Whether the arms, which do not fit together, took turns in these pairs."""
-        self._dropped = 0
-        """Steps before the last blocks that did not count."""
+        self._dropped, self._order = 0, "abba"
+        """Steps before the last blocks that did not count, and how these were taken."""
         self._again = False
         """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
         self.on_pair: Callable[[dict[str, Any]], None] = lambda recording: None
@@ -136,7 +137,7 @@ class BlockTimer:
     def _side_by_side(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of a pair that fits the GPU together. Each arm keeps its memory between its turns, so that none
         begins by growing it anew."""
-        found = self._in_turns(blocks) if self._turns().long else self._alternating(blocks)
+        found = self._in_turns(blocks) if self._long_turns() else self._alternating(blocks)
         for arm in (self.arms.other, self.arms.reference):
             arm.request("park")
         return found
@@ -158,11 +159,10 @@ class BlockTimer:
     def _lengthened(self, *taken: tuple[list[float], list[float]]) -> bool:
         """Whether these blocks, of the reference and of the other arm, show that turns must be longer: from here on
         they are. The reference begins and ends with a turn of one block, which shows nothing."""
-        turns = self._turns()
         reference = [time for times, _ in taken for time in times[1:-1]]
-        if turns.long or not unsteady_pair(reference, [time for _, times in taken for time in times]):
+        if self._long_turns() or not unsteady_pair(reference, [time for _, times in taken for time in times]):
             return False
-        turns.long = True
+        self._turns().long = True
         # What was seen beside blocks that are taken again says nothing of those that count.
         self.beside.clear()
         return True
@@ -173,6 +173,7 @@ class BlockTimer:
         for arm, count in ((self.arms.reference, blocks), (self.arms.other, 2 * blocks), (self.arms.reference, blocks)):
             taken.append(self._run(arm, count))
             self._look_around()
+        self._order = "turns"
         first, other, second = taken
         return [time for pair in zip(first, second, strict=True) for time in pair], other
 
@@ -187,6 +188,7 @@ class BlockTimer:
             other += self._run(self.arms.other, 2)
             reference += self._run(self.arms.reference, 2 if block < blocks - 1 else 1)
             self._look_around()
+        self._order = "abba"
         return reference, other
 
     def take_busy(self) -> tuple[Sequence[float], Sequence[float]]:
@@ -200,7 +202,7 @@ class BlockTimer:
     def _run(self, arm: Arm, count: int, counts: bool = True) -> list[float]:
         # The steps first: choosing them may build the reference, whose memory then counts.
         steps, tight = self.steps_per_block(), self.arms.tight
-        self._dropped = max(dropped_steps(tight), self._settling())
+        self._dropped = self._to_drop()
         found = arm.request("blocks", count=count, steps=steps, dropped=self._dropped)
         if tight:
             arm.request("park")
@@ -231,10 +233,13 @@ class BlockTimer:
     def _turns(self) -> Turns:
         return self.arms.shared("turns", lambda: Turns(max(1, math.ceil(BLOCK_MS / (0.75 * self._step_ms())))))
 
-    def _settling(self) -> int:
+    def _to_drop(self) -> int:
+        """Steps that are run and not counted when a turn begins. Of a long one two at least: memory grows anew."""
         # FP8's steps are shorter than the reference's.
-        in_turns = self.arms.takes_turns or self._turns().long
-        return math.ceil(SETTLING_MS / (0.75 * self._step_ms())) if in_turns else 0
+        return max(2, math.ceil(SETTLING_MS / (0.75 * self._step_ms()))) if self._long_turns() else 1
+
+    def _long_turns(self) -> bool:
+        return self.arms.tight or self._turns().long
 
     def _step_ms(self) -> float:
         """Milliseconds of a step of the reference, roughly."""
@@ -250,7 +255,7 @@ class BlockTimer:
         return {
             "steps_per_block": self.steps_per_block(),
             "dropped_steps": self._dropped,
-            "order": "turns" if self._by_turns or self._turns().long else "abba",
+            "order": self._order,
         }
 
     def recording(self) -> dict[str, Any]:
@@ -290,9 +295,3 @@ def unsteady(times: Sequence[float]) -> bool:
         return len(drifts) == 2 and min(map(abs, drifts)) > UNSTEADY and drifts[0] * drifts[1] > 0
     error = sample_sd(drifts) / math.sqrt(len(drifts))
     return abs(fmean(drifts)) > max(UNSTEADY, 3 * error)
-
-
-def dropped_steps(tight: bool) -> int:
-    """Steps that are run and not counted when an arm's turn begins: one more where arms give their memory back between
-    turns, for it grows anew."""
-    return 2 if tight else 1
