@@ -49,9 +49,9 @@ class Turns:
 
 
 class BlockTimer:
-    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference. Arms that
-    settle slowly, or give their memory back between turns, take three long ones: half of the reference's blocks, all of
-    the other arm's, the other half."""
+    """The times of two arms so far. ABBA: a block of the reference, two of the other arm, one of the reference. Arms
+    that settle slowly, or give their memory back between turns, take three long ones: half of the reference's blocks,
+    all of the other arm's, the other half."""
 
     def __init__(self, arms: TwoArms, settled: Settled | None = None) -> None:
         """``settled``: whether the first blocks of the first pair, of the reference and of the other arm, say all that
