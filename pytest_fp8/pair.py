@@ -29,6 +29,7 @@ from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, referen
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
+from pytest_fp8.questions.loss.rounding import with_rounding
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
@@ -48,10 +49,8 @@ if TYPE_CHECKING:
 
 
 class Fp8Pair(NotesUse):
-    """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions.
-
-    Every question raises :class:`ArmError` where an arm fails.
-    """
+    """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions. Every question raises
+    :class:`ArmError` where an arm fails."""
 
     def __init__(
         self,
@@ -69,9 +68,9 @@ class Fp8Pair(NotesUse):
         compare_with_base: Callable[[], Comparison] | None = None,
         asked: Collection[str] = (),
     ) -> None:
-        """``time_first``: whether this session may ask for the speed, which is then measured before all else.
-        ``asked``: the questions that its tests are known to ask. ``compare_with_base``: times base's FP8 arm beside
-        this one; ``None`` where no base was named. ``on_busy``: whether what is stored is gated on busy time."""
+        """``time_first``: whether this session may ask for the speed, which is then measured first. ``asked``: what its
+        tests are known to ask. ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was
+        named. ``on_busy``: whether what is stored is gated on busy time."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
@@ -86,7 +85,6 @@ class Fp8Pair(NotesUse):
         self._gathering = Gathering(arms, asked, lambda: tasks_of(arms, speed.first_timing, self._look_at_loss, twin))
         self.row = ledger.row(self.case.id, arms.digest)
         ledger.begin(self.row, case_hash, gpu)
-        # A session that ends before it judges them has them, too.
         speed.timer.on_pair = partial(ledger.timed, self.row)
 
     def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
@@ -229,8 +227,9 @@ class Fp8Pair(NotesUse):
         nats = self.case.model != OWN or is_cross_entropy(reference_ledger(self._arms))
 
         def look() -> tuple[LossEvidence, LossGap]:
-            looks = loss_looks(self._arms, twin=not frozen, nats=nats)
-            evidence, gap = look_again(looks, lambda evidence: judge_gap(evidence, frozen))
+            judge = partial(judge_gap, frozen_margin=frozen)
+            looks = with_rounding(self._arms, loss_looks(self._arms, twin=not frozen, nats=nats), judge)
+            evidence, gap = look_again(looks, judge)
             return with_moved_first_losses(self._arms, evidence), gap
 
         return self._arms.once("loss", look)

@@ -327,7 +327,7 @@ class Arm:
         self.arms.asked.append((self.name, seed, jitter))
         assert watch == (self.name == "fp8" and not jitter)
         end = self.gap * (1 + seed / 50) + self.drift * (-1) ** seed * jitter
-        losses = [5 - t / steps + (end if t else 0.0) for t in range(steps)]
+        losses = [5 + seed / 1e4 - t / steps + (end if t else 0.0) for t in range(steps)]
         return to_plain(Curve(seed, losses, [1.0 + (self.name == "fp8")] * steps))
 
 

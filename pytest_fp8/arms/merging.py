@@ -267,7 +267,7 @@ _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "layers": _layers,
     "ledger": _ledger,
     "curve": _curve,
-    "first_losses": means,
+    "moved_losses": means,
     "moved_outputs": means,
     "moved_resumes": means,
     "numerics": _numerics,

@@ -22,7 +22,7 @@ from pytest_fp8.worker.answers.held_out import compared, held_out_output
 from pytest_fp8.worker.answers.instrumented import SEED
 from pytest_fp8.worker.answers.layers import layers
 from pytest_fp8.worker.answers.ledger import ledger_of
-from pytest_fp8.worker.answers.moved_weights import first_losses, moved_outputs, moved_resumes
+from pytest_fp8.worker.answers.moved_weights import moved_losses, moved_outputs, moved_resumes
 from pytest_fp8.worker.answers.numerics import numerics
 from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
@@ -53,7 +53,7 @@ class ArmServer:
             "layers": self.layers,
             "ledger": self.ledger,
             "curve": self.engine.curve,
-            "first_losses": self.first_losses,
+            "moved_losses": self.moved_losses,
             "blocks": self.blocks,
             "busy": self.busy,
             "memory": self.memory,
@@ -118,9 +118,9 @@ class ArmServer:
         moves products."""
         return further_moved_gradients(self.engine, draws, operands, seed)
 
-    def first_losses(self, seed: int, draws: int) -> list[float]:
-        """Losses of a curve's first step, from weights that are moved by as much as FP8 moves products."""
-        return first_losses(self.engine, seed, draws)
+    def moved_losses(self, seed: int, step: int, draws: int) -> list[float]:
+        """The loss of a step of a curve, from its weights and from these moved by as much as FP8 moves products."""
+        return moved_losses(self.engine, seed, step, draws)
 
     def ledger(self) -> dict[str, Any]:
         """What one instrumented step did and what stands around it: an :class:`ArmLedger`."""

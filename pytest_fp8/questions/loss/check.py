@@ -10,7 +10,7 @@ from typing import Any
 from pytest_fp8.questions.findings import Finding, fail
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.first_step import first_step, gap_of_rounding
+from pytest_fp8.questions.loss.first_step import first_step
 from pytest_fp8.questions.loss.gap import explain_gap
 from pytest_fp8.questions.loss.learning import (
     least_moved,
@@ -34,7 +34,9 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
     seeds = sorted(evidence.fp8)
     fp8, bf16 = ([arm[s].losses for s in seeds] for arm in (evidence.fp8, evidence.bf16))
     twins = frozen_margin or _twin_gaps(evidence)
-    gap = compare_curves(fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps, evidence.nats)
+    gap = compare_curves(
+        fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps, evidence.nats, rounding=evidence.rounding
+    )
     if evidence.unfinished and gap.verdict is Verdict.FAIL:
         return replace(gap, verdict=Verdict.INCONCLUSIVE)
     return gap
@@ -55,7 +57,8 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "gaps": [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
         "twin_gaps": own,
         "fp8_twin_gaps": _fp8_twin_gaps(evidence),
-        "margin": loss_margin(frozen_margin or own, scale, _fp8_twin_gaps(evidence)),
+        "margin": loss_margin(frozen_margin or own, scale, _fp8_twin_gaps(evidence), evidence.rounding),
+        "rounding": evidence.rounding,
         "margin_scale": scale.value,
         "seeds": len(seeds),
         "steps": len(evidence.fp8[seeds[0]].losses),
@@ -83,9 +86,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         gap = gap or judge_gap(evidence, frozen_margin)
         numbers |= {"gap": gap.gap, "bound": gap.bound}
         noise = max(loss_noise(frozen_margin or own), loss_noise(_fp8_twin_gaps(evidence)))
-        found = gap_of_rounding(evidence, gap) or explain_gap(
-            gap, scale, [evidence.bf16[s].losses for s in seeds], noise
-        )
+        found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise, evidence.rounding)
         if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
             found = weights_move_less(evidence) or nothing_learnt(evidence) or found
     verdict, lines = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, PairArms
@@ -118,6 +119,8 @@ class LossEvidence:
     moved_first: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """Seed -> the reference's first losses with its Linears' weights moved at random by as much as FP8 moves products.
     Empty where the arms' first losses are close."""
+    moved_last: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Seed -> by how much the reference's last loss rises with weights moved so. Empty where no margin is narrow."""
     unfinished: bool = False
     """Whether the FP8 arm's twins, which can widen the margin, are still to come."""
     nats: bool = True
@@ -127,6 +130,12 @@ class LossEvidence:
     def scale(self) -> LossScale:
         """What margins are shares of."""
         return loss_scale([self.bf16[s].losses for s in sorted(self.fp8)], self.eps, self.nats)
+
+    @property
+    def rounding(self) -> float:
+        """By how much FP8's rounding raises the reference's last loss, in the mean; 0 where it was not asked."""
+        rises = list(chain.from_iterable(self.moved_last.values()))
+        return max(0.0, sum(rises) / len(rises)) if rises else 0.0
 
     @property
     def eps(self) -> float:
@@ -147,12 +156,19 @@ def loss_looks(arms: PairArms, twin: bool, nats: bool = True) -> Iterator[LossEv
     or with numbers that are not finite. ``twin``: whether twins are wanted too. The FP8 arm's, of the first seeds, come
     at the second look: they can only widen the margin, and a step in FP8 takes three times as long on a CPU. ``nats``:
     whether the loss is a cross-entropy. Raises ``ArmError``.
+
+    Weights that are loaded and batches that depend on their step alone give every seed the same run. Then both arms of
+    all seeds but the first start with their weights one rounding away, another one for each seed: those are their runs.
     """
     curves: dict[str, dict[int, Curve]] = {"fp8": {}, "bf16": {}, "twin": {}, "fp8_twin": {}}
     seed = looks = 0
+    moved = False
     while True:
         for _ in range(1 if looks else arms.case.seeds):
-            new = curves_of(arms, seed, twin)
+            new = curves_of(arms, seed, twin, moved)
+            if not moved and seed and new["bf16"].losses == curves["bf16"][0].losses:
+                moved = True
+                new = curves_of(arms, seed, twin, moved)
             for arm, curve in new.items():
                 curves[arm][seed] = curve
             seed += 1
@@ -163,7 +179,8 @@ def loss_looks(arms: PairArms, twin: bool, nats: bool = True) -> Iterator[LossEv
         if twin and (looks == FP8_TWINS_AT or (looks < FP8_TWINS_AT and seed >= MAX_LOSS_SEEDS)):
             yield _evidence(curves, nats, unfinished=True)
             for one in range(arms.case.seeds):
-                curves["fp8_twin"][one] = _ask(arms.fp8, arms, one, jitter=True)
+                own = curves["fp8"][0] if moved and one else _ask(arms.fp8, arms, one, jitter=True)
+                curves["fp8_twin"][one] = own
         yield _evidence(curves, nats, unfinished=twin and looks < FP8_TWINS_AT and seed < MAX_LOSS_SEEDS)
         if seed >= MAX_LOSS_SEEDS or not all(curve.finite for curve in curves["fp8_twin"].values()):
             return
@@ -174,23 +191,30 @@ def _evidence(curves: Mapping[str, Mapping[int, Curve]], nats: bool, unfinished:
     return LossEvidence(fp8, bf16, twin, fp8_twin, unfinished=unfinished, nats=nats)
 
 
-def curves_of(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """The curves of one seed, by arm; asked once. Raises ``ArmError``."""
-    return arms.once(f"curves {seed}", lambda: _curves(arms, seed, twin))
+def curves_of(arms: PairArms, seed: int, twin: bool, moved: bool = False) -> dict[str, Curve]:
+    """The curves of one seed, by arm; asked once. ``moved``: with the weights one rounding away, in both arms alike.
+    Raises ``ArmError``."""
+    return arms.once(f"curves {seed}{' moved' * moved}", lambda: _curves(arms, seed, twin, moved))
 
 
-def _curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    wanted = {"seed": seed, "steps": arms.case.horizon}
+def _curves(arms: PairArms, seed: int, twin: bool, moved: bool) -> dict[str, Curve]:
+    wanted = {"seed": seed, "steps": arms.case.horizon, "jitter": moved}
     # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-    fp8, reference = arms.beside("curve", lambda: reference_curves(arms, seed, twin), watch=True, **wanted)
+    fp8, reference = arms.beside("curve", lambda: reference_curves(arms, seed, twin, moved), watch=True, **wanted)
     return {"fp8": from_plain(Curve, fp8), **reference}
 
 
-def reference_curves(arms: PairArms, seed: int, twin: bool) -> dict[str, Curve]:
-    """What another case has asked of this reference is not asked again. Raises ``ArmError``."""
-    curves = {"bf16": arms.shared(f"curve {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=False))}
+def reference_curves(arms: PairArms, seed: int, twin: bool, moved: bool = False) -> dict[str, Curve]:
+    """What another case has asked of this reference is not asked again. The twin of a ``moved`` run is the first one,
+    which all seeds have. Raises ``ArmError``."""
+
+    def ask(seed: int, jitter: bool) -> Curve:
+        kept = f"{'twin' if jitter else 'curve'} {seed}"
+        return arms.shared(kept, lambda: _ask(arms.bf16, arms, seed, jitter=jitter))
+
+    curves = {"bf16": ask(seed, moved)}
     if twin:
-        curves["twin"] = arms.shared(f"twin {seed}", lambda: _ask(arms.bf16, arms, seed, jitter=True))
+        curves["twin"] = ask(0, False) if moved else ask(seed, True)
     return curves
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.verdicts import Verdict
 
 FIRST_STEP = 0.02
@@ -55,27 +54,6 @@ def first_step(evidence: LossEvidence) -> Finding | None:
     }
 
 
-def gap_of_rounding(evidence: LossEvidence, gap: LossGap) -> Finding | None:
-    """A gap at the end that is no larger than what FP8's rounding may do to the value of this loss at any step.
-
-    Seen of a student that follows an average of itself: two outputs that are nearly equal, whose squared difference is
-    4 % larger in FP8 at step 1 and 6 % larger at the end.
-    """
-    moved = _rms([x - evidence.bf16[s].losses[0] for s, losses in evidence.moved_first.items() for x in losses])
-    if gap.verdict is not Verdict.FAIL or not gap.gap <= gap.margin + moved:
-        return None
-    return Verdict.INCONCLUSIVE, {
-        "headline": "FP8 ends at a higher loss, by no more than its rounding changes this loss before any training",
-        "expected": f"less than {gap.margin:.3g} above BF16, or an effect of training alone",
-        "seen": f"{gap.gap:+.3g} +- {gap.bound:.3g}; BF16's own first loss moves by {moved:.3g} where its weights are "
-        "moved by as much as FP8 moves products",
-        "cause": "a loss that is a small difference of numbers that are rounded: it is larger in FP8 however well FP8 "
-        "trains",
-        "next_step": "Workload(loss=...) with a loss that does not measure rounding, such as an error against fixed "
-        "targets; what each layer computes is judged by assert_numerics()",
-    }
-
-
 def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvidence:
     """The evidence with ``moved_first`` where the first losses lie too far apart to need no yardstick. Most
     models' do not, and their reference is not asked. Raises ``ArmError``."""
@@ -83,8 +61,8 @@ def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvide
         return evidence
 
     def ask(seed: int) -> Sequence[float]:
-        losses: list[float] = arms.bf16.request("first_losses", seed=seed, draws=DRAWS)
-        return losses
+        losses: list[float] = arms.bf16.request("moved_losses", seed=seed, step=0, draws=DRAWS)
+        return losses[1:]
 
     moved = {s: arms.shared(f"first losses {s}", lambda s=s: ask(s)) for s in sorted(evidence.bf16)}  # type: ignore[misc]
     return replace(evidence, moved_first=moved)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.questions.findings import Finding
-from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, LossGap, LossScale
+from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale
 from pytest_fp8.verdicts import Verdict
 
 RISES = 2.0
 """Of its first value, by which a loss may rise to its end without being said to diverge."""
 
 
-def explain_gap(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float) -> Finding:
+def explain_gap(
+    gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, rounding: float = 0.0
+) -> Finding:
     """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
-    ends from itself one rounding apart (3 sd)."""
-    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale, bf16)
+    ends from itself one rounding apart (3 sd); ``rounding``: by how much FP8's raises the reference's own last loss."""
+    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale, bf16, rounding)
     margin = _amount(gap.margin, scale)
     if gap.verdict is Verdict.PASS:
         return Verdict.PASS, {"headline": f"{seen}, margin {margin.removesuffix(' nats')}{which}"}
@@ -59,8 +61,14 @@ def _amount(value: float, scale: LossScale) -> str:
     return f"{value:.3g}" if scale.relative else f"{value:.4f} nats"
 
 
-def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]]) -> str:
-    """For a margin that is no number of nats: which share of the loss, and why. Empty for one in nats."""
+def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], rounding: float) -> str:
+    """For a margin that is no number of nats: which share of the loss, and why; and what of it is room for FP8's own
+    rounding. Empty for one in nats without such room."""
+    if rounding:
+        return (
+            f" ({OF_ROUNDING * rounding:.3g} of it for FP8's rounding: BF16's own last loss rises by {rounding:.3g} "
+            "where its weights are moved by as much as FP8 moves products)"
+        )
     if scale.spacing and gap.margin == scale.spacing:
         return " (the loss's own type is no finer there)"
     if not scale.relative:

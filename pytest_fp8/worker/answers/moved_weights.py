@@ -106,14 +106,18 @@ def _seed_of(values: torch.Tensor, where: str) -> int:
     return zlib.crc32(f"{where} {float(values.detach().sum(dtype=torch.float64))}".encode())
 
 
-def first_losses(engine: Engine, seed: int, draws: int) -> list[float]:
-    """The first loss of the curve of ``seed``, from its weights moved in as many ways as ``draws`` says."""
-    losses: list[float] = []
-    for draw in range(draws):
+def moved_losses(engine: Engine, seed: int, step: int, draws: int) -> list[float]:
+    """The loss of this step of the curve of ``seed``: from the weights that the steps before have left, then from these
+    moved in as many ways as ``draws`` says."""
+    if step:
+        engine.curve(seed, step)
+    else:
         engine.restart(seed)
-        with moved_weights(engine, draw):
-            batch = engine.training_batch(seed, step=0)
-            engine.fault_points.before_step(engine, seed, step=0)
+    losses: list[float] = []
+    for draw in range(-1, draws):
+        with engine.standing_still(), moved_weights(engine, draw) if draw >= 0 else nullcontext():
+            batch = engine.training_batch(seed, step)
+            engine.fault_points.before_step(engine, seed, step)
             losses.append(float(engine.step(batch)))
     return losses
 

@@ -188,10 +188,10 @@ class Engine:
         """
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
-            copy_model(self.model, self.setup.seeded_model(seed), self.fused_params, jitter)
+            copy_model(self.model, self.setup.seeded_model(seed), self.fused_params, seed if jitter else None)
             self._own_state.restore()
         else:
-            copy_values(self.model, values, self.fused_params, jitter)
+            copy_values(self.model, values, self.fused_params, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
         if self._renews_optimizer:

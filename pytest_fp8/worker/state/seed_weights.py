@@ -10,10 +10,14 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state.fused_params import split
 from pytest_fp8.worker.state.shards import assign
 
+JITTER = 608_135_816
+"""Added to a seed, so that the factors are no numbers that a model draws."""
+
 
 @torch.no_grad()
-def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParams, jitter: bool) -> None:
-    """Copy all parameters and buffers of ``fresh``, an unconverted model, into ``model``.
+def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParams, jitter: int | None) -> None:
+    """Copy all parameters and buffers of ``fresh``, an unconverted model, into ``model``. ``jitter``: as for
+    :func:`copy_values`.
 
     Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
     """
@@ -28,19 +32,23 @@ def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParam
 
 @torch.no_grad()
 def copy_values(
-    model: torch.nn.Module, values: Mapping[str, torch.Tensor], fused: FusedParams, jitter: bool
+    model: torch.nn.Module, values: Mapping[str, torch.Tensor], fused: FusedParams, jitter: int | None
 ) -> list[str]:
     """Copy ``values``, by plain names, into the model's parameters; gives the names that ``values`` does not have.
 
-    ``jitter`` multiplies each weight by a random factor within 1 +- 2^-8, about one unit in its last BF16 place.
+    ``jitter`` multiplies each weight by a random factor within 1 +- 2^-8, about one unit in its last BF16 place; the
+    number is a seed.
     """
+    if jitter is not None:
+        # A build() that seeds torch for itself would leave all seeds one and the same factors.
+        torch.manual_seed(JITTER + jitter)
     live = dict(split(model.named_parameters(remove_duplicate=False), fused))
     for name, value in values.items():
         # A parameter that the conversion lost is reported by the layers question, from the ledger.
         target = live.pop(name, None)
         if target is None:
             continue
-        assign(target, value * _noise(value) if jitter else value)
+        assign(target, value if jitter is None else value * _noise(value))
     return sorted(live)
 
 
