@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("torchao")
@@ -191,3 +193,38 @@ def test_what_the_users_own_line_raises_is_to_be_looked_at_there():
         return [0][0] / 0
 
     assert raised(divide) == ("", ""), "whether its line is to blame nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layer", "left"),
+    [
+        ("tensorwise", "layer 'experts.1' was given 0 rows (shape (0, 32))", "leave=('experts.1',)"),
+        # In its backward pass.
+        ("rowwise", "an FP8 layer was given 0 rows", "leave=(names,)"),
+    ],
+)
+def test_an_expert_without_rows_is_told(recipe, layer, left):
+    import torch
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    class Routed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+
+        def forward(self, x):
+            return self.experts[0](x).sum() + self.experts[1](x[:0]).sum()
+
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+    model = convert_to_float8_training(Routed(), config=config)
+    cause, next_step = raised(lambda: model(torch.randn(16, 32)).backward())
+    assert layer in cause
+    assert "pad_to_multiple(rows)" in next_step
+    assert left in next_step
+
+
+def test_another_error_of_a_layer_without_rows_is_not_put_on_them():
+    import torch
+
+    assert raised(lambda: torch.nn.Linear(32, 32)(torch.randn(0, 48))) == ("", "")
+    assert raised(lambda: torch.nn.Linear(32, 32)(torch.randn(0, 32)).max()) == ("", "")

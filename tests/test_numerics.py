@@ -408,9 +408,32 @@ def without_products(layers=None):
 
 
 def test_equal_gradients_of_arms_without_fp8_prove_nothing():
+    verdict_of(without_products(without_fp8()), Verdict.NOT_EXERCISED, "no FP8 product to judge", "assert_layers")
+
+
+def without_fp8():
+    """The evidence of a step whose products all ran in BF16."""
     healthy = layers_evidence()
-    off = replace(healthy, products=[replace(p, kind="bfloat16") for p in healthy.products])
-    verdict_of(without_products(off), Verdict.NOT_EXERCISED, "no FP8 product to judge", "assert_layers")
+    return replace(healthy, products=[replace(p, kind="bfloat16") for p in healthy.products])
+
+
+EXACT = [replace(SOUND, layer=layer, role=role, sqnr=55.5) for layer in ("up", "down") for role in ROLES]
+
+
+def test_right_products_of_converted_layers_without_fp8_prove_nothing():
+    decision = judge(products=EXACT, layers=without_fp8())
+    verdict_of(decision, Verdict.NOT_EXERCISED, "no FP8 product to judge", "as exact as BF16's", "assert_layers")
+
+
+def test_fp8_of_operands_that_it_holds_exactly_is_judged():
+    """Powers of two lose nothing in FP8."""
+    verdict_of(judge(products=EXACT), Verdict.PASS, "6 products of 2 layers right")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_fp8_in_one_role_by_a_kernel_that_no_profile_knows_is_judged(role):
+    kept = [p for p in EXACT if p.role != role]
+    verdict_of(judge(products=kept, layers=without_fp8()), Verdict.PASS, "6 products of 2 layers right")
 
 
 def test_layers_whose_products_only_a_profile_shows_are_judged_by_gradients():

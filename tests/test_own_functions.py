@@ -183,6 +183,16 @@ def test_a_loss_that_is_none_names_itself(give, words):
     assert "without .item()" in error.value.fp8_next
 
 
+@pytest.mark.parametrize(("keys", "named"), [(("aux", "loss"), "loss"), (("total", "aux"), "total")])
+def test_a_dict_that_holds_the_loss_is_told_from_it(keys, named):
+    def my_loss(model, rows):
+        return dict.fromkeys(keys, model(rows).mean())
+
+    with pytest.raises(WorkloadError, match=f"it gave a dict with '{keys[0]}', '{keys[1]}'") as error:
+        serve(loss=my_loss)
+    assert f"result['{named}'] in place of result" in error.value.fp8_next
+
+
 @pytest.mark.parametrize(
     ("give", "words"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import traceback
 
+import torch
+
 from pytest_fp8.worker.error_trace import is_users, mixes_types
 
 MIXED = (
@@ -108,6 +110,9 @@ SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
 
 def known_cause(error: BaseException) -> tuple[str, str]:
     """Cause and next step; empty where there is nothing to say."""
+    empty = _given_no_rows(error)
+    if empty is not None:
+        return empty
     for text, cause, next_step in TOLD_BY:
         if re.search(text, str(error)):
             return cause, next_step
@@ -116,6 +121,45 @@ def known_cause(error: BaseException) -> tuple[str, str]:
     if isinstance(error, AssertionError | RuntimeError) and any(text in str(error) for text in NO_CUDA):
         return ON_CUDA
     return "", _mend(error)
+
+
+def _given_no_rows(error: BaseException) -> tuple[str, str] | None:
+    """What is said where a layer that multiplies raised it, and was given no rows of the right width."""
+    modules: list[torch.nn.Module] = []
+    scaling = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code, module = frame.f_code, frame.f_locals.get("self")
+        scaling = scaling or code.co_name == "tensor_to_amax"
+        if not isinstance(module, torch.nn.Module):
+            continue
+        modules.append(module)
+        weight = module._parameters.get("weight")
+        # A library's layer: another forward may raise for reasons of its own.
+        if code.co_name != "forward" or is_users(code.co_filename) or weight is None or weight.dim() != 2:
+            continue
+        given = [frame.f_locals.get(name) for name in code.co_varnames[1 : code.co_argcount]]
+        for each in given:
+            if isinstance(each, torch.Tensor) and not each.numel() and each.shape[-1] == weight.shape[1]:
+                name = _name_of(module, modules)
+                return _no_rows(f"layer {name!r} was given 0 rows (shape {tuple(each.shape)})", repr(name))
+    # In a backward pass no layer is on the way.
+    of_nothing = scaling and re.search(r"max\(\): Expected reduction dim", str(error))
+    return _no_rows("an FP8 layer was given 0 rows", "names") if of_nothing else None
+
+
+def _no_rows(seen: str, name: str) -> tuple[str, str]:
+    return (
+        f"{seen}, as an expert is to which a router sends nothing: FP8 takes its scale from the largest value, and "
+        "there is none; the same layer in BF16 takes 0 rows",
+        "pytest_fp8.pad_to_multiple(rows) before the layer, [: len(rows)] after it: 0 rows become 16 rows of zeros, "
+        f"which add nothing; where these lines are a library's, leave the layer in BF16: Workload(leave=({name},))",
+    )
+
+
+def _name_of(module: torch.nn.Module, callers: list[torch.nn.Module]) -> str:
+    """In the outermost of the modules that call it."""
+    names = (name for caller in callers for name, each in caller.named_modules() if each is module)
+    return next(names, "") or type(module).__name__
 
 
 def _mend(error: BaseException) -> str:

@@ -310,6 +310,7 @@ class FakeProcess:
         return {
             "keys": ["w"],
             "wrapped": [],
+            "left_out": [],
             "untied": {},
             "scaling_state": [],
             "frozen": 0,
@@ -330,6 +331,7 @@ class FakeProcess:
             "loaded": True,
             "rebuilt_scaling_state": [],
             "stale": [],
+            "left_out": [],
             "digests": {"w": 1},
             "optimizer_digests": state,
             "own": None,

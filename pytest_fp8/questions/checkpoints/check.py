@@ -84,7 +84,8 @@ def _scaling_state(t: Transfer) -> Finding | None:
 
 
 def _remarks(t: Transfer) -> list[str]:
-    return [*remarks(t), *words_on_scales(t.scales)]
+    left_out = some([*t.saved.left_out, *t.loaded.left_out])
+    return [*remarks(t), *words_on_scales(t.scales), *([f"left out: {left_out}"] if left_out else [])]
 
 
 def _stored_in_fp8(t: Transfer) -> Finding | None:

@@ -81,6 +81,8 @@ class Saved:
     bytes: int
     own: OwnSaved | None = None
     """``None`` where one of pytest-fp8's own stores was written."""
+    left_out: Sequence[str] = ()
+    """Entries of the state dict that are no tensors and that these stores do not carry, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Loaded:
     """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
     stale: Sequence[str] = ()
     """FP8 layers that, evaluated after a load, multiply by the weights of before it."""
+    left_out: Sequence[str] = ()
+    """As in :class:`Saved`: what was carried and has no place in the arm."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductChec
 from pytest_fp8.questions.numerics.formats import find_in_formats
 from pytest_fp8.questions.numerics.gradients import Difference, differences, find_apart, find_in_gradients, undecided
 from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
-from pytest_fp8.questions.numerics.limits import UNDECIDED, Limits, later_limits_of, limits_of
+from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, UNDECIDED, Limits, later_limits_of, limits_of
 from pytest_fp8.questions.numerics.products import (
     distance,
     evaluated_products,
@@ -48,7 +48,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_in_handed_on(evidence)
         or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
         or find_in_evaluations(case, evidence, later_limits_of(case.backend, case.recipe))
-        or _nothing(numbers, layers)
+        or _nothing(numbers, layers, judged_products(evidence))
         or undecided(found)
     )
     if finding is not None:
@@ -158,16 +158,22 @@ def _not_finite(evidence: NumericsEvidence) -> Finding | None:
     }
 
 
-def _nothing(numbers: dict[str, Any], layers: LayersEvidence) -> Finding | None:
-    """Equal gradients of arms without FP8 show nothing. Some layers' products cannot be seen by themselves, such as
-    those of fused layers, and are seen in the profile."""
+def _nothing(numbers: dict[str, Any], layers: LayersEvidence, judged: Sequence[ProductCheck]) -> Finding | None:
+    """Equal gradients of arms without FP8 show nothing, nor do right products. Some layers' products cannot be seen by
+    themselves, such as those of fused layers, and are seen in the profile. FP8 that the profile does not know, in a
+    kernel of one's own, shows in products that are less exact than BF16's."""
     in_fp8 = any(product.kind == FP8 for product in (*layers.products, *layers.foreign))
-    if numbers["products"] or (numbers["gradients"] and in_fp8):
+    rounded = any(product.sqnr < HIGH_PRECISION_DB for product in judged)
+    if rounded or (in_fp8 and (judged or numbers["gradients"])):
         return None
     return Verdict.NOT_EXERCISED, {
         "headline": "no FP8 product to judge" + ("" if numbers["gradients"] else ", and no gradient to compare"),
         "expected": "matrix products in FP8",
-        "seen": "none in the step that was watched",
-        "cause": "the conversion left all layers in high precision, or the step calls none of them",
-        "next_step": "ask fp8_pair.assert_layers(), which names what was converted",
+        "seen": "none in the step that was watched"
+        + (f"; {len(judged)} products of converted layers are as exact as BF16's" if judged else ""),
+        "cause": "FP8 is off where the layers multiply: a precision context that is not around the forward pass, or a "
+        "layer that falls back to high precision"
+        if judged
+        else "the conversion left all layers in high precision, or the step calls none of them",
+        "next_step": "ask fp8_pair.assert_layers(), which names what was converted and what ran in FP8",
     }

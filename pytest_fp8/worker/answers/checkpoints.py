@@ -1,8 +1,9 @@
 """Saves and loads an arm's training state: weights by plain names, optimizer, schedule.
 
 Tied tensors are stored once. Scaling state that a backend keeps beside its weights is left out on purpose and listed.
-A backend with a frozen base stores its adapters only, and the number of the others is reported. Nothing else is left
-out: a stored key that the arm has no weight for is reported.
+A backend with a frozen base stores its adapters only, and the number of the others is reported. What is no tensor is
+carried where JSON holds it, and else listed. Nothing else is left out: a stored key that the arm has no weight for is
+reported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.answers.load_watch import LoadWatch
-from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
+from pytest_fp8.worker.state import checkpoint_stores, extra_state, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.state.shards import assign, is_part, plain_shards
@@ -39,6 +40,7 @@ class UnreadableWeightError(TypeError):
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
+    extra, left_out = extra_state.split(extra_state.entries(engine.model, engine.backend))
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
     of_optimizer = state_digests(held)
@@ -47,6 +49,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
     if rank() == 0:
+        extra_state.write(extra, path)
         optimizer_extras.write({key: value for key, value in held.items() if key not in state}, path)
         if optimizer:
             training_state.write(engine.optimizer, path)
@@ -58,6 +61,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "untied": untied(*engine.weights),
         "scaling_state": scaling,
+        "left_out": left_out,
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
@@ -91,6 +95,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "loaded": not (missing or unexpected or shapes or doubled),
         "rebuilt_scaling_state": scaling,
         "stale": [],
+        "left_out": [],
         "digests": {},
         "optimizer_digests": {},
         "own": None,
@@ -107,6 +112,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     # Free the copies before anything is computed: at 8B they are 15 GiB.
     found.clear()
     stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
+    report["left_out"] = extra_state.read(engine.model, path)
     engine.renew_scales()
     report["digests"] = digests(weights)
     if optimizer:
@@ -138,7 +144,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             scaling.append(name)
             continue
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"state-dict entry {key!r} is a {type(value).__name__}, neither a weight nor scaling state")
+            continue  # extra_state has it
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys have the same name {name!r} once wrapper prefixes are removed")
         parted = is_part(value)

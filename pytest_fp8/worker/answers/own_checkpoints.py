@@ -74,6 +74,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "wrapped": [],
         "untied": {},
         "scaling_state": scaling,
+        "left_out": [],
         "frozen": 0,
         "on_disk": checkpoint_stores.dtypes_on_disk(path, "safetensors"),
         "digests": before,
@@ -119,6 +120,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "loaded": True,
         "rebuilt_scaling_state": scaling,
         "stale": [],
+        "left_out": [],
         "digests": digests(weights),
         "optimizer_digests": checkpoints.state_digests(state),
     }

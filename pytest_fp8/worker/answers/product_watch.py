@@ -14,7 +14,7 @@ from pytest_fp8.casts import GRADIENT, INPUT, SQUARE, WEIGHT, Casts, promised_ca
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import followed, hooked
 from pytest_fp8.worker.watch.product_accuracy import STATISTICS, Expected, Operand, decibels, is_product, square_amax
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ProductWatch:
             for name, module in self.layers.items()
             if (weight := module._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
         }
-        handles: list[Any] = []
+        handles = followed(self.layers.values())
         for name, module in self.layers.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             # Before other hooks, which may change the output. Always, because an early end of a recomputation is an

@@ -201,7 +201,7 @@ def _look_at(engine: Engine, first: list[Drawn], draw: Callable[[], Any]) -> lis
     wrong = [(call.layer, call.error) for call in calls if call.trains and call.error is not None]
     if wrong:
         # Once more, so that the error comes from the line that calls the layer.
-        with hooked(watch.refusing({layer for layer, _ in wrong})):
+        with hooked([*watch.noting(), *watch.refusing({layer for layer, _ in wrong})]):
             _run_forward(engine, draw())
         raise wrong[0][1]
     if failure is not None:

@@ -179,10 +179,18 @@ def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.L
             f"the loss {name_of(own.loss)} must give a tensor with one element, it gave {seen}",
             "training goes backward from the loss: a float (.item()) has no gradient, and a function without a return "
             "gives nothing",
-            "return the tensor itself, as the mean over the batch: loss.mean(), without .item() and .detach()",
+            _instead_of(loss),
         )
 
     return checked
+
+
+def _instead_of(loss: Any) -> str:
+    """What to return in place of what is no loss."""
+    if isinstance(loss, dict) and loss:
+        key = "loss" if "loss" in loss else next(iter(loss))
+        return f"return one tensor and not the dict that holds it: result[{key!r}] in place of result"
+    return "return the tensor itself, as the mean over the batch: loss.mean(), without .item() and .detach()"
 
 
 def require_trainable(model: torch.nn.Module, was: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -29,11 +31,45 @@ def around(
 ) -> list[Any]:
     """Register hooks before and after the calls of these modules, made for each by its name; gives their handles.
     ``before`` makes one that is given keyword arguments, too."""
-    handles: list[Any] = []
+    handles = followed(modules.values())
     for name, module in modules.items():
         handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
         handles.append(module.register_forward_hook(after(name)))
     return handles
+
+
+def followed(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Let ``layer.forward(x)`` run the layer's hooks as ``layer(x)`` does, which torch alone does not; gives handles
+    that end it. For what runs uncompiled. A forward that was set on the layer itself is left as it is."""
+    return [_Followed(module) for module in modules if "forward" not in vars(module)]
+
+
+class _Followed:
+    """The handle of one layer."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        # A method, so that a deep copy of the layer calls the copy.
+        self._held, self._forward = vars(module), MethodType(forward, module)
+        self._held["forward"] = self._forward
+
+    def remove(self) -> None:
+        if self._held.get("forward") is self._forward:
+            del self._held["forward"]
+
+
+def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In place of a layer's own method, whose name it has, so that a layer that is pickled meanwhile finds its own."""
+    if _is_being_called(self, sys._getframe(1)):
+        return type(self).forward(self, *args, **kwargs)
+    return torch.nn.Module.__call__(self, *args, **kwargs)
+
+
+def _is_being_called(module: torch.nn.Module, frame: FrameType | None) -> bool:
+    """Whether a call of the module is under way, as ``module(x)``: it, or one of its hooks, then calls ``forward``."""
+    call = torch.nn.Module._call_impl.__code__
+    while frame is not None and not (frame.f_code is call and frame.f_locals["self"] is module):
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager

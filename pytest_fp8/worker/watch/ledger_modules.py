@@ -16,8 +16,9 @@ from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import around_backward
-from pytest_fp8.worker.training.restored import replaced
+from pytest_fp8.worker.training.restored import followed, hooked, replaced
 from pytest_fp8.worker.watch.operators import dtype_name
+from pytest_fp8.worker.watch.product_accuracy import is_product
 from pytest_fp8.zoo.batch import tensors_in
 
 OUTSIDE = "code outside all modules"
@@ -33,6 +34,7 @@ class ModuleWatch:
 
     def __init__(self, model: torch.nn.Module, phase: Callable[[], str], flags: Callable[[torch.Tensor], int]) -> None:
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self._products = [module for module in model.modules() if is_product(module)]
         self._kept: list[torch.nn.Module] = []
         self._phase, self._flags = phase, flags
         self.stack: list[str] = []
@@ -54,7 +56,8 @@ class ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Not by hooks: the libraries' own hooks and compiled layers are left as they are."""
+        """Not by hooks: the libraries' own hooks and compiled layers are left as they are. Of modules whose ``forward``
+        is called directly, those that multiply are seen."""
         original = torch.nn.Module.__call__
         watch = self
 
@@ -64,7 +67,8 @@ class ModuleWatch:
             watch.on_return(name, (args, kwargs), output)
             return output
 
-        with replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
+        direct = hooked(followed(self._products))
+        with direct, replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
             yield
 
     def counted(self) -> list[ModuleCalls]:
