@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from pytest_fp8.case_types import require_sense, require_types
+from pytest_fp8.case_types import require_sense, require_types, writable
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
     FULL_BACKENDS,
@@ -209,7 +208,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Also the name of the baseline file: letters, digits, ``-``, ``_`` and ``.``."""
+        """Also names the baseline file: letters, digits, ``-``, ``_`` and ``.``. Different names differ in it."""
         model = f"{self.model}.{self.name}" if self.name else self.model
         parts = [model, SHORT_BACKENDS.get(self.backend, self.backend)]
         if self.recipe != "none":
@@ -228,7 +227,7 @@ class Case:
         if self.batch is not None or self.seq is not None:
             batch, seq = self.tokens or (self.batch or "b", self.seq or "s")
             parts.append(f"{batch}x{seq}")
-        return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
+        return "-".join(map(writable, parts))
 
     @property
     def full_options(self) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""The types of a case's fields and what they may mean, checked where a case is made: a person typed them in a mark."""
+"""The types of a case's fields and what they may mean, checked where a case is made: a person typed them in a mark.
+And how they are written in its id."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -105,3 +108,17 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, {"str": str, "bool": bool}[kind])
+
+
+def writable(part: str) -> str:
+    """A part of a case's id in letters, digits, ``-``, ``_`` and ``.``, which file systems, ``-k`` and shells take. A
+    part with other signs also gets six digits of its hash, so that ``größe`` and ``grüße`` stay two names.
+
+    >>> writable("own.vit"), writable("own.a b")
+    ('own.vit', 'own.a_b.454b88')
+    """
+    folded = re.sub(r"[^A-Za-z0-9._-]", "_", part)
+    if folded == part:
+        return part
+    # A name may hold half a surrogate pair, which UTF-8 alone cannot encode.
+    return f"{folded}.{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()[:6]}"

@@ -6,6 +6,7 @@ Exit codes: 0 nothing wrong, 1 something got worse or is broken, 2 a question th
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,9 @@ from pytest_fp8.suites_command import add_suites
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code. argparse itself exits with 2 on a usage error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name of a file or a case may hold what the terminal's encoding cannot: it is written as \\xf6, as in errors.
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = parser().parse_args(arguments)
     endings = Endings()
     endings.take()

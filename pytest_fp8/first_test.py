@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import shlex
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.errors import refuse
+from pytest_fp8.baselines.atomic import write_atomically
+from pytest_fp8.errors import BaselineError, refuse
 
 TEXT = '''\
 """FP8 training of my model: does it run in FP8, does it compute and learn as in BF16, is it faster?"""
@@ -75,29 +79,45 @@ def add_init(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file. Raises :class:`SettingsError` where it cannot, or where there is one."""
+    """Write the file. Raises :class:`Fp8Error` where it cannot, or where there is one."""
     file: Path = options.file
+    _require_a_name(file)
+    folders = [folder for folder in file.parents if not os.path.exists(folder)]
+    try:
+        write_atomically(file, TEXT)
+    except BaselineError:
+        # Folders that were made for it, the innermost first.
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    command = shlex.join(["pytest", str(file)])
+    print(f"wrote {file}. Without a GPU it runs as it is, emulated on the CPU:\n\n  {command}\n")
+    print("Then put your own model, batch and loss into build(), batch() and loss().")
+    return 0
+
+
+def _require_a_name(file: Path) -> None:
+    """Raises :class:`SettingsError` for a name that pytest would not collect, or that is taken."""
+    folder = os.path.isdir(file)
     if not any(fnmatch(file.name, pattern) for pattern in ("test_*.py", "*_test.py")):
         refuse(
-            f"pytest would not collect {file.name}",
+            f"{file} is a folder" if folder else f"pytest would not collect {file.name}",
             expected="a file's name such as test_fp8.py",
-            seen=str(file),
-            next_step=f"pytest-fp8 init {file.with_name('test_fp8.py')}",
+            seen=f"{file}, a folder" if folder else str(file),
+            cause="init writes one file, whose name it takes" if folder else "it collects test_*.py and *_test.py",
+            next_step=_init(file / "test_fp8.py" if folder else file.with_name("test_fp8.py")),
         )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x") as opened:
-            opened.write(TEXT)
-    except OSError as error:
-        if not file.exists():
-            refuse(f"{file} cannot be written", expected="a folder that can be written to", seen=str(error))
+    # A link that leads nowhere is taken, too.
+    if os.path.lexists(file):
         refuse(
             f"{file} is there already",
             expected="a name that is free",
-            seen=str(file),
+            seen=f"{file}, a folder" if folder else str(file),
             cause="init never overwrites a file",
-            next_step=f"pytest-fp8 init {file.with_name('test_fp8_first.py')}",
+            next_step=_init(file.with_name("test_fp8_first.py")),
         )
-    print(f"wrote {file}. Without a GPU it runs as it is, emulated on the CPU:\n\n  pytest {file}\n")
-    print("Then put your own model, batch and loss into build(), batch() and loss().")
-    return 0
+
+
+def _init(file: Path) -> str:
+    return shlex.join(["pytest-fp8", "init", str(file)])

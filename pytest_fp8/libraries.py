@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "triton", "pytest-fp8")
 
@@ -17,6 +19,26 @@ def library_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def requirements() -> dict[str, str]:
+    """Package -> what this plugin's own metadata asks for, extras included: ``transformer-engine[pytorch]>=2.9``."""
+    try:
+        lines = requires("pytest-fp8") or []
+    except PackageNotFoundError:
+        return {}
+    asked = [line.partition(";")[0].strip() for line in lines]
+    named = [(re.match(r"[A-Za-z0-9._-]+", line), line) for line in asked]
+    return {match[0]: line for match, line in named if match and match[0] != "pytest-fp8"}
+
+
+def wanted(package: str) -> str:
+    """A package as this plugin needs it, quoted for a shell: what stands behind every ``pip install`` in a message.
+
+    >>> wanted("transformer-engine")
+    "'transformer-engine[pytorch]>=2.9'"
+    """
+    return shlex.quote(requirements().get(package, package))
 
 
 def changed_versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -389,10 +389,26 @@ def test_a_full_disk_at_any_step_loses_nothing(stored, monkeypatch, step, code):
 
     with monkeypatch.context() as patched:
         patched.setattr(step, full)
-        with pytest.raises(BaselineError, match=r"could not write .*1b-torchao-rowwise\.json"):
+        with pytest.raises(BaselineError, match=r"could not write .*1b-torchao-rowwise\.json") as error:
             write_baseline(stored, replace(GOOD, case_hash="new"))
+    assert error.value.headline.endswith(f"/1b-torchao-rowwise.json: {os.strerror(code)}"), "the system's own reason"
+    assert ".tmp" not in str(error.value), "the hidden file is gone"
     assert read(stored) == GOOD
     assert [path.name for path in (stored / "h200").iterdir()] == ["1b-torchao-rowwise.json"], "nothing half-written"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_folder_and_a_file_that_take_each_other_s_place_are_named(tmp_path, is_folder):
+    path = tmp_path / "h200/1b-torchao-rowwise.json"
+    if is_folder:
+        path.mkdir(parents=True)
+    else:
+        path.parent.touch()
+    with pytest.raises(BaselineError) as error:
+        write_baseline(tmp_path, GOOD)
+    assert error.value.headline == f"could not write {path}: " + ("it is a folder" if is_folder else "Not a directory")
+    assert error.value.next_step
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 def test_two_updates_at_once_the_second_is_told(tmp_path):

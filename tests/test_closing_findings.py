@@ -8,6 +8,7 @@ import pytest
 
 from helpers.evidence import CASE
 from pytest_fp8.errors import Fp8Error
+from pytest_fp8.report.cells import COLUMNS, cells_of, gap_of
 from pytest_fp8.report.footnotes import findings, footnotes, lines_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import summary
@@ -113,3 +114,30 @@ def test_each_workload_of_a_case_has_a_row_of_its_own():
     assert [entry.namesakes for entry in ledger.entries.values()] == [2, 2]
     assert ledger.row("own-y", "one") == "own-y"
     assert ledger.entries["own-y"].namesakes == 0
+
+
+@pytest.mark.parametrize(
+    ("gap", "margin", "shown"),
+    [
+        (0.0038, 0.02, "+0.0038 (<0.020)"),
+        (-0.0147, 0.05, "-0.0147 (<0.050)"),
+        (0.3, 0.25, "+0.3000 (<0.250)"),
+        (0.00139, 0.00126, "+0.0014 (<0.0013)"),
+        (0.0208, 0.0206, "+0.0208 (<0.0206)"),
+        (0.0003, 0.00784, "+0.0003 (<0.0078)"),
+        (0.00133, 0.0000137, "+0.0013 (<1.4e-05)"),
+        (0.00004, 0.0000137, "+4e-05 (<1.4e-05)"),
+    ],
+)
+def test_a_gap_and_its_margin_are_rounded_alike_in_table_and_summary(gap, margin, shown):
+    ledger = Ledger()
+    ledger.note("own", "loss", Decision("loss", Verdict.PASS, "", numbers={"gap": gap, "margin": margin}))
+    assert f" {shown} " in summary(ledger, color=False)
+    assert cells_of(ledger.to_json()["entries"]["own"])[COLUMNS.index("loss gap")] == shown
+
+
+@pytest.mark.parametrize("margin", [0.00126, 0.0099, 0.0099501, 0.01, 0.02, 0.0206, 0.04996, 0.2, 1.23456, 0.0009996])
+@pytest.mark.parametrize("above", [1.000001, 1.001, 1.01, 1.1])
+def test_a_gap_above_the_margin_is_never_shown_below_it(margin, above):
+    gap, _, shown = gap_of({"gap": margin * above, "margin": margin}).partition(" (<")
+    assert float(gap) >= float(shown.rstrip(")"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 
 from helpers.fakes import H200
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.backends.base import installed
 from pytest_fp8.cli import main
 from pytest_fp8.doctor import libraries, products
 from pytest_fp8.gpu import Conditions
+from pytest_fp8.libraries import wanted
 
 ROOT = Path(__file__).parent.parent
 FP8_PRODUCT = {"off": 0.037, "kernel": "sm90_xmma_gemm_e4m3", "cudnn": 91900}
@@ -135,6 +139,37 @@ def test_the_text_is_narrow_and_says_what_runs_without_a_gpu(monkeypatch, capsys
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert "emulated=True run on the CPU" in " ".join(" ".join(lines).split())
+
+
+def test_of_a_missing_library_one_command_is_told_in_one_piece(monkeypatch, capsys):
+    there = importlib.metadata.version
+
+    def version(package):
+        if package in ("transformer-engine", "unsloth"):
+            raise importlib.metadata.PackageNotFoundError(package)
+        return there(package)
+
+    monkeypatch.setattr(gpus, "detect", lambda: (None, "no NVIDIA GPU"))
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    here = {package: found for package, found in VERSIONS.items() if package != "transformer-engine"}
+    monkeypatch.setattr(libraries, "library_versions", lambda packages: here)
+    main(["doctor", "--no-products"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    commands = [line.removeprefix("next: ") for line in lines if "pip install" in line]
+    assert all(f"next: {command}" in lines for command in commands), "a command has a line of its own"
+    [command] = [command for command in commands if "transformer" in command]
+    assert shlex.split(command) == ["pip", "install", "transformer-engine[pytorch]>=2.9"]
+    assert installed("transformer-engine", "2.9")[1] == f"transformer-engine is not installed: {command}"
+    assert not [line for line in lines if line.endswith(("-", "pip", "install"))]
+
+
+def test_the_command_of_a_library_is_what_the_extra_of_it_brings():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, package in (("te", "transformer-engine"), ("torchao", "torchao"), ("unsloth", "unsloth")):
+        assert shlex.split(wanted(package)) == extras[extra]
+    assert wanted("no-such-package-at-all") == "no-such-package-at-all"
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -103,6 +105,34 @@ def test_a_page_that_fails_takes_no_summary_along(tmp_path, monkeypatch):
     assert (tmp_path / "shown").read_text().startswith("## FP8")
 
 
+@pytest.mark.parametrize("file", ["summary.md", "index.html"])
+def test_a_full_disk_is_told_in_the_system_s_words(tmp_path, monkeypatch, file):
+    replaced = os.replace
+
+    def full(source, target):
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+        replaced(source, target)
+
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", list)
+    monkeypatch.setattr("pytest_fp8.report.page.write.render", lambda reports: "a page")
+    monkeypatch.setattr("os.replace", full)
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    _, [note] = write_beside(tmp_path / "report.json", {})
+    assert note == f"not all of the report was written: could not write {tmp_path / file}: No space left on device"
+
+
+def test_a_disk_that_is_full_while_a_page_is_drawn_is_told_so(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/fonts")
+
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", list)
+    monkeypatch.setattr("pytest_fp8.report.page.write.write_page", full)
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    _, [note] = write_beside(tmp_path / "report.json", {})
+    assert note == "not all of the report was written: /cache/fonts: No space left on device"
+
+
 @pytest.fixture
 def failing(pytester, monkeypatch):
     install(monkeypatch, H200, speedup=0.8)
@@ -150,7 +180,7 @@ def test_a_folder_in_a_file_s_place_ends_no_session_by_its_own_error(failing):
     (failing.path / "out/summary.md").unlink()
     (failing.path / "out/summary.md").mkdir()
     result = failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
-    result.stdout.fnmatch_lines(["*not all of the report was written*"])
+    result.stdout.fnmatch_lines(["*not all of the report was written: could not write *summary.md: it is a folder"])
 
 
 def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester, monkeypatch):

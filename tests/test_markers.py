@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_fp8 import Case, SettingsError
+from pytest_fp8.baselines.store import baseline_path
 from pytest_fp8.markers import ARGUMENTS, with_weights
 from pytest_fp8.options import Settings
 
@@ -455,3 +456,36 @@ def test_a_mark_on_a_parameter_is_refused_by_name(pytester):
     result = pytester.runpytest()
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*has a mark fp8 on a parameter*", "*seen: *name='large', recipe='rowwise'*"])
+
+
+NAMES = ("größe", "grüße", "a b", "a_b", "a/b", "a__b", "vit", "vit.2", "v-1", "")
+
+
+def test_names_that_differ_give_ids_that_differ(tmp_path):
+    found = {name: Case("own", "torchao", "rowwise", name=name).id for name in NAMES}
+    assert len(set(found.values())) == len(NAMES)
+    for name, case in found.items():
+        assert baseline_path(tmp_path, "h200", case).stem == case, "it names a baseline"
+        assert case.startswith("own.gr__e.") == (name in ("größe", "grüße"))
+
+
+@pytest.mark.parametrize("name", ["a_b", "vit", "vit.2", "v-1"])
+def test_a_name_of_plain_signs_stands_in_the_id_as_it_is(name):
+    assert Case("own", "torchao", "rowwise", name=name, emulated=True).id == f"own.{name}-torchao-rowwise-emulated"
+
+
+def test_of_one_model_every_case_has_the_same_name_in_its_id():
+    recipes = ("rowwise", "tensorwise")
+    cases = [Case("own", "torchao", recipe, name="größe", lora=8, lora_targets=("q proj",)) for recipe in recipes]
+    begins, ends = {case.id.partition("-")[0] for case in cases}, {case.id.rpartition("-")[2] for case in cases}
+    assert (len(begins), len(ends)) == (1, 1)
+    assert re.fullmatch(r"own\.gr__e\.[0-9a-f]{6}", begins.pop())
+    assert re.fullmatch(r"lora8\.q_proj\.[0-9a-f]{6}", ends.pop())
+
+
+def test_one_of_two_such_models_is_chosen_by_its_id(pytester):
+    marks = "@pytest.mark.fp8(name='größe')\ndef test_a(fp8_case): pass\n@pytest.mark.fp8(name='grüße')\n"
+    found = ids(pytester, f"{marks}def test_b(fp8_case): pass")
+    assert len(set(found)) == 2
+    chosen = [line for line in pytester.runpytest("--collect-only", "-q", "-k", found[0]).outlines if "::" in line]
+    assert [line.split("[")[1] for line in chosen] == [f"{found[0]}]"]

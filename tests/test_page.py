@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -209,3 +210,25 @@ def test_a_page_goes_into_a_pipe_or_through_a_link_and_leaves_both(tmp_path):
     assert page.read_text() == "a page"
     assert link.is_symlink()
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "folder", "meant"),
+    [(("-o", "my out"), "my out", "my out/index.html"), ((), "run/index.html", "run/index.html/index.html")],
+)
+def test_a_folder_in_the_page_s_place_is_told_with_a_command_that_works(
+    tmp_path, monkeypatch, capsys, chosen, folder, meant
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/report.json").write_text(json.dumps(report_of(entry_of())))
+    (tmp_path / folder).mkdir()
+    assert main(["report", "run", *chosen]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"could not write {folder}: it is a folder"
+    assert [line.split()[0] for line in said[1:]] == ["expected:", "seen:", "cause:", "next:"]
+    assert ".tmp" not in "".join(said)
+    offered = shlex.split(said[-1].split("next:")[1])
+    with mock.patch("pytest_fp8.report.page.write.render", return_value="a page"):
+        assert main(offered[1:]) == 0
+    assert (tmp_path / meant).read_text() == "a page"

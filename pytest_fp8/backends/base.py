@@ -214,10 +214,12 @@ def installed(distribution: str, minimum: str) -> tuple[bool, str]:
 
     from packaging.version import InvalidVersion, Version
 
+    from pytest_fp8.libraries import wanted
+
     try:
         found = version(distribution)
     except PackageNotFoundError:
-        return False, f"{distribution} is not installed: pip install {distribution}"
+        return False, f"{distribution} is not installed: pip install {wanted(distribution)}"
     try:
         older = Version(found) < Version(minimum)
     except InvalidVersion:

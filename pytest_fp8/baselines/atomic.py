@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,15 +43,31 @@ def write_atomically(path: Path, text: str) -> None:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise BaselineError(
-            f"could not write {path}",
-            expected="room and permission to write there",
-            seen=f"{type(error).__name__}: {error}",
-            cause="the disk is full, the folder cannot be written or a part of its path is no folder; nothing was "
-            "changed, the earlier file is whole",
-            next_step=f"df -h {path.parent}; ls -ld {path.parent}; then run the same command again",
-        ) from error
+        raise _not_written(path, error) from error
     _flush_folder(path)
+
+
+def _not_written(path: Path, error: OSError) -> BaselineError:
+    # The system's own words alone: its error would name the hidden file, which is gone. What it says of a file in a
+    # folder's place, where it was asked for a folder, is that the file exists.
+    reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
+    folder = shlex.quote(str(path.parent))
+    if os.path.isdir(path):
+        return BaselineError(
+            f"could not write {path}: it is a folder",
+            expected="a file, or a name that is free",
+            seen=f"a folder at {path}",
+            cause="it was made by hand or by another program; nothing was changed",
+            next_step=f"move it away: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}",
+        )
+    return BaselineError(
+        f"could not write {path}: {reason}",
+        expected="room and permission to write there",
+        seen=f"{reason}, when writing into {path.parent}",
+        cause="the disk is full, the folder cannot be written or a part of its path is no folder; nothing was "
+        "changed, the earlier file is whole",
+        next_step=f"df -h {folder}; ls -ld {folder}; then run the same command again",
+    )
 
 
 def remove_unfinished(path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import Any
 
 from pytest_fp8.doctor.finding import OK, PROBLEM, Finding
@@ -38,15 +38,25 @@ def run(options: argparse.Namespace) -> int:
         told = {"schema": SCHEMA, "ok": not problems, "findings": [asdict(finding) for finding in found]}
         print(json.dumps(told, indent=2))
         return int(problems > 0)
-    topic = ""
-    for finding in found:
-        head = f"{'' if finding.topic == topic else finding.topic:<11} {finding.state:<8} "
-        print(fill(finding.text, WIDTH, initial_indent=head, subsequent_indent=INDENT))
-        if finding.next_step and finding.state != OK:
-            print(fill(f"next: {finding.next_step}", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
-        topic = finding.topic
+    print("\n".join(lines_of(found)))
     print(f"\n{problems} problem(s)" if problems else "\nno problems")
     return int(problems > 0)
+
+
+def lines_of(found: Sequence[Finding]) -> Iterator[str]:
+    """The findings as text. What to do next is often a command: whoever copies it needs it in one piece. Several
+    findings may have the same one, which is said once."""
+    topic, told = "", set()
+    for finding in found:
+        head = f"{'' if finding.topic == topic else finding.topic:<11} {finding.state:<8} "
+        wrap = TextWrapper(
+            WIDTH, initial_indent=head, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+        )
+        yield from wrap.wrap(finding.text)
+        if finding.next_step and finding.state != OK and finding.next_step not in told:
+            yield f"{INDENT}next: {finding.next_step}"
+            told.add(finding.next_step)
+        topic = finding.topic
 
 
 def findings(products: bool) -> Iterator[Finding]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
-from pytest_fp8.libraries import library_versions
+from pytest_fp8.libraries import library_versions, requirements, wanted
 
 TESTED: Mapping[str, tuple[str, ...]] = {
     "torch": ("2.11.0", "2.13.0", "2.14.1"),
@@ -27,34 +25,29 @@ CUDNN_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/us
 
 
 def library_findings() -> Iterator[Finding]:
-    versions, bounds = library_versions(TESTED), _bounds()
+    versions, asked = library_versions(TESTED), requirements()
     for package, tested in TESTED.items():
-        found, (wanted, bound) = versions.get(package), bounds.get(package, (package, ""))
+        found, bound = versions.get(package), _bound(asked.get(package, package))
         if found is None:
             state = PROBLEM if package in NEEDED else NOTE
-            yield Finding("libraries", state, f"{package} is not installed", f"pip install '{wanted}'")
+            yield Finding("libraries", state, f"{package} is not installed", f"pip install {wanted(package)}")
         elif not _within(found, bound):
             text = f"{package} {found} is older than this plugin takes ({bound})"
-            yield Finding("libraries", PROBLEM, text, f"pip install '{wanted}'")
+            yield Finding("libraries", PROBLEM, text, f"pip install {wanted(package)}")
         elif found.partition("+")[0] in tested:
             yield Finding("libraries", OK, f"{package} {found}")
         else:
             yield Finding("libraries", NOTE, f"{package} {found}: expected to work; tested: {', '.join(tested)}")
     if "torchao" not in versions and "transformer-engine" not in versions:
         text = "neither torchao nor Transformer Engine is installed: nothing here computes in FP8"
-        yield Finding("libraries", PROBLEM, text, "pip install 'pytest-fp8[torchao]'")
+        yield Finding("libraries", PROBLEM, text, f"pip install {wanted('torchao')}")
 
 
-def _bounds() -> dict[str, tuple[str, str]]:
-    """Package -> what this plugin's own metadata asks for: ``torch>=2.11`` and ``>=2.11``."""
-    try:
-        lines = requires("pytest-fp8") or []
-    except PackageNotFoundError:
-        return {}
-    wanted = {line.partition(";")[0].strip() for line in lines}
-    parts = [(re.match(r"([A-Za-z0-9-]+)(\[[^]]*\])?", line), line) for line in wanted]
-    found = {match[1]: (line, line[match.end() :].strip()) for match, line in parts if match}
-    return {package: bound for package, bound in found.items() if package != "pytest-fp8"}
+def _bound(requirement: str) -> str:
+    """``>=2.9`` of ``transformer-engine[pytorch]>=2.9``; empty where any version will do."""
+    from packaging.requirements import Requirement
+
+    return str(Requirement(requirement).specifier)
 
 
 def _within(found: str, bound: str) -> bool:

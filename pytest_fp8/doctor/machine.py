@@ -54,7 +54,9 @@ def recipe_findings(gpu: Gpu | None) -> Iterator[Finding]:
         installed, reason = backend(name).available()
         recipes = [recipe for owner, recipe in RECIPES if owner == name]
         if not installed:
-            yield Finding("recipes", NOTE, f"{name}: {reason}")
+            # The text is folded at the end of a line, and what to do next is not.
+            why, colon, package = reason.partition(": pip install ")
+            yield Finding("recipes", NOTE, f"{name}: {why}", f"pip install {package}" if colon else "")
         elif gpu is None or not gpu.chip:
             emulated = name in EMULATED_BACKENDS
             yield Finding(

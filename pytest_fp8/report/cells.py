@@ -66,7 +66,7 @@ def cells_of(entry: Mapping[str, Any]) -> list[str]:
         say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
         say("{:.1%}", of("layers", "fp8_share")),
         gradients_of(said.get("numerics", {}).get("numbers")) or NONE,
-        say("{:+.4f} (<{:.3g})", of("loss", "gap"), of("loss", "margin")),
+        gap_of(said.get("loss", {}).get("numbers")) or NONE,
         speedup_of(entry),
         baseline_of(speed_in(said).get("numbers", {})) or NONE,
         say("{:.2f}x", of("memory", "ratio")),
@@ -83,6 +83,18 @@ def gradients_of(numbers: Any) -> str:
     if gain is not None:
         return say("factor 1+-{:.2f}", gain)
     return "" if products is None else say("{:.0f} products", products)
+
+
+def gap_of(numbers: Any) -> str:
+    """The gap of the loss and its margin in brackets, rounded alike: a gap above the margin is never shown below it."""
+    gap, margin = number(numbers, "gap"), number(numbers, "margin")
+    if gap is None or margin is None:
+        return ""
+    if margin < 0.001:
+        # The margin of a loss that ends near zero is a share of it, which four decimals do not show.
+        return f"{gap:+.2g} (<{margin:.2g})"
+    # The usual margins have three decimals, the last of them a zero already.
+    return f"{gap:+.4f} (<{f'{margin:.4f}'.removesuffix('0')})"
 
 
 def baseline_of(numbers: Mapping[str, Any]) -> str:

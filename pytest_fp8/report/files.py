@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.baselines.atomic import remove_unfinished, write_atomically
 from pytest_fp8.baselines.store import write_baseline
 from pytest_fp8.baselines.update import CANDIDATES, candidate, not_finite, origin_of, why_not_stored
-from pytest_fp8.errors import BaselineError, first_line
+from pytest_fp8.errors import BaselineError, Fp8Error, first_line
 from pytest_fp8.report.shift import shift_to_json
 
 if TYPE_CHECKING:
@@ -84,9 +84,19 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
             page.write_page([report], report.with_name(page.NAME))
     except Exception as error:
         # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
-        said = first_line(f"{type(error).__name__}: {error}", 300)
-        return [path for path in written if path.exists()], [*notes, f"not all of the report was written: {said}"]
+        note = f"not all of the report was written: {first_line(_reason(error), 300)}"
+        return [path for path in written if path.exists()], [*notes, note]
     return [*written, *([report.with_name(page.NAME)] if shown else [])], notes
+
+
+def _reason(error: Exception) -> str:
+    """Why something was not written. Of what nobody foresaw also the class: ``KeyError: 'font'`` says more than
+    ``'font'``."""
+    if isinstance(error, Fp8Error):
+        return error.headline
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def _to_github(summary: str, file: str) -> list[str]:

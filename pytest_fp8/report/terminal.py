@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
-from pytest_fp8.report.cells import baseline_of, gradients_of
+from pytest_fp8.report.cells import baseline_of, gap_of, gradients_of
 from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -88,20 +88,12 @@ def row(entry: Entry) -> list[str]:
         _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
         _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
         _cell(numerics, gradients_of),
-        _cell(loss, _gap),
+        _cell(loss, gap_of),
         _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
         _cell(speed, lambda n: baseline_of(n) or "none", marked=False),
         _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
-
-
-def _gap(numbers: Mapping[str, Any]) -> str:
-    if "gap" not in numbers:
-        return ""
-    gap, margin = numbers["gap"], numbers["margin"]
-    # The margin of a loss that ends near zero is a share of it, which four decimals do not show.
-    return f"{gap:+.4f} (<{margin:.3f})" if margin >= 0.001 else f"{gap:+.2g} (<{margin:.2g})"
 
 
 def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]], str], marked: bool = True) -> str:

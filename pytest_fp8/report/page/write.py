@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,15 @@ def run(options: argparse.Namespace) -> int:
     """Write the page and say where; gives the exit code 0. Raises :class:`Fp8Error`."""
     last: Path = options.reports[-1]
     target = options.output or (last if last.is_dir() else last.parent) / NAME
+    if target.is_dir():
+        again = ["pytest-fp8", "report", *map(str, options.reports), "-o", str(target / NAME)]
+        raise Fp8Error(
+            f"could not write {target}: it is a folder",
+            expected="the name of a file",
+            seen=f"{'-o ' if options.output else ''}{target}, a folder",
+            cause="the page is one file, and -o names that file",
+            next_step=shlex.join(again),
+        )
     write_page(options.reports, target)
     print(f"wrote {target}")
     return 0
