@@ -69,13 +69,21 @@ def _not_in_fp8(
         }
     sure = all(a.sure for a in wrong)
     doubt = "" if sure else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+    often = len({a.layer for a in mine}) < len(mine)
+    sometimes = often and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
     return fail(
-        f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} layers",
+        f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
-        cause=eval_cause(evidence) or _role_cause(role),
+        cause=eval_cause(evidence) or (SOMETIMES if sometimes else _role_cause(role)),
         next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
     )
+
+
+SOMETIMES = (
+    "these layers run in FP8 in some of their calls and not in others: a precision context that is not around each "
+    "forward pass, as around the first micro-batch alone"
+)
 
 
 def _role_cause(role: str) -> str:
