@@ -265,7 +265,8 @@ class FakeProcess:
         return {**classes, "rest": self.world.busy - sum(classes.values()), "busy": self.world.busy}
 
     def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0, **_: Any) -> dict[str, Any]:
-        offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter)
+        # Each seed has weights of its own.
+        offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter) + 1e-5 * seed
         losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
         if self.is_fp8 and self.world.nan_at is not None:
             losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
