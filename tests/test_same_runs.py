@@ -32,7 +32,7 @@ def loss(model, rows):
 
 
 @pytest.mark.slow
-def test_weights_that_a_build_seeds_are_moved_otherwise_for_each_seed_and_alike_in_both_arms():
+def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
     servers = [serve(case, build=build, batch=batch, loss=loss) for case in (CASE, CASE.reference())]
 
     def losses(server, seed, jitter):
