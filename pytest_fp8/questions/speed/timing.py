@@ -135,8 +135,8 @@ class BlockTimer:
         return self._side_by_side(blocks) if self.other else self._first_pair(blocks)
 
     def _side_by_side(self, blocks: int) -> tuple[list[float], list[float]]:
-        """The blocks of a pair that fits the GPU together. Each arm keeps its memory between its turns, so that none
-        begins by growing it anew."""
+        """The blocks of a pair that fits the GPU together. Where both peaks fit, too, each arm keeps its memory between
+        its turns, so that none begins by growing it anew."""
         found = self._in_turns(blocks) if self._long_turns() else self._alternating(blocks)
         for arm in (self.arms.other, self.arms.reference):
             arm.request("park")
