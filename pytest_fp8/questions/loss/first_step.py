@@ -9,6 +9,7 @@ from dataclasses import replace
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.loss.evidence import LossEvidence
+from pytest_fp8.questions.loss.rounding import moved_losses
 from pytest_fp8.verdicts import Verdict
 
 FIRST_STEP = 0.02
@@ -24,8 +25,6 @@ weights are moved by as much as FP8 moves products: INCONCLUSIVE from the first 
 mean squares over seeds. Of 333 sound cases on emulated FP8 (``benchmarks.healthy``, three recipes, 16 seeds) those that
 lie further apart than :data:`FIRST_STEP` reach 1.4 over any 3 and more of these seeds, 6.8 over 2, and 7.5 with one.
 The yardstick is short where a change of weights cancels, as between two views of one picture."""
-DRAWS = 4
-"""Ways in which the weights of one seed are moved. One can leave a loss where it is by chance."""
 
 
 def first_step(evidence: LossEvidence) -> Finding | None:
@@ -60,12 +59,8 @@ def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvide
     if not _enough(evidence) < _rms(list(_apart(evidence).values())) < math.inf:
         return evidence
 
-    def ask(seed: int) -> Sequence[float]:
-        losses: list[float] = arms.bf16.request("moved_losses", seed=seed, step=0, draws=DRAWS)
-        return losses[1:]
-
-    moved = {s: arms.shared(f"first losses {s}", lambda s=s: ask(s)) for s in sorted(evidence.bf16)}  # type: ignore[misc]
-    return replace(evidence, moved_first=moved)
+    found = moved_losses(arms, sorted(evidence.bf16), step=0)
+    return replace(evidence, moved_first={seed: losses[1:] for seed, losses in found.items()})
 
 
 def _enough(evidence: LossEvidence) -> float:

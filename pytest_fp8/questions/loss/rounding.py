@@ -13,7 +13,7 @@ from pytest_fp8.verdicts import Verdict
 SEEDS = 3
 """Whose last loss is asked. It costs a curve of the reference each."""
 DRAWS = 4
-"""Ways in which the weights of one seed are moved."""
+"""Ways in which the weights of one seed are moved. One can leave a loss where it is by chance."""
 
 
 def with_rounding(
@@ -33,11 +33,16 @@ def with_rounding(
 
 
 def _moved_last(arms: PairArms, evidence: LossEvidence) -> dict[int, Sequence[float]]:
-    step = arms.case.horizon - 1
+    found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.horizon - 1)
+    return {seed: [each - loss for each in moved] for seed, (loss, *moved) in found.items()}
 
-    def ask(seed: int) -> Sequence[float]:
-        loss, *moved = arms.bf16.request("moved_losses", seed=seed, step=step, draws=DRAWS)
-        return [each - loss for each in moved]
 
-    seeds = sorted(evidence.bf16)[:SEEDS]
-    return {s: arms.shared(f"rounding {step} {s}", lambda s=s: ask(s)) for s in seeds}  # type: ignore[misc]
+def moved_losses(arms: PairArms, seeds: Sequence[int], step: int) -> dict[int, list[float]]:
+    """By seed: the reference's loss of this step, and then from weights that are moved. Asked once for all cases that
+    share the reference. Raises ``ArmError``."""
+
+    def ask(seed: int) -> list[float]:
+        losses: list[float] = arms.bf16.request("moved_losses", seed=seed, step=step, draws=DRAWS)
+        return losses
+
+    return {s: arms.shared(f"moved losses {step} {s}", lambda s=s: ask(s)) for s in seeds}  # type: ignore[misc]
