@@ -285,3 +285,17 @@ def test_each_arm_has_a_port_of_its_own():
         store.listen()
     for one in held:
         one.close()
+
+
+def test_what_listens_on_another_address_is_not_given_the_port_of_an_arm():
+    held = [ranks.reserved_port() for _ in range(400)]
+    ports = {one.getsockname()[1] for one in held}
+    others = [socket.socket() for _ in range(100)]
+    for other in others:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # As NCCL listens on the address of a network.
+        other.bind(("127.0.0.2", 0))
+        other.listen()
+    assert ports.isdisjoint(other.getsockname()[1] for other in others)
+    for one in (*held, *others):
+        one.close()

@@ -215,10 +215,14 @@ AnyProcess = ArmProcess | RankedProcess
 
 
 def reserved_port() -> socket.socket:
-    """A socket bound to a free port, and not listening: rank 0 can listen on it, and nothing else is given it."""
+    """A socket bound to a free port, and not listening: rank 0 can listen on it, and nothing else is given it.
+
+    On every address, as torch's store listens: of a port that is held on one address alone the kernel gives the others
+    away. Two arms that met at a time on four H100s lost one so, to NCCL most likely, which listens on a network's.
+    """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((ADDRESS, 0))
+    holder.bind(("", 0))
     return holder
 
 
