@@ -220,6 +220,8 @@ class Session:
 
             self._pool = ArmPool(detect()[0])
             self._pool.stopwatch.tell = self._waiting
+            if self.progress is not None:
+                self.progress.builds = self._pool.stopwatch.builds
         return self._pool
 
     @contextlib.contextmanager

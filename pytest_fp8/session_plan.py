@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
@@ -40,6 +40,8 @@ RANKS_PAIR = (6.0, 10.0)
 to 66 s for half of 8B's layers on two H100s, which take longer turns, 20 s on two H200s; 18 s for 1B."""
 AS_PLANNED = 60.0
 """Seconds that count as planned and taken before the first case: one early case says little of the others."""
+LOSS_RUNS = 3
+"""Training runs of each seed of the loss question: FP8's, BF16's and its twin's."""
 BUSY = 10.0
 """Seconds of the busy times that an update takes of each pair that does not take turns: rough. Seen with Transformer
 Engine at 1B: 10 to 13 s on H100s, 6 s on an H200."""
@@ -69,6 +71,14 @@ class SessionPlan:
     too_large: Sequence[str] = ()
     """Arms that by estimate do not fit it alone; each is tried once."""
     memory: int = 0
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Of cases of own models: the training steps of their loss question, at least. How long one takes nobody knows
+    before an arm is built."""
+
+    def knowing(self, step: Mapping[str, float]) -> SessionPlan:
+        """This plan once the seconds of a training ``step`` are known, by case: they count for own models."""
+        known = [Build((), 0.0, count * step[case], case) for case, count in self.steps.items() if case in step]
+        return replace(self, builds=[*self.builds, *known])
 
     @property
     def seconds(self) -> float:
@@ -145,7 +155,12 @@ def plan_session(
             base, more = CACHED if cached.issuperset(together) else BUILD
             builds.append(Build(together, base + more * _billions(case), answers, case.id))
             cached |= {*together}
-    return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory)
+    steps = {
+        case.id: LOSS_RUNS * case.seeds * case.horizon
+        for case, wanted in asked
+        if case.model == OWN and "loss" in wanted
+    }
+    return SessionPlan(builds, len(asked), list(turns), too_large, gpu.memory, steps)
 
 
 def _in_turns(

@@ -227,6 +227,25 @@ def test_a_case_that_lasts_longer_than_planned_is_said_to_do_so(seconds, unfinis
     assert told == says
 
 
+def test_a_model_of_ones_own_is_given_the_time_of_its_steps_once_it_has_trained():
+    display = Lines()
+    progress = Progress(display, lambda: ["mine"])
+    progress.plan = SessionPlan([Build(("bf16", "mine"), 15, 15, "mine")], 1, steps={"mine": 180})
+
+    def says(what):
+        display.told.clear()
+        progress.test("mine", "loss")
+        with progress.waiting("mine", what):
+            deadline = time.monotonic() + 10
+            while not display.told and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return display.told[0]
+
+    assert says("build") == "about 30 s left"
+    progress.builds = {"mine": [{"imports": 5.0, "second step": 9.0}, {"imports": 5.0, "second step": 0.5}]}
+    assert says("curve") == "about 2 min left"
+
+
 def test_what_is_left_goes_by_how_long_the_cases_before_took(monkeypatch):
     now, unfinished, display = [0.0], ["first", "second"], Lines()
     monkeypatch.setattr("pytest_fp8.report.progress.time", SimpleNamespace(monotonic=lambda: now[0]))

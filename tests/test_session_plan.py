@@ -132,6 +132,18 @@ def test_models_of_ones_own_have_the_least_that_any_takes():
     assert plan.seconds == pytest.approx(2 * BUILD[0] + 2 * ANSWERS["layers"][0])
 
 
+def test_what_models_of_ones_own_take_is_known_once_an_arm_has_trained():
+    own, planned = Case("own", "torchao", "tensorwise", loss_steps=20, loss_seeds=3), cases("8b")[0]
+    plan = plan_session([(own, frozenset({"layers", "loss"})), planned], H100)
+    knowing = plan.knowing({own.id: 0.5, FIRST: 100.0, "own-bf16": 0.5})
+    # 20 steps of three seeds, in FP8, in BF16 and once more a rounding away.
+    assert knowing.of(own.id) == pytest.approx(plan.of(own.id) + 0.5 * 20 * 3 * 3)
+    assert knowing.of(FIRST) == plan.of(FIRST), "what is planned by size stays"
+    assert plan.knowing({}).seconds == plan.seconds
+    without = plan_session([(own, frozenset({"layers"}))], H100)
+    assert without.knowing({own.id: 0.5}).seconds == without.seconds
+
+
 def test_the_plan_says_what_is_left_of_it():
     plan = plan_session(cases("8b")[:2], H100)
     both = [FIRST, SECOND]

@@ -10,7 +10,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.arms.stopwatch import BUILD
@@ -58,6 +58,8 @@ class Progress:
         """``open_cases``: those with tests that have not finished."""
         self._display, self._open_cases = display, open_cases
         self.plan: SessionPlan | None = None
+        self.builds: Mapping[str, Sequence[Mapping[str, float]]] = {}
+        """Seconds of each phase of each build so far, by arm."""
         self._case, self._question, self._arm = "", "", ""
         self._began: float | None = None
         self._case_began = self._stage_began = time.monotonic()
@@ -116,11 +118,12 @@ class Progress:
         """How much longer, at the pace of the cases so far: of this one, too, once it takes longer than planned."""
         if self.plan is None:
             return " in all"
+        plan = self.plan.knowing({arm: builds[-1].get("second step", 0.0) for arm, builds in self.builds.items()})
         took = {**self._took}
         spent = took.pop(case, 0.0) + now - self._case_began
-        late = 0 < self.plan.pace(took) * self.plan.of(case) < spent
-        pace = self.plan.pace({**took, case: spent} if late else took)
-        left = self.plan.left(self._open_cases(), case, spent, pace)
+        late = 0 < plan.pace(took) * plan.of(case) < spent
+        pace = plan.pace({**took, case: spent} if late else took)
+        left = plan.left(self._open_cases(), case, spent, pace)
         if left < 1:
             return ", longer than planned"
         if late:
