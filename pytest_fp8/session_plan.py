@@ -105,6 +105,8 @@ class SessionPlan:
         """The plan in one line."""
         arms = sum(len(each.arms) for each in self.builds)
         said = f"fp8: {self.cases} case(s), {arms} arm(s) to build, about {in_words(self.seconds)}"
+        if self.steps:
+            said += " and as long as own models train"
         if self.turns:
             said += f"; the arms of {', '.join(self.turns)} take turns: {self.memory / GIB:.0f} GiB do not hold both"
         if self.too_large:

@@ -140,6 +140,7 @@ def test_what_models_of_ones_own_take_is_known_once_an_arm_has_trained():
     assert knowing.of(own.id) == pytest.approx(plan.of(own.id) + 0.5 * 20 * 3 * 3)
     assert knowing.of(FIRST) == plan.of(FIRST), "what is planned by size stays"
     assert plan.knowing({}).seconds == plan.seconds
+    assert " min and as long as own models train" in plan.line()
     without = plan_session([(own, frozenset({"layers"}))], H100)
     assert without.knowing({own.id: 0.5}).seconds == without.seconds
 
