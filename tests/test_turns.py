@@ -322,6 +322,26 @@ def test_a_disturbed_pair_is_taken_again_once(pool, monkeypatch, disturbed, time
     assert told_of(pool, monkeypatch, readings).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("readings", "disturbed", "pairs"),
+    [
+        ([[HOT, COOL, COOL], [COOL] * 3, [COOL] * 3, [COOL, HOT, COOL], [COOL] * 3], 0, 5),
+        ([[HOT] * 3, [HOT] * 3, [HOT] * 3, [HOT] * 3], 9, 4),
+    ],
+    ids=["each pair has a second try", "none where the second one was no better"],
+)
+def test_a_gpu_that_is_hot_now_and_then_has_an_answer(pool, monkeypatch, readings, disturbed, pairs):
+    seen = chain([COOL] * 6, *readings)
+    monkeypatch.setattr("pytest_fp8.arms.pair.conditions", lambda *_: next(seen))
+    arms = PairArms(Case("8b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    timer.measure(3, 6)
+    assert len(timer.other) == 3
+    assert sum(bool(state.throttles) for state in timer.beside.states) == disturbed
+    assert next(seen, None) is None, f"{pairs} pairs of blocks were taken"
+
+
 def test_throttled_clocks_are_told_with_how_often_they_were_seen(pool, monkeypatch):
     decision = told_of(pool, monkeypatch, chain([COOL] * 6, [HOT] * 3, [HOT], repeat(COOL)))
     assert decision.verdict is Verdict.INVALID

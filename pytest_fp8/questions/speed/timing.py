@@ -73,8 +73,8 @@ class BlockTimer:
         """Whether the arms, which do not fit together, took turns in these pairs."""
         self._dropped, self._order = 0, "abba"
         """Steps before the last blocks that did not count, and how these were taken."""
-        self._again = False
-        """Whether a pair's blocks were taken again, since something disturbed them: once is all that is tried."""
+        self._disturbed = False
+        """Whether something disturbed a pair whose blocks were taken twice: there is no answer then."""
         self.on_pair: Callable[[dict[str, Any]], None] = lambda recording: None
         """Called with :meth:`recording` once a pair's blocks are there."""
 
@@ -112,21 +112,24 @@ class BlockTimer:
             taken.clear()
 
     def _undisturbed(self, blocks: int) -> tuple[list[float], list[float]]:
-        """The blocks of one pair; taken again where something disturbed them, which once is all that is tried."""
+        """The blocks of one pair; taken once more where something disturbed them."""
         before = self.beside.copy()
         try:
             found = self._pair(blocks)
-            new = self.beside.states[len(before.states) :]
-            if not self._again and any(state.throttles or state.strangers for state in new):
+            if not self._disturbed and self._disturbed_since(before):
                 # A GPU that an earlier job left hot, or that another process is just leaving, may be quiet by now.
-                self._again, self.beside = True, before.copy()
+                self.beside = before.copy()
                 found = self._pair(blocks)
+                self._disturbed = self._disturbed_since(before)
         except ArmError:
             # Whoever asks again takes this pair's blocks from the start.
             self.beside = before
             raise
         self._before_last = before
         return found
+
+    def _disturbed_since(self, before: Beside) -> bool:
+        return any(state.throttles or state.strangers for state in self.beside.states[len(before.states) :])
 
     def _pair(self, blocks: int) -> tuple[list[float], list[float]]:
         """The blocks of one pair of processes, of the reference and of the other arm."""
