@@ -20,8 +20,11 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
             f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
             "A gate that ran nothing is not green."
         )
-    elif ran and not ledger.ran_on_gpu and (base := settings.base_git or settings.base_python):
-        session.notes.append(f"nothing was timed beside the base {base}: no FP8 test ran on a GPU")
+    elif ran and (base := settings.base_git or settings.base_python) and not _timed_beside_base(session):
+        why = "no test that ran asked assert_speedup(), or it had no answer"
+        if not ledger.ran_on_gpu:
+            why = "no FP8 test ran on a GPU"
+        session.notes.append(f"nothing was timed beside the base {base}: {why}")
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
     elif not settings.declared and not settings.strict:
@@ -55,6 +58,12 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         _report(session, settings.report_dir, origin)
     elif earlier and session.problems:
         session.notes.append(f"{settings.report_dir} keeps an earlier session's report: this one asked nothing of FP8")
+
+
+def _timed_beside_base(session: Session) -> bool:
+    """Whether any case was: ``assert_speedup()`` alone asks it."""
+    answers = (said for entry in session.ledger.entries.values() for said in entry.decisions.values())
+    return any("base" in said["numbers"] for said in answers)
 
 
 def _note_unanswered(session: Session) -> None:

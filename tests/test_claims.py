@@ -25,6 +25,7 @@ from benchmarks.claims.judgement import (
     read,
     verdict,
 )
+from benchmarks.claims.page import markdown
 from benchmarks.claims.stored import BASELINES, MEASURED, measure, stored_on
 from helpers.baselines import baseline as stored
 from helpers.fakes import H200, install
@@ -173,6 +174,24 @@ def test_the_number_of_gpus_is_that_of_the_case():
     source = Source("somebody", gpu="h200", gpus=8)
     found = judge(claim(cases=(Near(pair),), source=source), {"h200": {pair.id: baseline(pair, speedup=speed(1.4))}})
     assert found.differs == {"number of GPUs": "2 instead of 8"}
+
+
+def test_where_arms_wait_for_their_host_the_gpu_s_work_answers_and_that_is_no_such_speed():
+    waits = baseline(speedup=speed(0.97), busy_speedup=speed(1.1))
+    found = judge(claim(source=Source("somebody", gpu="h200")), {"h200": {CASE.id: waits}})
+    assert found.reading.value == pytest.approx(1.1)
+    assert "wait for their host" in found.differs["time"]
+    assert found.verdict == NOT_REPRODUCED, "the steps may be as fast elsewhere"
+
+
+def test_the_loss_of_a_model_that_learns_too_little_answers_nothing():
+    large = Case("8b", "torchao", "tensorwise")
+    stored = {"h200": {large.id: baseline(large, loss_gap=[0.0, 0.001, 0.002])}}
+    found = judge(claim("loss_gap", AT_MOST, 0.02, cases=(Near(large),)), stored)
+    assert found.verdict == NOT_MEASURED
+    page = markdown([found], stored)
+    assert any("| - | not measured here |" in line and "too few weights" in line for line in page)
+    assert "## Not measured yet" not in page, "no measurement would answer it"
 
 
 def test_a_baseline_of_another_definition_answers_nothing():

@@ -230,6 +230,16 @@ def test_a_test_session_gates_without_a_baseline_against_base(pytester, monkeypa
     equal = in_tests(pytester, monkeypatch)
     assert equal.ret == 0
     equal.stdout.fnmatch_lines(["*2 passed*"])
+    equal.stdout.no_fnmatch_line("*nothing was timed beside the base*")
+
+
+def test_a_base_that_no_test_asks_the_speed_of_is_noted(pytester, monkeypatch):
+    result = in_tests(pytester, monkeypatch, "-k", "not speedup")
+    assert result.ret == 0
+    says = (
+        f"nothing was timed beside the base {sys.executable}: no test that ran asked assert_speedup(), or it had no *"
+    )
+    result.stdout.fnmatch_lines([says, "*1 passed*"])
 
 
 @pytest.mark.parametrize("share", [0.02, 0.06])

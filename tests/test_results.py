@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,22 @@ def test_a_row_has_the_figures_and_the_measurement_it_is_from(stored, capsys):
     assert "| `1b-te-current` | 28 | - | - | - | - | - | - | 2 |" in page
     assert any(line.startswith("| `1b-te-block` | 28 | - | - | 100.00 ms | 90.48 ms | 1.105x [1.1") for line in page)
     assert "2. 2026-11-20, commit ba9876543210: torch 2.11.0, te 2.20.2" in page
+
+
+def test_what_the_newest_measurement_has_not_says_which_one_it_is_of(stored, capsys):
+    figures = {"fp8_share": [0.8], "speedup": [[0.1, 0.1], [0.1, 0.1]], "memory_ratio": [1.2]}
+    sessions = [
+        session(metrics={"loss_gap": [0.01, 0.02]}, commit="aaaaaaaaaaaa"),
+        session(metrics=figures, commit="bbbbbbbbbbbb"),
+        session(metrics={"memory_ratio": [1.1]}, commit="cccccccccccc"),
+    ]
+    made = baseline("1b-te-block", "hash", "h200", {}, commit="x")
+    write_baseline(Path("baselines"), replace(made, sessions=tuple(sessions)))
+    page = lines(capsys, "--markdown")
+    [row] = [line for line in page if line.startswith("| `1b-te-block` | -")]
+    assert row.endswith("| 1.100x | 1; FP8, speed 2; loss 3 |")
+    for number, commit in enumerate("cba", 1):
+        assert any(line.startswith(f"{number}. 2026-11-20, commit {commit * 12}") for line in page)
 
 
 def test_gpus_stand_side_by_side_in_one_row_of_each_case(stored, capsys):

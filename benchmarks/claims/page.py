@@ -11,6 +11,7 @@ from benchmarks.claims.judgement import (
     BETWEEN_HOSTS,
     DID_NOT_HOLD,
     HELD,
+    LEARNS_TOO_LITTLE,
     NOT_MEASURED,
     NOT_REPRODUCED,
     PARTLY,
@@ -115,6 +116,8 @@ def _with(finding: Finding) -> str:
     near = finding.near
     names = f"`{near.case.id}`" + (f" against `{near.other.id}`" if near.other else "")
     text = "; ".join([names, *(f"{name}: {what}" for name, what in finding.differs.items())])
+    if finding.reading is None and LEARNS_TOO_LITTLE in finding.why:
+        return f"{text} ({LEARNS_TOO_LITTLE})"
     nearer = finding.why if finding.reading else ()
     return text + (f" (nearer, but {'; '.join(nearer)})" if nearer else "")
 
@@ -128,7 +131,7 @@ def _commands(findings: Iterable[Finding]) -> Iterable[tuple[str, str]]:
     """(claims, command) for each case that is missing; one command for all claims that wait for it."""
     waiting: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.verdict == NOT_MEASURED:
+        if finding.verdict == NOT_MEASURED and LEARNS_TOO_LITTLE not in finding.why:
             waiting.setdefault(_cases(finding), []).append(finding)
     for group in waiting.values():
         yield ", ".join(finding.claim.id for finding in group), group[0].command()

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.metrics import gated_speedup
-from pytest_fp8.baselines.record import Baseline
+from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.report.accounts import MEANING, account_table, by_number_of_gpus
 from pytest_fp8.report.baselines import describe, libraries_of, shown_or_dash
 from pytest_fp8.report.tables import markdown_row, markdown_table
 
 COLUMNS = ("case", "FP8 layers", "FP8 FLOPs", "loss gap", "BF16 step", "FP8 step", "speedup (99 %)", "memory", "from")
+FROM = {"fp8_share": "FP8", "loss_gap": "loss", "speedup": "speed", "memory_ratio": "memory"}
+"""One metric of each question, and how the last column calls what an earlier session measured."""
 HEAD = """\
 # Results on each GPU
 
@@ -30,9 +32,10 @@ Each row is one case: FP8 training against its reference, the same training in B
 | BF16 step, FP8 step | median time of one training step |
 | speedup (99 %) | BF16 time over FP8 time, with its 99 % interval over the processes that were measured |
 | memory | peak of allocated memory, FP8 over BF16 |
-| from | which measurement; listed below the tables of each GPU |
+| from | the newest measurement, listed below the tables of each GPU; "loss 4": the loss is of measurement 4, an earlier one |
 
-A dash means that the case does not ask this question. `pytest-fp8 baselines show CASE` prints every stored value.
+A dash means that the case does not ask this question, or was not asked it yet. Figures that only an earlier measurement
+has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines show CASE` prints every stored value.
 [Findings](findings.md) says how to read the figures."""
 
 BUSY = (
@@ -152,8 +155,23 @@ def cells(baseline: Baseline, origins: dict[str, int]) -> list[str]:
         *(shown_or_dash(baseline, metric) for metric in before),
         speedup,
         shown_or_dash(baseline, "memory_ratio"),
-        str(origins.setdefault(_origin(baseline), len(origins) + 1)),
+        _measurements(baseline, origins),
     ]
+
+
+def _measurements(baseline: Baseline, origins: dict[str, int]) -> str:
+    """The number of the newest session; of what it did not measure, the column with the number of an earlier one."""
+    earlier: dict[int, list[str]] = {}
+    newest = _number(baseline.newest, origins)
+    for metric, column in FROM.items():
+        sessions = baseline.measured_in(metric)
+        if sessions and sessions[-1] is not baseline.newest:
+            earlier.setdefault(_number(sessions[-1], origins), []).append(column)
+    return "; ".join([str(newest), *(f"{', '.join(columns)} {number}" for number, columns in earlier.items())])
+
+
+def _number(session: StoredSession, origins: dict[str, int]) -> int:
+    return origins.setdefault(_origin(session), len(origins) + 1)
 
 
 def _device(baseline: Baseline) -> str:
@@ -164,6 +182,6 @@ def _device(baseline: Baseline) -> str:
     return f"{facts['name']}{driver}{power}."
 
 
-def _origin(baseline: Baseline) -> str:
-    dirty = " with changed files" if baseline.newest.dirty else ""
-    return f"{baseline.newest.origin}{dirty}: {libraries_of(baseline.newest)}"
+def _origin(session: StoredSession) -> str:
+    dirty = " with changed files" if session.dirty else ""
+    return f"{session.origin}{dirty}: {libraries_of(session)}"
