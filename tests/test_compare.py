@@ -192,10 +192,10 @@ def test_json(run):
     assert "bf16" not in comparison
 
 
-def test_a_shared_gpu_is_invalid_and_fails_only_when_strict(run):
+def test_a_shared_gpu_is_invalid_and_no_answer(run):
     code, out, _ = run(*CASE, strangers=(4242,))
     assert "INVALID: the GPU was shared" in out
-    assert code == 0
+    assert code == 2
     assert run(*CASE, "--strict", strangers=(4242,))[0] == 1
 
 

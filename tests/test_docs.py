@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fp8 import Case, Fp8Pair, Workload
+from pytest_fp8.baselines.provenance import COMMIT_VARIABLE
 from pytest_fp8.cli import main, parser
 from pytest_fp8.markers import ARGUMENTS, DEFAULTS
 from pytest_fp8.options import NOT_IN_INI, OPTIONS
@@ -151,7 +152,7 @@ def test_continuous_integration_calls_the_commands_of_the_readme():
 @every_text
 def test_settings_and_methods_named_exist(name):
     text = TEXTS[name].read_text()
-    assert set(re.findall(r"PYTEST_FP8_\w+", text)) <= {option.environment for option in OPTIONS}
+    assert set(re.findall(r"PYTEST_FP8_\w+", text)) <= {option.environment for option in OPTIONS} | {COMMIT_VARIABLE}
     for method in re.findall(r"\bassert_\w+(?=\()", text):
         assert hasattr(Fp8Pair, method), method
     for arguments in re.findall(r"Workload\((\w+)=", text):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 COLUMNS = ("case", "arm", "base", "head", "head against base", "verdict")
 DESCRIPTION = """\
 Compare two environments or two commits on one GPU: their arms alternate, no stored baseline is needed. The project is
-the current folder; it and its src/ come first on each arm's import path. Exit 0: not slower; 1: slower; 2: no answer.
+the current folder; it and its src/ come first on each arm's import path. Exit 0: not slower; 1: slower, or FP8 does not
+run as it should; 2: no answer, also where the verdict is INVALID or INCONCLUSIVE.
 """
 
 
@@ -39,7 +40,7 @@ def add_compare(commands: Any) -> None:
     add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: the case's own)")
     add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
     add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
-    add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1, too")
+    add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1 in place of 2")
     add.add_argument("--json", action="store_true", help="JSON instead of a table")
     add.set_defaults(run=run)
 
@@ -86,8 +87,11 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps([comparison.to_json() for comparison in done], indent=1, sort_keys=True))
     else:
         print_comparisons(done)
-    failing = {Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID} if options.strict else {Verdict.FAIL}
-    return int(any(comparison.decision.verdict in failing for comparison in done))
+    verdicts = {comparison.decision.verdict for comparison in done}
+    if Verdict.FAIL in verdicts:
+        return 1
+    # A disturbed or an undecided comparison is no green one.
+    return (1 if options.strict else 2) if verdicts & {Verdict.INCONCLUSIVE, Verdict.INVALID} else 0
 
 
 def _suite() -> Path:

@@ -32,10 +32,11 @@ Each row is one case: FP8 training against its reference, the same training in B
 | BF16 step, FP8 step | median time of one training step |
 | speedup (99 %) | BF16 time over FP8 time, with its 99 % interval over the processes that were measured |
 | memory | peak of allocated memory, FP8 over BF16 |
-| from | the newest measurement, listed below the tables of each GPU; "loss 4": the loss is of measurement 4, an earlier one |
+| from | the newest measurement, listed below the tables of each GPU; "loss 4": the loss is of an earlier one, the 4th |
 
 A dash means that the case does not ask this question, or was not asked it yet. Figures that only an earlier measurement
-has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines show CASE` prints every stored value.
+has may be of a question that the suite no longer asks, such as the loss of 8B. `pytest-fp8 baselines show CASE` prints
+every stored value.
 [Findings](findings.md) says how to read the figures."""
 
 BUSY = (
