@@ -76,8 +76,6 @@ def reported(pytester):
     [
         (signal.SIGTERM, ()),
         (signal.SIGTERM, ("-n1",)),
-        # It takes SIGTERM's way.
-        pytest.param(signal.SIGHUP, (), marks=pytest.mark.any_pytest),
         (signal.SIGINT, ()),
         pytest.param(signal.SIGINT, ("-n1",), marks=pytest.mark.inner_pytest),
     ],
@@ -116,6 +114,16 @@ def test_a_controller_that_is_killed_takes_its_workers_along_and_they_leave_noth
     assert all_end(*pids)
     ends(lambda: bool(left_in(temporary)), 15)
     assert left_in(temporary) == []
+
+
+def test_what_a_lost_terminal_sends_goes_the_way_of_sigterm(capsys):
+    endings = Endings()
+    endings.take()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGHUP"):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        endings.give_back()
 
 
 def test_nothing_keeps_a_session_that_ends_from_writing_what_it_knows():
