@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def own_code(path: str | Path, top: Path) -> bool:
 
 
 def require_own_code() -> None:
-    """In an arm, once it has trained. Raises :class:`OtherSideError` for a module that this commit has as well."""
+    """In an arm, once it has trained. Raises :class:`OtherSideError` for a module that this commit has as well, or that
+    git knows here: under an editable install base would import what has been renamed, moved or added since."""
     here, _, mine = os.environ.get(NOT_FROM, "").partition(os.pathsep)
     if not here:
         return
@@ -45,5 +47,15 @@ def require_own_code() -> None:
             continue
         real = Path(file).resolve()
         # Code that a compiler has written to a cache in the project is no commit's.
-        if own_code(real, Path(here)) and Path(mine, real.relative_to(here)).is_file():
+        if own_code(real, Path(here)) and (Path(mine, real.relative_to(here)).is_file() or _tracked(real)):
             raise OtherSideError(f"{name} came from {file}, which is not of this commit")
+
+
+def _tracked(file: Path) -> bool:
+    """Whether git tracks it, in the repository or in a submodule."""
+    from pytest_fp8.git import GitError, git
+
+    with contextlib.suppress(GitError):
+        git(file.parent, "ls-files", "--error-unmatch", "--", file.name)
+        return True
+    return False

@@ -58,6 +58,7 @@ class Session:
         self._arms: dict[tuple[str, str], PairArms] = {}
         self._pairs: dict[tuple[str, str, tuple[object, ...]], Fp8Pair] = {}
         self._base: BaseGate | None = None
+        self.base_commit = ""
         self._held = ExitStack()
 
     def start(self, runs: bool) -> None:
@@ -67,7 +68,7 @@ class Session:
 
         if self.settings.baselines_from:
             self.source().check()
-        prepare(self.settings, self.root, self._held, writes=runs and not self.is_worker)
+        self.base_commit = prepare(self.settings, self.root, self._held, runs and not self.is_worker, runs)
 
     def selected(self, asked: list[tuple[Case, str | None, str]], whole: bool, paired: list[Case]) -> None:
         """Note the collected tests: (case, question, test id) each. Question ``None``: the marks name none, so the test
@@ -209,7 +210,7 @@ class Session:
         from pytest_fp8.compare.session import Model, Side
 
         if self._base is None:
-            self._base = BaseGate(Side(settings.base_python, settings.base_git), self.root, self.pool, self._held)
+            self._base = BaseGate(Side(settings.base_python, self.base_commit), self.root, self.pool, self._held)
         gate = self._base
         return lambda: gate.compare(case, Model(shipped, model), self.gated_cases)
 

@@ -20,6 +20,8 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
             f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
             "A gate that ran nothing is not green."
         )
+    elif ran and settings.base_git and _timed_beside_base(session):
+        session.notes.append(f"timed beside the base {settings.base_git}: commit {session.base_commit[:12]}")
     elif ran and (base := settings.base_git or settings.base_python) and not _timed_beside_base(session):
         why = "no test that ran asked assert_speedup(), or it had no answer"
         if not ledger.ran_on_gpu:

@@ -10,10 +10,12 @@ from pytest_fp8.errors import refuse
 from pytest_fp8.options import Settings
 
 
-def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> None:
+def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs: bool = True) -> str:
     """See that the base of the project at ``root`` is there and the report can be written, take the baselines' lock
     where they are updated, and name the folder of compiled code; ``held`` gives both back. ``writes``: whether this
-    process runs tests and writes what they found.
+    process runs tests and writes what they found. ``runs``: whether it, or a worker of pytest-xdist, runs them.
+
+    Gives base's commit, empty without one: what its name means may change while tests run.
 
     Raises :class:`SettingsError` and :class:`BaselineError`.
     """
@@ -21,6 +23,11 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
         from pytest_fp8.arms.environment import require_base
 
         require_base(settings.base_python, settings.base_git, root)
+    base = ""
+    if runs and settings.base_git:
+        from pytest_fp8.arms.environment import commit_of
+
+        base = commit_of(settings.base_git, root)
     if settings.report_dir is not None and writes:
         _require_apart(settings.report_dir, settings.baseline_dir)
         require_writable(settings.report_dir)
@@ -33,6 +40,7 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool) -> No
         from pytest_fp8.baselines.atomic import updating
 
         held.enter_context(updating(settings.baseline_dir))
+    return base
 
 
 def _require_apart(report: Path, baselines: Path) -> None:

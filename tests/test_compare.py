@@ -192,6 +192,20 @@ def test_json(run):
     assert "bf16" not in comparison
 
 
+@pytest.mark.parametrize("option", ["--base-git", "--base-python", "--head-git"])
+def test_an_empty_side_is_an_error_and_not_what_is_here(run, option):
+    code, _, err = run(option, "", *CASE)
+    assert code == 2
+    assert f"{option} is given and empty" in err
+
+
+def test_two_commits_are_compared_with_a_model_of_their_own(run, capsys):
+    assert main(["compare", "--base-git", "HEAD", *CASE]) == 2
+    said = capsys.readouterr().err
+    assert "models of the suite are pytest-fp8's own" in said
+    assert "next:     --workload" in said
+
+
 def test_a_shared_gpu_is_invalid_and_no_answer(run):
     code, out, _ = run(*CASE, strangers=(4242,))
     assert "INVALID: the GPU was shared" in out
@@ -208,6 +222,13 @@ def test_a_head_without_fp8_fails_however_fast(run):
 def test_an_arm_that_cannot_be_built_is_no_answer(run):
     code, _, err = run(*CASE, fails={"1b-torchao-tensorwise": "died"})
     assert code == 2
+    assert "failed" in err
+
+
+def test_what_was_measured_before_an_arm_died_is_told(run):
+    code, out, err = run(*CASE, "--case", "8b-torchao-tensorwise", fails={"8b-torchao-tensorwise": "died"})
+    assert code == 2
+    assert "1b-torchao-tensorwise: PASS" in out
     assert "failed" in err
 
 
@@ -231,6 +252,20 @@ def test_a_test_session_gates_without_a_baseline_against_base(pytester, monkeypa
     assert equal.ret == 0
     equal.stdout.fnmatch_lines(["*2 passed*"])
     equal.stdout.no_fnmatch_line("*nothing was timed beside the base*")
+
+
+def test_base_is_the_commit_that_its_name_meant_at_the_start_and_is_told(pytester, monkeypatch):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    moves = "def test_a_colleague_pulls():\n    subprocess.run(['git', 'tag', '-f', 'base', 'HEAD'], check=True)\n"
+    pytester.makepyfile(test_1_moves=f"import subprocess\n\n{moves}", test_2_asks=IN_TESTS)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
+        subprocess.run([*git, *command], check=True, cwd=pytester.path)
+    before = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=pytester.path, text=True).strip()
+    subprocess.run([*git, "commit", "-qm", "head", "--allow-empty"], check=True, cwd=pytester.path)
+    install(monkeypatch, H200)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-base-git=base")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines([f"timed beside the base base: commit {before[:12]}", "*3 passed*"])
 
 
 def test_a_base_that_no_test_asks_the_speed_of_is_noted(pytester, monkeypatch):
@@ -374,6 +409,13 @@ def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, 
     assert head.versions["torchao"] == "0.99"
     facts, _ = built(head)
     assert facts["libraries"]["torchao"] == "0.99"
+    # What is installed there is that side's project, and not what is here.
+    (project / "src/mine").mkdir(parents=True)
+    assert str(project / "src") in probed("base", str(python), project).import_path
+    (packages / "mine").mkdir()
+    (packages / "mine/__init__.py").write_text("")
+    own = probed("base", str(python), project).import_path
+    assert not {str(project / "src"), str(project)} & {*own}
 
 
 def test_a_checkout_below_the_root_of_a_repository(project):

@@ -153,6 +153,27 @@ def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path
     assert "Both sides would be the same code" in error.value.message
 
 
+@pytest.mark.slow
+def test_what_head_alone_has_is_none_of_bases_either(project, tmp_path):
+    """As an editable install lets base find it: renamed, moved or added since."""
+    (project / "new/late.py").write_text("")
+    (project / "src/other_side.py").write_text(MODEL.format(late=str(project / "new")))
+    git(project, "add", "src")
+    git(project, "commit", "-qm", "a model that looks for what will come")
+    git(project, "tag", "second")
+    git(project, "add", "new")
+    git(project, "commit", "-qm", "it has come")
+    workload = ship(WorkloadReference("other_side:workload"), "the workload")
+    with ExitStack() as held:
+        base, _ = environments(Side(revision="second"), Side(), project, held)
+        arm = ArmProcess(environment=base)
+        try:
+            with pytest.raises(ArmError, match=r"late came from .*which is not of this commit"):
+                arm.build(ArmSpec(Case("own", "torchao", "tensorwise", emulated=True), "cpu", workload, threads=1))
+        finally:
+            arm.close()
+
+
 def test_a_checkout_writes_nothing_to_the_repository(project):
     def files():
         return {path: path.read_bytes() for path in (project / ".git").rglob("*") if path.is_file()}

@@ -29,7 +29,7 @@ def find(name):
     except (ModuleNotFoundError, ValueError):
         return None
 
-needed, packages = json.loads(sys.argv[1])
+needed, packages, project, folders = json.loads(sys.argv[1])
 versions = {"python": ".".join(map(str, sys.version_info[:3]))}
 for package in packages:
     try:
@@ -39,10 +39,19 @@ for package in packages:
 cudnn = find("nvidia.cudnn")
 places = list(cudnn.submodule_search_locations) if cudnn and cudnn.submodule_search_locations else [""]
 missing = [name for name in needed if find(name) is None]
-print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing}))
+before, sys.path[:] = list(sys.path), [path for path in sys.path if path not in folders]
+sys.path_importer_cache.clear()
+found = [spec for name in project if (spec := find(name)) is not None]
+sys.path[:] = before
+installed = [spec.origin or list(spec.submodule_search_locations or [""])[0] for spec in found]
+print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing, "installed": installed}))
 """
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
 """What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
+
+
+COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools", "utils")
+"""Packages of a project that say nothing of whether it is installed: other distributions bring such, too."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
             done = subprocess.run(
-                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES])],
+                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES, packages_of(project), bare.import_path])],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -117,7 +126,7 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             raise SettingsError(
                 f"{name}: {python} is not a Python that arms can run in",
                 expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-                seen=(getattr(error, "stderr", "") or str(error)).strip()[-500:],
+                seen=_said(error)[-500:],
                 next_step=f"{python} --version",
             ) from error
     if seen["missing"]:
@@ -127,7 +136,27 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             seen=f"no {', '.join(seen['missing'])}",
             next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
         )
+    if root == project and any(not own_code(place, top) for place in seen["installed"]):
+        # An environment of its own, in which the project is installed: as it is there, and not as it is here.
+        here = {str(folder) for folder in import_folders(project)}
+        bare = replace(bare, import_path=tuple(path for path in bare.import_path if path not in here))
     return replace(bare, versions=seen["versions"], cudnn=seen["cudnn"])
+
+
+def _said(error: Exception) -> str:
+    """What a process wrote before it failed; of one that took too long it is bytes."""
+    text = getattr(error, "stderr", "") or str(error)
+    return (text.decode(errors="replace") if isinstance(text, bytes) else str(text)).strip()
+
+
+def packages_of(project: Path) -> list[str]:
+    """The names by which an environment that has the project installed is known: of the packages in ``src``; without
+    it of those below the root, but for names that others install as well."""
+    folder = import_folders(project)[0]
+    inside = [path for path in folder.iterdir() if path.name.isidentifier() and path.is_dir()]
+    if folder != project:
+        return sorted(path.name for path in inside)
+    return sorted(path.name for path in inside if (path / "__init__.py").is_file() and path.name not in COMMON)
 
 
 def import_folders(root: Path) -> list[Path]:

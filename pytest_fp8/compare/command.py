@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.errors import SettingsError
+from pytest_fp8.errors import Fp8Error, SettingsError, refuse
 from pytest_fp8.suites_command import suites
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
-    from pytest_fp8.compare.session import Comparison
+    from pytest_fp8.compare.session import Comparison, Side
 
 COLUMNS = ("case", "arm", "base", "head", "head against base", "verdict")
 DESCRIPTION = """\
@@ -28,8 +28,8 @@ def add_compare(commands: Any) -> None:
     """Add the command to the parser of :mod:`pytest_fp8.cli`."""
     add = commands.add_parser("compare", help="base against head on one GPU", description=DESCRIPTION)
     for side in ("base", "head"):
-        add.add_argument(f"--{side}-python", default="", metavar="PYTHON", help=f"interpreter of {side}'s arms")
-        add.add_argument(f"--{side}-git", default="", metavar="REV", help=f"commit of the project in {side}'s arms")
+        add.add_argument(f"--{side}-python", metavar="PYTHON", help=f"interpreter of {side}'s arms")
+        add.add_argument(f"--{side}-git", metavar="REV", help=f"commit of the project in {side}'s arms")
     add.add_argument("--case", action="append", required=True, help="a case of the suite; may be repeated")
     add.add_argument(
         "--suite",
@@ -47,24 +47,17 @@ def add_compare(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and give the exit code."""
-    from pytest_fp8.compare.session import Side, compare, differences, environments, require_gpu
+    from pytest_fp8.compare.session import compare, differences, environments, require_gpu
     from pytest_fp8.verdicts import Verdict
     from pytest_fp8.workload import WorkloadReference
 
-    base, head = (
-        Side(getattr(options, f"{side}_python"), getattr(options, f"{side}_git")) for side in ("base", "head")
-    )
-    if base == head == Side():
-        raise SettingsError(
-            "compare needs two sides",
-            expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
-            seen="neither",
-            next_step=f"pytest-fp8 compare --base-git main --case {options.case[0]}",
-        )
+    base, head = _sides(options)
     if options.tolerance is not None and not 0 < options.tolerance < 1:
         raise SettingsError("--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
     workload = WorkloadReference(options.workload) if options.workload else None
     cases = named_cases(options.case, options.suite or _suite(), own=workload is not None)
+    if workload is None:
+        _require_other_libraries(base, head, cases[0])
     for case in cases:
         require_gpu(case)
     done: list[Comparison] = []
@@ -72,26 +65,70 @@ def run(options: argparse.Namespace) -> int:
         sides = environments(base, head, Path.cwd(), held)
         if not options.json:
             print(f"base against head: {'; '.join(differences(*sides)) or 'the same libraries'}", flush=True)
-        for case in cases:
-            done.append(
-                compare(
-                    case,
-                    *sides,
-                    tolerance=options.tolerance or case.tolerance,
-                    looks=options.looks,
-                    with_bf16=not options.fp8_only,
-                    workload=workload,
+        try:
+            for case in cases:
+                done.append(
+                    compare(
+                        case,
+                        *sides,
+                        tolerance=options.tolerance or case.tolerance,
+                        looks=options.looks,
+                        with_bf16=not options.fp8_only,
+                        workload=workload,
+                    )
                 )
-            )
-    if options.json:
-        print(json.dumps([comparison.to_json() for comparison in done], indent=1, sort_keys=True))
-    else:
-        print_comparisons(done)
+        except Fp8Error:
+            # What was measured before is not lost.
+            _tell(done, options.json)
+            raise
+    _tell(done, options.json)
     verdicts = {comparison.decision.verdict for comparison in done}
     if Verdict.FAIL in verdicts:
         return 1
     # A disturbed or an undecided comparison is no green one.
     return (1 if options.strict else 2) if verdicts & {Verdict.INCONCLUSIVE, Verdict.INVALID} else 0
+
+
+def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
+    """Base and head as they were named. Raises :class:`SettingsError`."""
+    from pytest_fp8.compare.session import Side
+
+    given = {name: getattr(options, name) for name in ("base_python", "base_git", "head_python", "head_git")}
+    for name, value in given.items():
+        if value == "":
+            refuse(
+                f"--{name.replace('_', '-')} is given and empty",
+                expected="an interpreter" if name.endswith("python") else "a commit, branch or tag",
+                seen="nothing: a variable that nobody has set?",
+                next_step="set it, or leave the option out",
+            )
+    if not any(given.values()):
+        refuse(
+            "compare needs two sides",
+            expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
+            seen="neither",
+            next_step="pytest-fp8 compare --base-git main --workload package.module:name --case own-torchao-tensorwise",
+        )
+    base, head = (Side(given[f"{side}_python"] or "", given[f"{side}_git"] or "") for side in ("base", "head"))
+    return base, head
+
+
+def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
+    """Raise :class:`SettingsError` where two commits of a project would train pytest-fp8's own model."""
+    if base.python == head.python and not Path("pytest_fp8/compare").is_dir():
+        refuse(
+            "both sides would be the same: models of the suite are pytest-fp8's own, in every commit of this project",
+            expected="your own model, or two interpreters",
+            seen=f"--case {case.id} on two commits",
+            next_step="--workload package.module:name --case own-torchao-tensorwise; or --base-python",
+        )
+
+
+def _tell(done: Sequence[Comparison], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([comparison.to_json() for comparison in done], indent=1, sort_keys=True))
+    elif done:
+        print_comparisons(done)
 
 
 def _suite() -> Path:
