@@ -392,7 +392,7 @@ def test_two_commits_run_their_own_code_with_one_instrument(project):
 
 
 @pytest.mark.slow
-def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path):
+def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path, monkeypatch):
     other = tmp_path / "other"
     venv.create(other, symlinks=True, with_pip=False)
     packages = next((other / "lib").glob("python*")) / "site-packages"
@@ -416,6 +416,8 @@ def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, 
     (packages / "mine/__init__.py").write_text("")
     own = probed("base", str(python), project).import_path
     assert not {str(project / "src"), str(project)} & {*own}
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert str(project / "src") in probed("head", str(python), project).import_path, "what is tested here is here"
 
 
 def test_a_checkout_below_the_root_of_a_repository(project):

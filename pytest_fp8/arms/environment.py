@@ -136,7 +136,8 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             seen=f"no {', '.join(seen['missing'])}",
             next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
         )
-    if root == project and any(not own_code(place, top) for place in seen["installed"]):
+    apart = root == project and python != sys.executable
+    if apart and any(not own_code(place, top) for place in seen["installed"]):
         # An environment of its own, in which the project is installed: as it is there, and not as it is here.
         here = {str(folder) for folder in import_folders(project)}
         bare = replace(bare, import_path=tuple(path for path in bare.import_path if path not in here))
