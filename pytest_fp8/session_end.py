@@ -20,13 +20,8 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
             f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
             "A gate that ran nothing is not green."
         )
-    elif ran and settings.base_git and _timed_beside_base(session):
-        session.notes.append(f"timed beside the base {settings.base_git}: commit {session.base_commit[:12]}")
-    elif ran and (base := settings.base_git or settings.base_python) and not _timed_beside_base(session):
-        why = "no test that ran asked assert_speedup(), or it had no answer"
-        if not ledger.ran_on_gpu:
-            why = "no FP8 test ran on a GPU"
-        session.notes.append(f"nothing was timed beside the base {base}: {why}")
+    elif ran and (settings.base_git or settings.base_python):
+        _note_base(session)
     if settings.declared and ledger.ran_on_gpu:
         _note_unanswered(session)
     elif not settings.declared and not settings.strict:
@@ -62,10 +57,17 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         session.notes.append(f"{settings.report_dir} keeps an earlier session's report: this one asked nothing of FP8")
 
 
-def _timed_beside_base(session: Session) -> bool:
-    """Whether any case was: ``assert_speedup()`` alone asks it."""
-    answers = (said for entry in session.ledger.entries.values() for said in entry.decisions.values())
-    return any("base" in said["numbers"] for said in answers)
+def _note_base(session: Session) -> None:
+    """Which commit was timed beside this one, or that none was: ``assert_speedup()`` alone asks it."""
+    settings, ledger = session.settings, session.ledger
+    answers = (said for entry in ledger.entries.values() for said in entry.decisions.values())
+    if not any("base" in said["numbers"] for said in answers):
+        base = settings.base_git or settings.base_python
+        why = "no test that ran asked assert_speedup(), or it had no answer"
+        why = why if ledger.ran_on_gpu else "no FP8 test ran on a GPU"
+        session.notes.append(f"nothing was timed beside the base {base}: {why}")
+    elif settings.base_git:
+        session.notes.append(f"timed beside the base {settings.base_git}: commit {session.base_commit[:12]}")
 
 
 def _note_unanswered(session: Session) -> None:

@@ -10,7 +10,7 @@ from pytest_fp8.errors import refuse
 from pytest_fp8.options import Settings
 
 
-def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs: bool = True) -> str:
+def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs: bool) -> str:
     """See that the base of the project at ``root`` is there and the report can be written, take the baselines' lock
     where they are updated, and name the folder of compiled code; ``held`` gives both back. ``writes``: whether this
     process runs tests and writes what they found. ``runs``: whether it, or a worker of pytest-xdist, runs them.
@@ -19,15 +19,15 @@ def prepare(settings: Settings, root: Path, held: ExitStack, writes: bool, runs:
 
     Raises :class:`SettingsError` and :class:`BaselineError`.
     """
-    if writes and (settings.base_python or settings.base_git):
-        from pytest_fp8.arms.environment import require_base
-
-        require_base(settings.base_python, settings.base_git, root)
     base = ""
     if runs and settings.base_git:
         from pytest_fp8.arms.environment import commit_of
 
         base = commit_of(settings.base_git, root)
+    if writes and settings.base_python:
+        from pytest_fp8.arms.environment import require_python
+
+        require_python(settings.base_python)
     if settings.report_dir is not None and writes:
         _require_apart(settings.report_dir, settings.baseline_dir)
         require_writable(settings.report_dir)

@@ -411,6 +411,10 @@ def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, 
     assert facts["libraries"]["torchao"] == "0.99"
     # What is installed there is that side's project, and not what is here.
     (project / "src/mine").mkdir(parents=True)
+    (project / "src/mine/__init__.py").write_text("")
+    # What Python keeps beside modules is no package, though a folder of that name is found elsewhere.
+    for folder in (project / "src", packages):
+        (folder / "__pycache__").mkdir(exist_ok=True)
     assert str(project / "src") in probed("base", str(python), project).import_path
     (packages / "mine").mkdir()
     (packages / "mine/__init__.py").write_text("")

@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def differs(self) -> dict[str, str]:
-        """In what the measured configuration differs from the claim's; see :data:`claim.DIFFERENCES`."""
+        """In what the measured configuration differs from the claim's: :data:`claim.DIFFERENCES`, and ``time``."""
         waits = {"time": WORKS} if self.reading is not None and self.reading.busy else {}
         return {**differences(self.claim, self.near, self.gpu), **waits}
 

@@ -48,8 +48,6 @@ print(json.dumps({"versions": versions, "cudnn": places[0], "missing": missing, 
 """
 NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
 """What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
-
-
 COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools", "utils")
 """Packages of a project that say nothing of whether it is installed: other distributions bring such, too."""
 
@@ -109,12 +107,14 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
     if root != project:
         tree = os.path.normpath(root.resolve() / os.path.relpath(top, project.resolve()))
         not_from = os.pathsep.join([str(top), tree])
+    apart = root == project and python != sys.executable
     bare = ArmEnvironment(name, python, tuple(_import_path(root, project, own)), own=tuple(own), not_from=not_from)
+    mine = packages_of(project) if apart else []
     with temporary_folder("probe-") as folder:
         env = {**os.environ, **bare.env(instrument(folder))}
         try:
             done = subprocess.run(
-                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES, packages_of(project), bare.import_path])],
+                [python, "-c", PROBE, json.dumps([NEEDED, PACKAGES, mine, bare.import_path])],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -136,8 +136,7 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             seen=f"no {', '.join(seen['missing'])}",
             next_step=f"{python} -m pip install {' '.join(seen['missing'])}",
         )
-    apart = root == project and python != sys.executable
-    if apart and any(not own_code(place, top) for place in seen["installed"]):
+    if any(not own_code(place, top) for place in seen["installed"]):
         # An environment of its own, in which the project is installed: as it is there, and not as it is here.
         here = {str(folder) for folder in import_folders(project)}
         bare = replace(bare, import_path=tuple(path for path in bare.import_path if path not in here))
@@ -151,13 +150,10 @@ def _said(error: Exception) -> str:
 
 
 def packages_of(project: Path) -> list[str]:
-    """The names by which an environment that has the project installed is known: of the packages in ``src``; without
-    it of those below the root, but for names that others install as well."""
-    folder = import_folders(project)[0]
-    inside = [path for path in folder.iterdir() if path.name.isidentifier() and path.is_dir()]
-    if folder != project:
-        return sorted(path.name for path in inside)
-    return sorted(path.name for path in inside if (path / "__init__.py").is_file() and path.name not in COMMON)
+    """The names by which an environment that has the project installed is known: of the packages in ``src``, or below
+    the root where there is none; no namespace packages, which other projects share."""
+    inside = import_folders(project)[0].glob("*/__init__.py")
+    return sorted({path.parent.name for path in inside} - {*COMMON})
 
 
 def import_folders(root: Path) -> list[Path]:
@@ -198,30 +194,27 @@ def instrument(folder: Path) -> str:
     return str(made)
 
 
-def require_base(python: str, revision: str, project: Path) -> None:
-    """Raise :class:`SettingsError` where no base can come of these options: said before anything is measured, also on a
-    machine that would measure nothing."""
-    if revision:
-        commit_of(revision, project)
-    if python and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+def require_python(python: str) -> None:
+    """Raise :class:`SettingsError` where base cannot run in this interpreter: said before anything is measured, also on
+    a machine that would measure nothing."""
+    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise SettingsError(
             f"base: there is no Python at {python}",
             expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
             seen="a file that cannot be run" if os.path.exists(python) else "no such file",
             next_step=f"ls -l {shlex.quote(python)}",
         )
-    if python:
-        try:
-            done = subprocess.run([python, "-I", "-c", "print(1)"], capture_output=True, timeout=60, check=True)
-            if done.stdout.split() != [b"1"]:
-                raise ValueError(f"it prints {done.stdout[:200]!a} for print(1)")
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise SettingsError(
-                f"base: {python} is no Python",
-                expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
-                seen=str(error),
-                next_step=f"{shlex.quote(python)} --version",
-            ) from error
+    try:
+        done = subprocess.run([python, "-I", "-c", "print(1)"], capture_output=True, timeout=60, check=True)
+        if done.stdout.split() != [b"1"]:
+            raise ValueError(f"it prints {done.stdout[:200]!a} for print(1)")
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SettingsError(
+            f"base: {python} is no Python",
+            expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
+            seen=str(error),
+            next_step=f"{shlex.quote(python)} --version",
+        ) from error
 
 
 def commit_of(revision: str, project: Path) -> str:
