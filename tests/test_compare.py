@@ -275,6 +275,9 @@ def test_a_base_that_no_test_asks_the_speed_of_is_noted(pytester, monkeypatch):
         f"nothing was timed beside the base {sys.executable}: no test that ran asked assert_speedup(), or it had no *"
     )
     result.stdout.fnmatch_lines([says, "*1 passed*"])
+    strict = in_tests(pytester, monkeypatch, "-k", "not speedup", "--fp8-strict")
+    assert strict.ret == 1
+    strict.stdout.fnmatch_lines([says, "*1 passed*"])
 
 
 @pytest.mark.parametrize("share", [0.02, 0.06])

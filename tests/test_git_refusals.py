@@ -1,8 +1,15 @@
-"""What is told to do where git itself is missing, or refuses the repository whatever revision is asked for."""
+"""What is told to do where git itself is missing, refuses the repository whatever revision is asked for, or has not
+fetched what is asked for."""
 
+import shlex
 import stat
+import subprocess
 
 import pytest
+
+from pytest_fp8 import SettingsError
+from pytest_fp8.arms.environment import checkout
+from pytest_fp8.git import GitError, commit_named
 
 DUBIOUS = """#!/bin/sh
 cat >&2 <<END
@@ -51,3 +58,68 @@ def test_a_machine_without_git_is_to_get_it(pytester, path, option):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*next: *install git*"])
     result.stderr.no_fnmatch_line("*not fetched*")
+
+
+GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
+
+
+def git(folder, *arguments):
+    return subprocess.run([*GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def origin(tmp_path):
+    """A repository with two commits on each of two branches, as a server has it."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    for branch in ("release/2", "mine"):
+        git(folder, "checkout", "-q", "--orphan", branch)
+        for number in range(2):
+            (folder / "file").write_text(f"{branch} {number}")
+            git(folder, "add", ".")
+            git(folder, "commit", "-qm", f"{branch} {number}")
+    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    return folder
+
+
+@pytest.mark.parametrize("revision", ["origin/release/2", "HEAD~1", "origin/mine~1", "a hash"])
+@pytest.mark.parametrize("how", [("--depth=1",), ("--single-branch",)], ids=["shallow", "one branch"])
+def test_what_a_clone_has_not_fetched_is_there_once_the_next_step_is_done(tmp_path, origin, how, revision):
+    """As the clones of continuous integration, which have one commit, or one branch."""
+    git(tmp_path, "clone", "-q", *how, f"file://{origin}", "clone")
+    clone, wanted = tmp_path / "clone", {"a hash": "release/2", "HEAD~1": "mine~1"}.get(revision, revision)
+    commit = git(origin, "rev-parse", wanted.removeprefix("origin/"))
+    revision = commit if revision == "a hash" else revision
+    if how == ("--single-branch",) and "~" in revision:
+        assert commit_named(clone, revision) == commit
+        return
+    with pytest.raises(SettingsError, match="cannot be checked out") as refused, checkout(revision, clone):
+        pass
+    assert "no such revision" in refused.value.seen
+    assert ("shallow" in refused.value.cause) == (how == ("--depth=1",))
+    git(clone, *shlex.split(refused.value.next_step)[1:])
+    with checkout(revision, clone) as tree:
+        assert (tree / "file").read_text() == git(origin, "show", f"{commit}:file")
+
+
+def test_a_name_that_nobody_has_is_looked_for_among_those_that_are_there(tmp_path, origin):
+    git(tmp_path, "clone", "-q", f"file://{origin}", "clone")
+    for name in ("mian", "origin/main; rm -r x", "--output=x", "v1"):
+        with pytest.raises(GitError, match="no such revision") as refused:
+            commit_named(tmp_path / "clone", name)
+        assert refused.value.next_step == "git branch --all; git tag"
+
+
+def test_files_that_cannot_be_written_are_no_revision_that_is_missing(origin):
+    """A filter of the repository that is not installed here, as git's large file storage."""
+    (origin / ".gitattributes").write_text("file filter=large\n")
+    git(origin, "add", ".")
+    git(origin, "commit", "-qm", "large files")
+    git(origin, "config", "filter.large.smudge", "there-is-no-such-program smudge")
+    git(origin, "config", "filter.large.required", "true")
+    said = "the files of git revision 'HEAD' cannot be written to a temporary folder"
+    with pytest.raises(SettingsError, match=said) as refused, checkout("HEAD", origin):
+        pass
+    assert "there-is-no-such-program" in refused.value.seen
+    assert "df -h" in refused.value.next_step

@@ -151,6 +151,7 @@ def test_an_arm_of_base_that_has_heads_code_all_the_same_fails(project, tmp_path
         finally:
             arm.close()
     assert "Both sides would be the same code" in error.value.message
+    assert "the arm 'own-torchao-tensorwise-emulated on cpu (base)'" in error.value.headline
 
 
 @pytest.mark.slow

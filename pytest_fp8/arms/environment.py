@@ -16,7 +16,7 @@ from typing import Any
 import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.git import GitError, git, naming_commit
+from pytest_fp8.git import GitError, commit_named, git
 from pytest_fp8.own_code import NOT_FROM, own_code
 
 PROBE = """
@@ -50,6 +50,9 @@ NEEDED = ("torch", "numpy", "transformers", "safetensors", "cloudpickle")
 """What every arm imports. A missing torchao or Transformer Engine is reported when an arm that needs it is built."""
 COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools", "utils")
 """Packages of a project that say nothing of whether it is installed: other distributions bring such, too."""
+
+CHECKOUT_SECONDS = 120
+"""A large checkout takes its time."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,16 @@ def require_python(python: str) -> None:
 
 def commit_of(revision: str, project: Path) -> str:
     """The commit that a revision names. Raises :class:`SettingsError`."""
-    return _git(project, revision, *naming_commit(revision))
+    try:
+        return commit_named(project, revision)
+    except GitError as error:
+        raise SettingsError(
+            f"git revision {revision!r} of this project cannot be checked out",
+            expected="a commit, branch or tag of the repository in the current folder",
+            seen=str(error),
+            cause=error.cause,
+            next_step=error.next_step or "git log --oneline -5",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -231,22 +243,18 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
     :class:`SettingsError`.
     """
     commit = commit_of(revision, project)
-    below = _git(project, revision, "rev-parse", "--show-prefix")
     with temporary_folder("checkout-") as folder:
         index, top = folder / "index", repository(project)
-        _git(project, revision, "read-tree", commit, index=index)
-        _git(top, revision, "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/", index=index)
+        try:
+            below = git(project, "rev-parse", "--show-prefix").rstrip("\n")
+            git(project, "read-tree", commit, index=index, seconds=CHECKOUT_SECONDS)
+            written = "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/"
+            git(top, *written, index=index, seconds=CHECKOUT_SECONDS)
+        except GitError as error:
+            raise SettingsError(
+                f"the files of git revision {revision!r} cannot be written to a temporary folder",
+                expected=f"room for them in {folder.parent}, and what filters of the repository need (git lfs)",
+                seen=str(error)[-500:],
+                next_step=error.next_step or f"df -h {folder.parent}; TMPDIR names another folder",
+            ) from error
         yield folder / "tree" / below
-
-
-def _git(folder: Path, revision: str, *arguments: str, index: Path | None = None) -> str:
-    try:
-        # A large checkout takes its time.
-        return git(folder, *arguments, seconds=120, index=index).strip()
-    except GitError as error:
-        raise SettingsError(
-            f"git revision {revision!r} of this project cannot be checked out",
-            expected="a commit, branch or tag of the repository in the current folder",
-            seen=str(error) or "no such revision",
-            next_step=error.next_step or "git log --oneline -5",
-        ) from error

@@ -84,6 +84,7 @@ class ArmProcess(Asked):
         self._imported = False
         self._in = "in bfloat16"
         """What the arm's model is, in words."""
+        self._side = f" ({environment.name})" if environment is not None else ""
         self._end: ArmError | None = None
         """What it ended with, where that was told."""
         self._connection, theirs = Pipe()
@@ -142,7 +143,7 @@ class ArmProcess(Asked):
 
     def start_build(self, spec: ArmSpec) -> None:
         """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
-        self.name = spec.name
+        self.name = spec.name + self._side
         self._in = "in bfloat16" if spec.case.recipe == "none" else "in bfloat16 and converted to FP8"
         self.send("build", spec=to_plain(spec))
 

@@ -98,11 +98,11 @@ class RankedProcess(Asked):
         return all(process.has_answered for process in self.ranks)
 
     def start_build(self, spec: ArmSpec) -> None:
-        self.name = spec.name
         self._note_asked("build")
         for rank, process in enumerate(self.ranks):
             process.start_build(spec)
-            process.name = f"{spec.name}, rank {rank} of {len(self.ranks)}"
+            self.name = process.name
+            process.name = f"{self.name}, rank {rank} of {len(self.ranks)}"
 
     def send(self, operation: str, **arguments: Any) -> None:
         self._note_asked(operation)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.git import GitError, committed, git, naming_commit
+from pytest_fp8.git import GitError, commit_named, committed
 
 
 class Source(Protocol):
@@ -93,22 +93,19 @@ class Revision:
         prefix = "" if where == folder else f"{folder.relative_to(where).as_posix()}/"
         below = f"./{prefix}"
         try:
-            commit = git(where, *naming_commit(self.revision)).strip()
-            found = committed(where, commit, below)
+            found = committed(where, commit_named(where, self.revision), below)
         except GitError as error:
-            raise self._error(str(error) or "no such revision", error.next_step) from error
+            raise self._error(str(error), error.cause, error.next_step) from error
         return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
 
-    def _error(self, seen: str, next_step: str = "") -> BaselineError:
+    def _error(self, seen: str, cause: str = "", next_step: str = "") -> BaselineError:
         return BaselineError(
             f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
             expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
             seen=seen,
             # What git itself says to do has its cause in what it says.
-            cause=""
-            if next_step
-            else "a revision that was not fetched (a shallow checkout has one commit), or one from before the folder",
-            next_step=next_step or f"git fetch origin {self.revision}; git log --oneline -- {self.folder}",
+            cause=cause or ("" if next_step else "a revision from before the folder, or of another repository"),
+            next_step=next_step or f"git log --oneline -- {self.folder}",
         )
 
 
