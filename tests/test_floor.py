@@ -1,0 +1,147 @@
+"""The floor of a speedup: what is slower than BF16 fails, and what is known to be slower fails as known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.fakes import H200, SUITE, FakeProcess, install
+from helpers.sessions import CHECKPOINTS, UPDATE
+from pytest_fp8.errors import ArmError
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(SUITE + CHECKPOINTS)
+    return pytester
+
+
+def test_slower_than_bf16_fails_the_floor(suite, monkeypatch):
+    install(monkeypatch, H200, speedup=0.82)
+    result = suite.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
+    result.assert_outcomes(failed=1, deselected=11)
+    result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*0.8*x +-*FAIL*none*"])
+
+
+KNOWN_SLOWER = """
+    import sys
+    sys.path.insert(0, {suites!r})
+    import pytest
+    from floor import assert_faster
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    def test_faster(request, fp8_pair):
+        assert_faster(request, fp8_pair)
+"""
+
+STORED_TOO = """
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="speedup", slower_because="narrow")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(model="tiny", backend="torchao", recipe="rowwise", question="layers", slower_because="narrow")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "strict", "outcome", "says"),
+    [
+        ({"speedup": 0.8}, (), {"xfailed": 1}, "fails as known: narrow"),
+        ({"speedup": 1.2}, (), {"failed": 1}, "XPASS(strict)] narrow"),
+        # Within the noise of one pair of processes, and below the floor with more of them.
+        ({"speedup": 0.991}, (), {"xfailed": 1}, "fails as known: narrow"),
+        ({"speedup": 0.8, "strangers": (4242,)}, (), {}, "1 invalid"),
+        ({"strangers": (4242,)}, (), {}, "1 invalid"),
+        ({"strangers": (4242,)}, ("--fp8-strict",), {"failed": 1}, "another process used the GPU"),
+        ({"fails": {"tiny-torchao-rowwise": "out of memory"}}, (), {"failed": 1}, "tiny-torchao-rowwise"),
+        ({"fails_blocks": True}, (), {"failed": 1}, "blocks went wrong"),
+    ],
+)
+def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, world, strict, outcome, says):
+    if world.pop("fails_blocks", False):
+
+        def blocks(self, **_):
+            raise ArmError("died", "blocks went wrong")
+
+        monkeypatch.setattr(FakeProcess, "blocks", blocks)
+    install(monkeypatch, H200, **world)
+    pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", *strict)
+    result.assert_outcomes(**outcome)
+    summary = (pytester.path / "out" / "summary.md").read_text()
+    assert ("fails as known: faster" in summary) is ("xfailed" in outcome)
+    assert "no FP8 test ran" not in result.stdout.str()
+    result.stdout.fnmatch_lines([f"*{says.replace('[', '?').replace(']', '?')}*"])
+
+
+def test_what_is_known_and_stored_to_be_slower_is_not_proved_by_a_second_pair(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite + STORED_TOO)
+    pytester.runpytest(*UPDATE).assert_outcomes(passed=2, xfailed=1)
+    for strangers, outcome, pairs in (((), {"passed": 1, "xfailed": 1}, 1), ((4242,), {}, 1)):
+        world = install(monkeypatch, H200, speedup=0.8, strangers=strangers)
+        result = pytester.runpytest("--fp8-gpu=h200", "-k", "not layers", "--fp8-report-dir=out")
+        result.assert_outcomes(**outcome)
+        assert world.built.count("tiny-torchao-rowwise") == pairs
+        summary = (pytester.path / "out" / "summary.md").read_text()
+        assert ("fails as known: faster" in summary) is (not strangers), "a disturbed measurement shows nothing"
+
+
+def test_what_is_known_to_be_slower_is_counted_so_where_nothing_else_was_asked(pytester, monkeypatch):
+    install(monkeypatch, H200, speedup=0.8)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite + STORED_TOO)
+    pytester.runpytest(*UPDATE).assert_outcomes(passed=2, xfailed=1)
+    pytester.runpytest("--fp8-gpu=h200", "-k", "faster", "--fp8-report-dir=out").assert_outcomes(xfailed=1)
+    assert "## FP8: 1 FAIL as known" in (pytester.path / "out" / "summary.md").read_text()
+    real = pytester.runpytest("--fp8-gpu=h200", "-k", "faster", "--runxfail")
+    real.assert_outcomes(failed=1)
+    real.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*"])
+
+
+@pytest.mark.parametrize(("kernels", "outcome"), [(1.2, "xfailed"), (0.9, "failed")])
+def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytester, monkeypatch, kernels, outcome):
+    """A gate run: its first look is one pair of processes, which proves nothing, while busy times would pass."""
+    install(monkeypatch, H200, speedup=0.8, busy=60.0, kernels=kernels, kernels_alone=True)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    result = pytester.runpytest("--fp8-gpu=h200", "-rx", "--fp8-report-dir=out")
+    result.assert_outcomes(**{outcome: 1})
+    known = "fails as known: faster" in (pytester.path / "out" / "summary.md").read_text()
+    assert known is (outcome == "xfailed")
+    slow_host = "*this machine's host is too slow for it: launch-bound: the GPU works [45]?.? ms of each 12* ms step*"
+    result.stdout.fnmatch_lines([slow_host] if outcome == "xfailed" else ["*FP8 is not faster than the best BF16*"])
+
+
+def test_the_suite_reports_an_arm_that_dies_while_it_is_timed(pytester, monkeypatch):
+    def blocks(self, **_):
+        raise ArmError("died", "blocks went wrong")
+
+    install(monkeypatch, H200)
+    monkeypatch.setattr(FakeProcess, "blocks", blocks)
+    suite = KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites"))
+    pytester.makepyfile(suite.replace(', slower_because="narrow"', ""))
+    result = pytester.runpytest("--fp8-gpu=h200")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*[[]1[]] blocks went wrong*"])
+
+
+def test_what_an_h200_showed_is_not_asked_of_another_gpu(pytester, monkeypatch):
+    h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
+    install(monkeypatch, h100, speedup=1.2)
+    pytester.makepyfile(KNOWN_SLOWER.format(suites=str(Path(__file__).parent.parent / "suites")))
+    pytester.runpytest("--fp8-gpu=h100").assert_outcomes(xpassed=1)
+
+
+def test_steps_below_the_floor_take_a_further_pair_though_busy_times_pass(pytester, monkeypatch):
+    world = install(monkeypatch, H200, speedup=0.8, busy=60.0, kernels=1.2, kernels_alone=True)
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest("--fp8-gpu=h200", "-k", "test_faster and rowwise")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(["*FP8 is not faster than the best BF16*", "*2 process(es)*", "*launch-bound*1.20x*"])
+    assert world.built.count("tiny-torchao-rowwise") == 2
