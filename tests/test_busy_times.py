@@ -1,0 +1,246 @@
+"""Busy times of pairs whose steps wait for the host: when they are asked for, stored and gated on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from helpers.fakes import H200, FakeProcess, install, timed
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.speed import evidence
+from pytest_fp8.questions.speed.evidence import (
+    FURTHER,
+    TimingEvidence,
+    busy_ratios,
+    judged_busy,
+    timing_for_baseline,
+    timing_of,
+)
+from pytest_fp8.questions.speed.question import SpeedQuestion
+from pytest_fp8.questions.speed.timing import BlockTimer
+from pytest_fp8.rules.speed import PAIR_LOOKS
+from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.verdicts import Verdict
+
+
+class Waiting(FakeProcess):
+    """The GPU works 40 ms of each step of 100 ms in BF16, and 32 ms in FP8."""
+
+    asked_busy: list[int] = []  # noqa: RUF012
+
+    @property
+    def works(self):
+        return 32.0 if self.is_fp8 else 40.0
+
+    def layers(self):
+        found = super().layers()
+        found["milliseconds"]["busy"] = self.works
+        return {**found, **self.steps()}
+
+    def busy(self, steps):
+        self.asked_busy.append(self.pid)
+        return self.steps(steps)
+
+    def steps(self, count=5):
+        works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
+        return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
+
+
+def updated(processes, on_busy=False):
+    """What an update decides and stores of the speed of a case of 1B."""
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, on_busy, lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    decision, rows = question.decide(None)
+    pool.close()
+    return decision, {name: values for name, values, _ in rows}
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
+def test_busy_times_are_asked_of_every_process_that_waits(monkeypatch, works):
+    install(monkeypatch, H200, busy=99.0 if not works else 40.0, kernels_alone=True)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if works else FakeProcess)
+    Waiting.asked_busy = []
+    decision, stored = updated(3)
+    assert len(stored["speedup"]) == 3
+    account = decision.numbers["account"]
+    assert [stored["earned_ms"], stored["casts_ms"]] == [[account["earned_ms"]], [account["casts_ms"]]]
+    if not works:
+        assert "busy_speedup" not in stored
+        assert stored["speedup_limit"] == [account["limit"]]
+        assert "bf16_wire_ms" not in stored, "one GPU"
+        return
+    assert {len(process) for process in stored["busy_speedup"]} <= {30, 32}, "3 s of steps of about 100 ms"
+    assert stored["busy_speedup"][2][0] == pytest.approx(math.log(40 / 32), abs=0.01)
+    assert len(set(Waiting.asked_busy)) == 6, "both arms of each pair"
+    assert decision.numbers["gated_on"] == "busy time"
+    assert [stored["bf16_busy_ms"][0], stored["fp8_busy_ms"][0]] == pytest.approx([40, 32], abs=0.1)
+    assert stored["speedup_limit"] == [decision.numbers["account"]["busy_limit"]], "of what is gated on"
+
+
+class LateWaiting(Waiting):
+    """The host is quiet while some pairs are timed."""
+
+    slow: tuple[int, ...] = ()
+    """Pairs whose steps wait, the first one is 1."""
+
+    def blocks(self, count, steps, dropped):
+        waits = len(self.world.built) // 2 in self.slow
+        return timed([100.0 if waits else self.works + 1] * count)
+
+    def busy(self, steps):
+        return {**super().busy(steps), "step_ms": [self.works + 1] * steps}
+
+
+@pytest.mark.parametrize("slow", [(2,), (4,), (1, 3), ()], ids=["second", "fourth", "some", "never"])
+def test_an_update_has_busy_times_of_every_pair_whichever_waits(monkeypatch, slow):
+    """Seen with Transformer Engine at 1B: on one H200 the first of four pairs did not wait, on another the fourth alone
+    did, after 114.8, 114.8 and 116.6 ms a step; and both updates were refused for the scatter of step time."""
+    install(monkeypatch, H200, busy=40.0, host=0.5)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", slow)
+    decision, stored = updated(4)
+    assert [len(stored["speedup"]), len(stored.get("busy_speedup", ()))] == [4, 4 if slow else 0]
+    assert len(stored.get("quiet_busy_speedup", ())) == (0 if slow else 4), "for a gate on a host that an arm waits for"
+    assert decision.numbers["gated_on"] == ("busy time" if slow else "step time")
+    assert "1.25" in decision.seen or not slow
+
+
+def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_waits(monkeypatch):
+    """Or the history that the gate asks would have no new session."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", ())
+    _, stored = updated(2, on_busy=True)
+    assert len(stored["busy_speedup"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kept", "slower", "verdict"),
+    [
+        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.0, Verdict.PASS),
+        (["speedup", "bf16_ms", "quiet_busy_speedup"], 1.2, Verdict.FAIL),
+        (["speedup", "bf16_ms"], 1.0, Verdict.INVALID),
+    ],
+)
+def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, slower, verdict):
+    """Seen at 8B with Transformer Engine on an H200: stored at 1.254x of steps on a quiet host, four pairs of processes
+    at 1.03x to 1.28x on a busy one decided nothing."""
+    install(monkeypatch, H200, busy=40.0, host=0.5)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", ())
+    _, stored = updated(4)
+    install(monkeypatch, H200, busy=40.0, host=0.5)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", (1, 2, 3, 4))
+    monkeypatch.setattr(LateWaiting, "works", property(lambda self: 32.0 * slower if self.is_fp8 else 40.0))
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(
+        arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
+    )
+    decision, _ = question.decide(None)
+    pool.close()
+    assert decision.verdict is verdict, decision.message
+    if verdict is not Verdict.INVALID:
+        assert decision.numbers["gated_on"] == "busy time"
+        assert decision.numbers["gated_baseline"] == pytest.approx(1.25, abs=0.01)
+
+
+def gated(monkeypatch, slow):
+    """All looks of a gate, of pairs of which these are slow."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
+    monkeypatch.setattr(LateWaiting, "slow", slow)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    taken = [timing_of(arms, timer, look) for look in range(len(PAIR_LOOKS))][-1]
+    pool.close()
+    return taken
+
+
+@pytest.mark.parametrize("slow", [(2, 3, 4), (2,)], ids=["from then on", "once"])
+def test_a_gate_takes_busy_times_from_the_first_pair_that_waits(monkeypatch, slow):
+    """A later pair that does not wait changes nothing of what an earlier one showed."""
+    taken = gated(monkeypatch, slow)
+    assert [bool(times) for times in taken.fp8_busy] == [False, True, True, True]
+    assert taken.waited, "which all blocks together need not show"
+    assert len(judged_busy(taken)) == 3
+
+
+def test_a_pair_that_waits_last_is_not_judged_alone(monkeypatch):
+    """Its busy times are one process's, and may be off by chance."""
+    taken = gated(monkeypatch, slow=(4,))
+    assert [bool(times) for times in taken.fp8_busy] == [False, False, False, True]
+    assert judged_busy(taken) == []
+    assert judged_busy(replace(taken, fp8_busy=[[32.0]] * len(taken.fp8), bf16_busy=[[40.0]] * len(taken.fp8)))
+
+
+@pytest.mark.parametrize(("waits", "asked"), [(True, [5, 0]), (False, [0, 0])])
+def test_arms_that_take_turns_have_the_busy_times_of_their_profile_where_one_waits(monkeypatch, waits, asked):
+    """Others would cost a build of each. Of an arm that does not wait an update needs none."""
+    install(monkeypatch, H200, busy=40.0 if waits else 99.0, kernels_alone=True)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting if waits else FakeProcess)
+    pool = ArmPool(H200, turns=lambda case, gpu: True)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    timer.wants_busy = True
+    taken = timing_for_baseline(arms, timer, 2, lambda _: True)
+    pool.close()
+    assert arms.takes_turns
+    assert [len(times) for times in taken.fp8_busy] == asked
+
+
+def test_a_step_that_the_profiler_lost_is_left_out():
+    taken = TimingEvidence([[1.0]], [[1.0]], bf16_busy=[[40.0, 0.0, 40.0], [0.0]], fp8_busy=[[32.0, 32.0, 0.0], [32.0]])
+    assert busy_ratios(taken) == [[pytest.approx(math.log(40 / 32))]]
+
+
+def test_no_further_pair_is_timed_for_busy_times_that_no_profile_can_give(monkeypatch):
+    install(monkeypatch, H200, busy=40.0)  # it waits; its profile has no steps of kernels alone
+    _, stored = updated(2)
+    assert [len(stored.get(name, ())) for name in ("speedup", "busy_speedup")] == [2, 0]
+
+
+@pytest.mark.parametrize(("fit_at", "measured"), [(1, 2), (3, 3), (9, 2 + FURTHER)])
+def test_an_update_measures_a_few_more_pairs_until_they_can_be_stored(monkeypatch, fit_at, measured):
+    install(monkeypatch, H200)
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    taken = timing_for_baseline(arms, BlockTimer(arms), 2, lambda found: len(found.fp8) >= fit_at)
+    pool.close()
+    assert len(taken.fp8) == len(taken.bf16) == measured
+
+
+@pytest.mark.parametrize(("noise", "pairs"), [(0.0, 2), (0.5, 2 + FURTHER)])
+def test_pairs_that_can_gate_at_the_tolerance_are_enough(monkeypatch, noise, pairs):
+    install(monkeypatch, H200, host=noise)
+    _, stored = updated(2)
+    assert len(stored["fp8_ms"]) == pairs
+
+
+def test_a_pair_that_was_not_asked_for_busy_times_has_none_later(monkeypatch):
+    """The host was quiet while the first two pairs ran: what later processes say is no answer for them."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Waiting)
+    Waiting.asked_busy = []
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    timer = BlockTimer(arms)
+    monkeypatch.setattr(evidence, "launch_bound_arms", lambda account: ["FP8"] if len(timer.other) > 2 else [])
+    found = [timing_of(arms, timer, look) for look in range(4)][-1]
+    pool.close()
+    assert [len(times) > 0 for times in found.fp8_busy] == [False, False, True, True]
+    assert len(busy_ratios(found)) == 2
+    assert len(set(Waiting.asked_busy)) == 4, "both arms of two pairs"
