@@ -1,6 +1,10 @@
-"""Sessions on a GPU that is not there: what is asked in them beside the fakes' suite, and their options."""
+"""Sessions on a GPU that is not there: what is asked in them beside the fakes' suite, their options, what they store."""
 
 from __future__ import annotations
+
+import json
+
+from helpers.fakes import H200, install
 
 CHECKPOINTS = """
     @pytest.mark.fp8(cases=CASES, question="checkpoints")
@@ -9,4 +13,24 @@ CHECKPOINTS = """
 """
 """A further test for `helpers.fakes.SUITE`."""
 
-UPDATE = ("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first")
+FILE = "baselines/h200/tiny-torchao-rowwise.json"
+CANDIDATE = "out/candidates/h200/tiny-torchao-rowwise.json"
+
+
+def update(reason="first", *more):
+    return ("--fp8-gpu=h200", "--fp8-update-baselines", f"--fp8-reason={reason}", *more)
+
+
+UPDATE = update()
+
+
+def with_baselines(suite, monkeypatch):
+    """The suite after a first update."""
+    install(monkeypatch, H200)
+    assert suite.runpytest(*UPDATE).ret == 0
+    return suite
+
+
+def sessions(suite, file=FILE):
+    """The stored sessions, the oldest first."""
+    return json.loads((suite.path / file).read_text())["sessions"]

@@ -1,0 +1,104 @@
+"""Runs of a part: cut short, of chosen tests alone, or shared by workers of pytest-xdist."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from helpers.fakes import H200, SUITE, install
+from helpers.sessions import FILE, update, with_baselines
+from pytest_fp8.report.ledger import Entry, Ledger
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+@pytest.fixture
+def stored(suite, monkeypatch):
+    return with_baselines(suite, monkeypatch)
+
+
+@pytest.mark.parametrize("arguments", [("-k", "layers"), ("test_orphan.py",), ("--maxfail=1",)])
+def test_a_run_of_a_part_names_no_orphans(stored, monkeypatch, arguments):
+    (stored.path / "baselines/h200/tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
+    stored.makepyfile(test_orphan=SUITE)
+    install(monkeypatch, H200, nan_at=3)
+    result = stored.runpytest("--fp8-gpu=h200", *arguments)
+    result.stdout.no_fnmatch_line("*orphaned*")
+
+
+def test_one_partial_xdist_worker_makes_the_run_partial():
+    whole, part = Ledger(collected=["a"]), Ledger(collected=["b"], partial=True)
+    for worker in (whole, part):
+        controller = Ledger()
+        controller.merge(worker.to_json())
+        assert controller.partial is worker.partial
+        controller.merge(part.to_json())
+        assert controller.partial
+        assert "b" in controller.collected
+
+
+def test_the_rows_of_xdist_workers_stand_in_one_order_whichever_ends_first():
+    parts = [Ledger(entries={name: Entry(name)}) for name in ("tiny", "micro")]
+    for order in (parts, parts[::-1]):
+        controller = Ledger()
+        for worker in order:
+            controller.merge(worker.to_json())
+        assert list(controller.entries) == ["micro", "tiny"]
+
+
+CUT_SHORT = """
+    @pytest.fixture(autouse=True)
+    def cut_short(request):
+        if request.node.name == "test_loss[tiny-te-current]":
+            {how}
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["raise KeyboardInterrupt", "pytest.fail('first of all')", "pytest.exit('enough', returncode=3)"]
+)
+@pytest.mark.parametrize("marked", [True, False], ids=["questions", "no questions"])
+def test_a_case_that_an_interrupted_run_half_asked_is_not_stored(pytester, monkeypatch, capfd, how, marked):
+    install(monkeypatch, H200)
+    tests = SUITE if marked else re.sub(', question="[a-z]+"', "", SUITE)
+    assert ("question" in tests) is marked
+    pytester.makepyfile(tests + CUT_SHORT.format(how=how))
+    pytester.inline_run(*update(), "-x", no_reraise_ctrlc=True)
+    assert [path.stem for path in (pytester.path / "baselines/h200").glob("*.json")] == ["tiny-torchao-rowwise"]
+    if "exit" not in how:
+        # pytest itself writes no summary after pytest.exit with a status of its own.
+        assert "tiny-te-current was not updated: the run was cut short" in capfd.readouterr().out
+
+
+def test_under_xdist_open_are_the_tests_that_no_worker_ran():
+    learned = Ledger()
+    for tests in ({"a": ["a1", "a2"], "b": ["b1"]}, {"a": ["a2"], "b": ["b1"]}, {"a": ["a1", "a2"]}):
+        worker = Ledger(open_tests=tests)
+        learned.merge(json.loads(json.dumps(worker.to_json())))
+    assert learned.open_tests is not None
+    assert learned.to_json()["open_tests"] == {"a": ["a2"]}
+
+
+def test_skipped_tests_and_failures_elsewhere_do_not_cut_a_case_short(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        SUITE
+        + """
+    @pytest.mark.skip(reason="not today")
+    @pytest.mark.fp8(cases=CASES, question="checkpoints")
+    def test_checkpoints(fp8_pair): ...
+
+    def test_something_else():
+        assert False
+
+    def test_never_reached(): ...
+    """
+    )
+    pytester.runpytest(*update(), "-x")
+    assert len(list((pytester.path / "baselines/h200").glob("*.json"))) == 2
