@@ -1,4 +1,4 @@
-"""Sessions on a GPU that is not there: what is asked in them beside the fakes' suite, their options, what they store."""
+"""Sessions on a GPU that is not there: a further test for them, their options, and what they store."""
 
 from __future__ import annotations
 

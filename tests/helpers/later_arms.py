@@ -1,0 +1,28 @@
+"""Pairs of several cases on one pool, the arms of later ones, and the builds that were begun."""
+
+from __future__ import annotations
+
+from helpers.fakes import FakeProcess
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms, make_arm
+
+GIB = 2**30
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+
+
+def pairs(pool, model, *recipes):
+    return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
+
+
+def arms_of(*later):
+    return [make_arm(case, pair.pool, None, "") for pair in later for case in (pair.case.reference(), pair.case)]
+
+
+def started(world):
+    """The cases whose build was begun and whose process is alive, in order."""
+    return [process.spec.case.id for process in world.processes if process.alive and process.spec is not None]
+
+
+def facts(monkeypatch, **gib):
+    said = {"memory": {what: size * GIB for what, size in gib.items()}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: said)
