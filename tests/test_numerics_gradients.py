@@ -1,0 +1,172 @@
+"""The numerics question's check of gradients: which ones fail, and in which words; on evidence written by hand."""
+
+import math
+from base64 import b64encode
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.evidence import CASE, layers_evidence, verdict_of
+from helpers.numerics import NAMES, evidence, gradients, judge, vector
+from pytest_fp8 import Verdict
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.numerics.check import check_numerics
+from pytest_fp8.questions.numerics.draws import with_further_draws
+
+
+@pytest.mark.parametrize(
+    ("fp8", "words"),
+    [
+        (gradients(times=4.0), ["4 of 4 gradients", "head: 4.0", "multiplied by 4.0", "it is the first"]),
+        (
+            gradients(times={"up": 2.0, "enter": 2.0}),
+            ["2 of 4 gradients", "the last right one in backward order is down"],
+        ),
+        (gradients(times={"down": 0.0}), ["no gradient arrives at down"]),
+        (gradients(off={"enter": 0.7}), ["enter", "a part of the tokens or values is lost"]),
+        (gradients(off={"up": 0.3}, times={"up": 0.96}), ["computes something else from up on"]),
+        (gradients(off={"up": 0.9}, times={"up": 1.5}), ["computes something else from up on"]),
+        (gradients(times={"up": 0.1}), ["up is multiplied by 0.0"]),
+        (
+            gradients(off={"up": 0.9}, times={"up": 0.1}),
+            ["almost no gradient arrives at up", "0.13 times"],
+        ),
+        (gradients(times={"enter": math.inf}), ["the gradient of enter is not finite"]),
+        (
+            gradients(silent=["up"], sketches={n: gradients().sketches[n] for n in NAMES if n != "up"}),
+            ["arrives at up"],
+        ),
+    ],
+    ids=[
+        "all times four",
+        "upstream twice",
+        "zeros",
+        "noise",
+        "small factor",
+        "not a factor",
+        "a tenth",
+        "short",
+        "infinite",
+        "none",
+    ],
+)
+def test_a_wrong_gradient_is_named_where_the_error_begins(fp8, words):
+    verdict_of(judge(fp8=fp8), Verdict.FAIL, *words)
+
+
+def test_a_gradient_that_is_not_known_of_one_arm_is_not_compared():
+    """None is known to be zero that was not said to be, and what is there is no zero although another one is."""
+    known = {n: text for n, text in gradients().sketches.items() if n != "up"}
+    decision = judge(fp8=gradients(sketches=known))
+    verdict_of(decision, Verdict.PASS)
+    assert decision.numbers["gradients"] == len(NAMES) - 1
+    verdict_of(judge(fp8=gradients(silent=["up"])), Verdict.PASS)
+
+
+def renamed(name, times=1.0, off=0.05, **changes):
+    """Gradients in which ``up`` is the parameter ``name``."""
+    found = gradients(times={"up": times}, off={"up": off}, **changes)
+    return replace(found, sketches={name if n == "up" else n: text for n, text in found.sketches.items()})
+
+
+def of(name, fp8, **changes):
+    return judge(fp8=fp8, gradients=renamed(name, off=0.0), moved=renamed(name), **changes)
+
+
+def test_a_factor_on_gradients_of_biases_alone_is_said_with_its_size():
+    decision = of("up.bias", renamed("up.bias", times=0.0625))
+    verdict_of(decision, Verdict.FAIL, "up.bias is multiplied by 0.06", "only gradients of biases are wrong")
+
+
+def test_a_weight_gradient_that_is_rounded_after_its_product_is_named():
+    stored = renamed("up.weight", off=0.7, zeros={"up.weight": 0.6})
+    words = ["only gradients of FP8 layers' weights are wrong (up.weight)", "60% of the values of up.weight's are 0"]
+    verdict_of(of("up.weight", stored), Verdict.FAIL, *words)
+    handed_on = renamed("up.weight", off=0.7)
+    handed_on = replace(handed_on, sketches={**handed_on.sketches, "enter": gradients(off=0.7).sketches["enter"]})
+    verdict_of(of("up.weight", handed_on), Verdict.FAIL, "something else from up.weight on")
+
+
+def test_other_random_numbers_are_the_first_cause():
+    verdict_of(judge(fp8=gradients(off=0.7, random="other")), Verdict.FAIL, "draw other random numbers in this step")
+
+
+def test_a_forward_pass_that_differs_is_named_where_it_begins():
+    def outputs(**off):
+        vectors = {n: vector(n, off.get(n, 0.03)) for n in ("enter", "norm", "up")}
+        return {n: b64encode(v.astype(np.float32).tobytes()).decode() for n, v in vectors.items()}
+
+    given = evidence(fp8=gradients(off=0.7), outputs=outputs(enter=0.0, norm=0.0, up=0.0))
+    other = replace(given, fp8=replace(given.fp8, outputs=outputs(norm=0.5, up=0.6)))
+    decision = check_numerics(CASE, other, layers_evidence())
+    verdict_of(decision, Verdict.FAIL, "the forward pass differs already: norm gives")
+    alike = replace(given, fp8=replace(given.fp8, outputs=outputs()))
+    verdict_of(check_numerics(CASE, alike, layers_evidence()), Verdict.FAIL, "the backward pass of the FP8 arm")
+
+
+def test_gradients_that_any_small_change_moves_decide_nothing():
+    verdict_of(judge(fp8=gradients(off=0.9), moved=gradients(off=0.9)), Verdict.INCONCLUSIVE, "too sensitive")
+
+
+def test_sensitive_gradients_are_judged_by_their_factor():
+    """As those of a 1B model with random weights, which moved weights change by half."""
+    moved = gradients(off=0.5)
+    sound = judge(fp8=gradients(off=0.4), moved=moved)
+    verdict_of(sound, Verdict.PASS, "4 sensitive ones within a factor of 1 +-")
+    twice = gradients(off=0.4, times={"up": 2.0, "enter": 2.0})
+    verdict_of(judge(fp8=twice, moved=moved), Verdict.FAIL, "2 of 4 gradients", "up", "times BF16's")
+    verdict_of(judge(fp8=gradients(times={"down": 0.0}), moved=moved), Verdict.FAIL, "no gradient arrives at down")
+
+
+@pytest.mark.parametrize("further", [gradients(off={"up": 0.6}), gradients(off={"up": 0.2})], ids=["noise", "flips"])
+def test_what_some_way_of_moving_weights_does_is_no_fault(further):
+    """A router that sends a row another way in one draw of nine; the bias of attention's keys, which is noise."""
+    seen = evidence(fp8=gradients(off={"up": 0.5}))
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "gradient")
+    seen = replace(seen, further=[gradients(), further])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
+
+
+def test_a_sensitive_factor_is_judged_by_how_far_moved_weights_move_it():
+    moved, fp8 = gradients(off=0.4), gradients(off=0.2, times={"up": 0.5})
+    seen = evidence(fp8=fp8, moved=moved)
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "is multiplied by")
+    seen = replace(seen, further=[gradients(off=0.2, times={"up": 0.7})])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
+
+
+@pytest.mark.parametrize("fp8", [gradients(times=4.0), gradients(times={"up": 0.0}), gradients(times={"up": math.nan})])
+def test_further_draws_hide_no_fault(fp8):
+    seen = replace(evidence(fp8=fp8), further=[gradients(), gradients(off=0.1), gradients(off=0.15)])
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.FAIL, "gradient")
+
+
+class Arms:
+    """A reference that tells what its weights do when they are moved in further ways."""
+
+    case = CASE
+
+    def __init__(self):
+        self.bf16, self.asked = self, []
+
+    def request(self, operation, draws, operands):
+        self.asked.append(operation)
+        return [to_plain(gradients(off=0.6)) for _ in range(draws + operands)]
+
+    def shared(self, what, ask):
+        return ask()
+
+
+def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong():
+    arms = Arms()
+    assert not with_further_draws(arms, evidence()).further
+    assert not arms.asked
+    seen = with_further_draws(arms, evidence(fp8=gradients(off={"up": 0.5})))
+    assert arms.asked == ["moved_gradients"]
+    verdict_of(check_numerics(CASE, seen, layers_evidence()), Verdict.PASS)
+
+
+def test_one_expert_whose_rows_a_small_change_moves_is_left_alone():
+    flips = {"up": 0.6}
+    verdict_of(judge(fp8=gradients(off=flips), moved=gradients(off=flips)), Verdict.PASS)
