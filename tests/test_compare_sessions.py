@@ -1,0 +1,101 @@
+"""Test sessions that hold the speed against base, with fake arms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers.fakes import H200, install
+from pytest_fp8.compare.gate import with_base
+from pytest_fp8.compare.session import Comparison
+from pytest_fp8.questions.speed.check import OUTSIDE_BAND
+from pytest_fp8.verdicts import Decision, Verdict
+
+IN_TESTS = """
+    import pytest
+    from pytest_fp8 import Case
+
+    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(cases=[Case("1b", "torchao", "tensorwise")], question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+
+
+def in_tests(pytester, monkeypatch, *arguments, **world):
+    install(monkeypatch, H200, **world)
+    pytester.makepyfile(IN_TESTS)
+    return pytester.runpytest("--fp8-gpu=h200", f"--fp8-base-python={sys.executable}", *arguments)
+
+
+def test_a_test_session_gates_without_a_baseline_against_base(pytester, monkeypatch):
+    equal = in_tests(pytester, monkeypatch)
+    assert equal.ret == 0
+    equal.stdout.fnmatch_lines(["*2 passed*"])
+    equal.stdout.no_fnmatch_line("*nothing was timed beside the base*")
+
+
+def test_base_is_the_commit_that_its_name_meant_at_the_start_and_is_told(pytester, monkeypatch):
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    moves = "def test_a_colleague_pulls():\n    subprocess.run(['git', 'tag', '-f', 'base', 'HEAD'], check=True)\n"
+    pytester.makepyfile(test_1_moves=f"import subprocess\n\n{moves}", test_2_asks=IN_TESTS)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
+        subprocess.run([*git, *command], check=True, cwd=pytester.path)
+    before = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=pytester.path, text=True).strip()
+    subprocess.run([*git, "commit", "-qm", "head", "--allow-empty"], check=True, cwd=pytester.path)
+    install(monkeypatch, H200)
+    result = pytester.runpytest("--fp8-gpu=h200", "--fp8-base-git=base")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines([f"timed beside the base base: commit {before[:12]}", "*3 passed*"])
+
+
+def test_a_base_that_no_test_asks_the_speed_of_is_noted(pytester, monkeypatch):
+    result = in_tests(pytester, monkeypatch, "-k", "not speedup")
+    assert result.ret == 0
+    says = (
+        f"nothing was timed beside the base {sys.executable}: no test that ran asked assert_speedup(), or it had no *"
+    )
+    result.stdout.fnmatch_lines([says, "*1 passed*"])
+    strict = in_tests(pytester, monkeypatch, "-k", "not speedup", "--fp8-strict")
+    assert strict.ret == 1
+    strict.stdout.fnmatch_lines([says, "*1 passed*"])
+
+
+@pytest.mark.parametrize("share", [0.02, 0.06])
+def test_a_test_session_fails_what_is_slower_than_base(pytester, monkeypatch, share):
+    slower = in_tests(pytester, monkeypatch, slower={("head", "fp8"): share})
+    slower.assert_outcomes(passed=1, failed=1)
+    slower.stdout.fnmatch_lines(["*FAIL: head is slower than base in FP8*", "*at most 1.0% slower than base's*"])
+
+
+def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(IN_TESTS)
+    assert pytester.runpytest("--fp8-gpu=h200", "--fp8-update-baselines", "--fp8-reason=first").ret == 0
+    install(monkeypatch, H200, speedup=1.05)
+    crept = pytester.runpytest("--fp8-gpu=h200", f"--fp8-base-python={sys.executable}", "-k", "speedup")
+    crept.assert_outcomes(failed=1, deselected=1)
+    crept.stdout.fnmatch_lines(["*FAIL: FP8 lost speed against BF16 since the baseline*"])
+
+
+def test_on_another_host_the_comparison_with_base_answers_alone():
+    def stored(headline):
+        return Decision("speedup", Verdict.INVALID, headline)
+
+    compared = Comparison("a", Decision("same session", Verdict.PASS, "as fast as base's"))
+    assert with_base(stored(OUTSIDE_BAND), compared).verdict is Verdict.PASS
+    assert with_base(stored("another process used the GPU"), compared).verdict is Verdict.INVALID
+
+
+def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
+    broken = pytester.path / "broken"
+    broken.write_text("#!/bin/sh\ncase \"$*\" in *'print(1)') echo 1;; *) exit 1;; esac\n")
+    broken.chmod(0o755)
+    result = in_tests(pytester, monkeypatch, "--fp8-base-python", str(broken), "-k", "speedup")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*base: *broken is not a Python that arms can run in*"])

@@ -1,0 +1,145 @@
+"""The sides of a comparison: arms of two commits and of two interpreters, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8 import Case, SettingsError
+from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
+from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.compare.gate import _require_one_bytecode
+from pytest_fp8.compare.session import Side, differences, environments
+from pytest_fp8.shipping import ship
+from pytest_fp8.workload import WorkloadReference
+
+OWN_CASE = Case("own", "torchao", "tensorwise", emulated=True)
+MODEL = """
+import torch
+from pytest_fp8 import Workload
+
+WIDTH = {width}
+
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(32, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 32))
+
+
+workload = Workload(
+    build=build,
+    batch=lambda step: torch.randn(16, 32),
+    loss=lambda model, x: (model(x) - x).float().pow(2).mean(),
+)
+"""
+
+
+def test_a_model_of_a_test_file_does_not_cross_to_another_python():
+    base, head = (ArmEnvironment(name, name, (), {"python": v}) for name, v in (("base", "3.12.1"), ("head", "3.11.9")))
+    with pytest.raises(SettingsError, match="another Python"):
+        _require_one_bytecode(base, head)
+    _require_one_bytecode(replace(base, versions={"python": "3.11.2"}), head)
+
+
+def test_libraries_that_differ_are_named():
+    base, head = (
+        ArmEnvironment(n, "p", (), {"torch": v, "torchao": "0.18"}) for n, v in (("base", "1"), ("head", "2"))
+    )
+    assert differences(base, head) == ["torch 1 -> 2"]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository whose model is 64 wide in the commit ``base`` and 128 wide in the working tree."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    (tmp_path / "compared_model.py").write_text(MODEL.format(width=64))
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "compared_model.py").write_text(MODEL.format(width=128))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def built(environment):
+    workload = ship(WorkloadReference("compared_model:workload"), "the workload")
+    arm = ArmProcess(environment=environment)
+    try:
+        facts = arm.build(ArmSpec(OWN_CASE, "cpu", workload, threads=1))
+        return facts, arm.request("curve", seed=0, steps=3)["losses"]
+    finally:
+        arm.close()
+
+
+@pytest.mark.slow
+def test_two_commits_run_their_own_code_with_one_instrument(project):
+    with ExitStack() as held:
+        base, head = environments(Side(revision="base"), Side(), project, held)
+        (old, old_losses), (new, new_losses) = built(base), built(head)
+        assert Path(base.import_path[0], "compared_model.py").read_text() == MODEL.format(width=64)
+    assert old["parameters"] == 2 * 32 * 64 + 64 + 32
+    assert new["parameters"] == 2 * 32 * 128 + 128 + 32
+    assert old_losses != new_losses
+    assert not Path(base.import_path[0]).exists(), "the checkout is gone"
+
+
+@pytest.mark.slow
+def test_another_interpreter_brings_its_own_libraries_and_none_of_ours(project, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True, with_pip=False)
+    packages = next((other / "lib").glob("python*")) / "site-packages"
+    python = other / "bin/python"
+    with pytest.raises(SettingsError, match="lacks what an arm needs") as error:
+        probed("head", str(python), project)
+    assert "no torch" in str(error.value)
+    # Now with libraries: those of this interpreter, and a torchao that is only a version number.
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "libraries.pth").write_text("\n".join(here))
+    (packages / "torchao-0.99.dist-info").mkdir()
+    (packages / "torchao-0.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 0.99\n")
+    head = probed("head", str(python), project)
+    assert head.versions["torchao"] == "0.99"
+    facts, _ = built(head)
+    assert facts["libraries"]["torchao"] == "0.99"
+    # What is installed there is that side's project, and not what is here.
+    (project / "src/mine").mkdir(parents=True)
+    (project / "src/mine/__init__.py").write_text("")
+    # What Python keeps beside modules is no package, though a folder of that name is found elsewhere.
+    for folder in (project / "src", packages):
+        (folder / "__pycache__").mkdir(exist_ok=True)
+    assert str(project / "src") in probed("base", str(python), project).import_path
+    (packages / "mine").mkdir()
+    (packages / "mine/__init__.py").write_text("")
+    own = probed("base", str(python), project).import_path
+    assert not {str(project / "src"), str(project)} & {*own}
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert str(project / "src") in probed("head", str(python), project).import_path, "what is tested here is here"
+
+
+def test_a_checkout_below_the_root_of_a_repository(project):
+    (project / "package").mkdir()
+    (project / "package/here.txt").write_text("x")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "more"], check=True)
+    with checkout("HEAD", project / "package") as folder:
+        assert (folder / "here.txt").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_an_arm_of_another_environment_leaves_nothing_behind(project):
+    environment = probed("head", sys.executable, project)
+    arm = ArmProcess(environment=environment)
+    arm.build(ArmSpec(OWN_CASE, "cpu", ship(WorkloadReference("compared_model:workload"), "it"), threads=1))
+    variables = dict(v.split(b"=", 1) for v in Path(f"/proc/{arm.pid}/environ").read_bytes().split(b"\0") if b"=" in v)
+    folders = variables[b"PYTHONPATH"].decode().split(os.pathsep)
+    assert folders[0] == str(project)
+    assert os.path.islink(Path(folders[-1], "pytest_fp8"))
+    arm.close()
+    assert not Path(folders[-1]).exists()
