@@ -1,0 +1,97 @@
+"""Sessions on a GPU that holds one arm of a pair, and what each of their arms was asked to."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from helpers.fakes import FakeProcess
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+SUITE = """
+    import pytest
+    from pytest_fp8 import Case
+
+    CASES = [
+        Case("8b", "torchao", recipe, checkpoint_formats=("safetensors",), resume=False)
+        for recipe in {recipes}
+    ]
+
+    @pytest.mark.fp8(cases=CASES, question="layers")
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+
+    @pytest.mark.fp8(cases=CASES, question="numerics")
+    def test_numerics(fp8_pair):
+        fp8_pair.assert_numerics()
+
+    @pytest.mark.fp8(cases=CASES, question="loss")
+    def test_loss(fp8_pair):
+        fp8_pair.assert_loss()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_speedup(fp8_pair):
+        fp8_pair.assert_speedup()
+
+    @pytest.mark.fp8(cases=CASES, question="speedup")
+    def test_faster(fp8_pair):
+        fp8_pair.assert_faster()
+
+    @pytest.mark.fp8(cases=CASES, question="memory")
+    def test_memory(fp8_pair):
+        fp8_pair.assert_memory()
+
+    @pytest.mark.fp8(cases=CASES, question="checkpoints")
+    def test_checkpoints(fp8_pair):
+        fp8_pair.assert_checkpoints()
+"""
+REFERENCE, ARMS = "8b-bf16", [f"8b-torchao-{recipe}" for recipe in RECIPES]
+
+
+@dataclass
+class Told:
+    """What a session's arms were asked to, one list for each process that became an arm."""
+
+    residences: list[tuple[str, list[str]]] = field(default_factory=list)
+    alive: int = 0
+    most_alive: int = 0
+
+    @property
+    def order(self):
+        return [arm for arm, _ in self.residences]
+
+
+def run(pytester, *options, recipes=RECIPES[:1]):
+    pytester.makepyfile(SUITE.format(recipes=recipes))
+    return pytester.runpytest("--fp8-gpu=h100", "--fp8-undecided=warn", *options)
+
+
+def noted(monkeypatch):
+    """From now on what fake arms are asked to is noted."""
+    seen = Told()
+    receive, request, close = FakeProcess.receive, FakeProcess.request, FakeProcess.close
+
+    def note_build(self, timeout=0):
+        building = self.asked is None
+        answer = receive(self, timeout)
+        if building:
+            assert threading.current_thread() is threading.main_thread(), "the kernel ends an arm with its thread"
+            self.told = []
+            seen.residences.append((self.spec.case.id, self.told))
+            seen.alive += 1
+            seen.most_alive = max(seen.alive, seen.most_alive)
+        return answer
+
+    def note_request(self, operation, timeout=0, **arguments):
+        assert threading.current_thread() is threading.main_thread()
+        self.told.append(operation)
+        return request(self, operation, timeout, **arguments)
+
+    def note_close(self):
+        seen.alive -= self.alive and hasattr(self, "told")
+        close(self)
+
+    monkeypatch.setattr(FakeProcess, "receive", note_build)
+    monkeypatch.setattr(FakeProcess, "request", note_request)
+    monkeypatch.setattr(FakeProcess, "close", note_close)
+    return seen

@@ -1,0 +1,100 @@
+"""Where work goes by arm, an arm that fails or cannot be built: which questions get its error, and no others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from helpers.fakes import H100, FakeProcess, install
+from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
+from pytest_fp8 import ArmError
+from pytest_fp8.arms.coroutines import NAME
+
+
+@pytest.fixture
+def told(monkeypatch):
+    return noted(monkeypatch)
+
+
+def fails(monkeypatch, operation, kind, arm=ARMS[0]):
+    """The arm ends in an error of this kind when it is asked that; ``died`` and ``hung`` end its process."""
+    real = getattr(FakeProcess, operation)
+
+    def failing(self, *arguments, **named):
+        if self.spec.case.id == arm:
+            if kind in ("died", "hung"):
+                self.close()
+            raise ArmError(kind, f"it {kind} while it was asked to {operation}")
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, operation, failing)
+
+
+@pytest.mark.parametrize(("kind", "builds"), [("raised", 3), ("out of memory", 3), ("died", 4), ("hung", 4)])
+def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypatch, told, kind, builds):
+    install(monkeypatch, H100)
+    fails(monkeypatch, "numerics", kind)
+    result = run(pytester)
+    result.stdout.fnmatch_lines([f"*it {kind} while it was asked to numerics*", "*FAILED *test_numerics*"])
+    result.assert_outcomes(failed=1, passed=4)
+    assert len(told.order) == builds
+    assert told.alive == 0
+
+
+@pytest.mark.parametrize("operation", ["blocks", "layers", "save", "load"])
+def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, monkeypatch, told, operation):
+    install(monkeypatch, H100)
+    fails(monkeypatch, operation, "raised")
+    result = run(pytester)
+    need = {
+        "blocks": {"test_speedup", "test_faster"},
+        "layers": {"test_layers", "test_numerics", "test_speedup", "test_faster"},
+    }.get(operation, {"test_checkpoints"})
+    assert {line.split("::")[1].split("[")[0] for line in result.outlines if line.startswith("FAILED")} == need
+    assert NAME not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_tests_of_a_question_share_its_error_and_build_no_arm_again(pytester, monkeypatch, told):
+    install(monkeypatch, H100)
+    fails(monkeypatch, "blocks", "died")
+    result = run(pytester, "-k", "speedup or faster")
+    result.assert_outcomes(failed=2)
+    assert told.order == [REFERENCE, ARMS[0], ARMS[0]], "the other answers are gathered all the same"
+
+
+def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
+    world = install(monkeypatch, H100)
+    world.fails[ARMS[0]] = "died"
+    result = run(pytester, recipes=RECIPES[:2])
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert len(failed) == 7
+    assert all(ARMS[0] in line for line in failed)
+    assert told.order.count(ARMS[1]) == 1
+    assert told.alive == 0
+
+
+def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, monkeypatch, told):
+    install(monkeypatch, H100)
+    real, left = FakeProcess.memory, [1]
+
+    def once(self):
+        if not self.is_fp8 and left:
+            left.pop()
+            raise ArmError("raised", "it raised once")
+        return real(self)
+
+    monkeypatch.setattr(FakeProcess, "memory", once)
+    result = run(pytester, recipes=RECIPES[:2])
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert len(failed) == 1
+    assert ARMS[0] in failed[0]
+    assert "test_memory" in failed[0]
+
+
+def test_a_mistake_in_a_question_is_raised_as_it_is(pytester, monkeypatch):
+    install(monkeypatch, H100)
+    monkeypatch.setattr(FakeProcess, "memory", lambda self: {"resident": 1})
+    result = run(pytester, "-k", "memory")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*PlainDataError*"])
