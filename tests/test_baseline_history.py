@@ -1,0 +1,90 @@
+"""What a baseline's sessions are gated on: the newest values, a history from its level on, a revision's files."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.baselines import baseline
+from helpers.good_baseline import GOOD, LATER, read
+from pytest_fp8.baselines.check import measured_otherwise
+from pytest_fp8.baselines.metrics import QUIET_BUSY
+from pytest_fp8.baselines.source import Folder, Revision
+from pytest_fp8.baselines.store import baseline_path, held_against, write_baseline
+from pytest_fp8.errors import BaselineError
+from pytest_fp8.measurement import MEASUREMENT, ONE_GPU
+
+
+@pytest.fixture
+def stored(tmp_path):
+    write_baseline(tmp_path, GOOD)
+    return tmp_path
+
+
+def test_values_are_those_of_the_newest_session_that_has_them():
+    stored = replace(GOOD, sessions=(*GOOD.sessions, LATER))
+    assert stored.values("fp8_share") == [0.8]
+    assert stored.values("speedup") == [[0.1, 0.11], [0.12, 0.1]]
+    assert stored.history("fp8_share") == [[0.78], [0.8]]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_update_is_held_against_nothing_and_knows_what_the_stored_one_is_gated_on(tmp_path, busy):
+    speedup = {"speedup": [[0.1], [0.1]], **({"busy_speedup": [[0.2], [0.2]]} if busy else {})}
+    write_baseline(tmp_path, made := baseline("1b-te-block", "abc", metrics=speedup))
+    of_gate, of_update = (held_against(Folder(tmp_path), "h200", "1b-te-block", "abc", x) for x in (False, True))
+    assert (of_gate, of_update) == ((made, busy), (None, busy))
+    other_case = Folder(tmp_path), "h200", "1b-te-block", "defined anew"
+    assert held_against(*other_case, update=True) == (None, False)
+    with pytest.raises(BaselineError, match="definition"):
+        held_against(*other_case, update=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "moved", "busy"),
+    [
+        (ONE_GPU, {}, 0, True),
+        (ONE_GPU, {"bf16_wire_ms": [9.0]}, MEASUREMENT, False),
+        (MEASUREMENT, {"bf16_wire_ms": [9.0]}, 0, True),
+        (ONE_GPU - 1, {}, ONE_GPU, True),
+        (MEASUREMENT + 1, {}, MEASUREMENT + 1, True),
+        (MEASUREMENT + 1, {"bf16_wire_ms": [9.0]}, MEASUREMENT + 1, True),
+    ],
+)
+def test_busy_times_of_several_gpus_with_waits_in_them_are_not_compared_with(number, more, moved, busy):
+    metrics = {"speedup": [[0.1], [0.1]], QUIET_BUSY: [[0.1], [0.2]], **more}
+    stored = replace(GOOD, sessions=(replace(GOOD.newest, measurement=number, metrics=metrics),))
+    assert (QUIET_BUSY in stored.metrics) is busy
+    assert bool(stored.history(QUIET_BUSY)) is busy
+    assert stored.history("speedup"), "step times were taken as today"
+    assert measured_otherwise(stored) == moved
+    assert QUIET_BUSY in stored.to_json()["sessions"][0]["metrics"], "the file keeps what it holds"
+
+
+def test_a_history_begins_where_its_level_does():
+    starts = replace(LATER, starts=("fp8_share",))
+    stored = replace(GOOD, sessions=(*GOOD.sessions, starts, replace(LATER, metrics={"fp8_share": [0.81]})))
+    assert stored.history("fp8_share") == [[0.8], [0.81]]
+    assert len(stored.history("speedup")) == 1
+
+
+def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stored):
+    (stored / "h200/_other.json").write_text("{}")
+    git = ["git", "-C", str(stored), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    write_baseline(stored, replace(GOOD, case_hash="new"))
+    assert read(Revision(stored, "main")) == GOOD
+    assert read(Revision(stored, "main"), case="8b-te-block") is None
+    assert Revision(stored, "main").names() == [baseline_path(Path(), "h200", GOOD.case)]
+    assert Revision(stored, "main").text(Path("h200/_other.json")) == "{}", "beside the baselines, and none of them"
+    baseline_path(stored, "h200", GOOD.case).unlink()
+    baseline_path(stored, "h200", GOOD.case).symlink_to("/etc/passwd")
+    for arguments in (["add", "."], ["commit", "-qm", "a link"]):
+        subprocess.run([*git, *arguments], check=True)
+    with pytest.raises(BaselineError, match="not a regular file"):
+        read(Revision(stored, "HEAD"))
+    for revision in ("nowhere", "--output=x"):
+        with pytest.raises(BaselineError, match="cannot be read"):
+            read(Revision(stored, revision))
