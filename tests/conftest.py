@@ -27,8 +27,8 @@ CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 ANY_PYTEST = (
     "test_arm_starts.py",
-    "test_arms.py",
     "test_crowded.py",
+    "test_left_behind.py",
     "test_loss_unit.py",
     "test_own_model.py",
     "test_own_ranks.py",

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from helpers.arms import all_end, square
-from helpers.ranks import call, own, rank
+from helpers.arms import all_end, call, square
+from helpers.ranks import own, rank
 from pytest_fp8 import ArmError
 from pytest_fp8.arms.hung import hung
 from pytest_fp8.arms.ranks import RankedProcess

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
+
+import pytest
+
 from benchmarks.faults.catalogue import ends
 from benchmarks.faults.catalogue import runs as running
 from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.shipping import ship, unship
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True, loss_steps=45, loss_seeds=2)
 
@@ -30,6 +36,28 @@ def spec(case=CASE, **changes):
     """``changes``: other functions of the workload, by name."""
     workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **changes})
     return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
+
+
+def fresh_process(request):
+    """For a fixture ``fresh``, a process that is no arm yet: a fork, or with the mark ``either_way`` an interpreter of
+    its own too."""
+    return closing(ArmProcess(fork=getattr(request, "param", True)))
+
+
+either_way = pytest.mark.parametrize("fresh", [False, True], ids=["interpreter", "fork"], indirect=True)
+
+
+@contextmanager
+def live_arm():
+    """The small model as an arm, in a fork."""
+    with closing(ArmProcess(fork=True)) as process:
+        process.build(spec())
+        yield process
+
+
+def call(arm, function):
+    """What ``function()`` gives inside the arm; of several ranks, on the first."""
+    return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
 
 
 def all_end(*pids, seconds=15):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from helpers.arms import make_batch, make_model, square
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.shipping import ship, unship
 
 
 def micro(parallel="", backend="torchao", **more):
@@ -18,11 +17,6 @@ def own(parallel="ddp", **functions):
     workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
     case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
     return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
-
-
-def call(arm, function):
-    """What ``function()`` gives on rank 0; it runs on every rank."""
-    return unship(arm.request("call", function=ship(lambda model: function(), "a function")))
 
 
 def rank():
