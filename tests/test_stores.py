@@ -87,6 +87,23 @@ def test_plain_tensors_and_parameters_of_the_device_are_copied_and_no_others():
     assert found["weight"].data_ptr() != weight.data_ptr()
 
 
+def test_a_model_comes_to_the_host_with_its_values_and_what_it_ties(monkeypatch):
+    monkeypatch.setattr(host_copies, "STAGE_BYTES", 64)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 5))
+    model[1].weight = torch.nn.Parameter(model[0].weight.t())
+    model.register_parameter("tied", model[0].bias)
+    model.register_buffer("turn", torch.randn(3, dtype=torch.complex64))
+    model.register_buffer("wrapped", torch.ones(3).as_subclass(Wrapped))
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    before = {name: value.detach().clone() for name, value in model.state_dict(keep_vars=True).items()}
+    places = {name: value.data_ptr() for name, value in model.named_parameters()}
+    assert host_copies.moved_to_host(model, device="cpu") is model
+    assert model.tied is model[0].bias
+    assert all(value.data_ptr() != places[name] for name, value in model.named_parameters())
+    for name, value in model.state_dict().items():
+        assert value.to_dense().equal(before[name].to_dense()), name
+
+
 @pytest.mark.parametrize(("ranks", "most", "staged"), [(1, 1000, True), (2, 1000, False), (1, 100, False)])
 def test_what_dcp_writes_is_copied_first_where_one_rank_writes_it_all_and_it_fits(
     tmp_path, monkeypatch, ranks, most, staged

@@ -26,6 +26,18 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     return found
 
 
+def moved_to_host(model: torch.nn.Module, device: str = "cuda") -> torch.nn.Module:
+    """The model itself, with its tensors in the host's memory as :func:`on_host` brings them there."""
+    stage: torch.Tensor | None = None
+    for tensor in (*model.parameters(), *model.buffers()):
+        plain = type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and tensor.is_floating_point()
+        if plain and tensor.device.type == device:
+            stage = new_stage(device) if stage is None else stage
+            tensor.data = staged(tensor, stage)
+    # What is of another kind goes its own way.
+    return model.to("cpu")
+
+
 def staged(tensor: torch.Tensor, stage: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
     """A copy in the host's memory, or from there on the ``device``, made part by part through ``stage``: bytes."""
     source = tensor.detach().reshape(-1).view(torch.uint8)

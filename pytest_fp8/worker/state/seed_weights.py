@@ -48,8 +48,13 @@ def copy_values(
         target = live.pop(name, None)
         if target is None:
             continue
-        assign(target, value if jitter is None else value * _noise(value))
+        assign(target, value if jitter is None else _moved(value.to(target.device)))
     return sorted(live)
+
+
+def _moved(value: torch.Tensor) -> torch.Tensor:
+    """On the target's device: a CPU takes seconds to draw a billion factors."""
+    return value * _noise(value)
 
 
 def _noise(value: torch.Tensor) -> torch.Tensor:

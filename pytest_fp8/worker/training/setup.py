@@ -14,6 +14,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
+from pytest_fp8.worker.state.host_copies import moved_to_host
 from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,
@@ -95,7 +96,7 @@ class TrainingSetup:
             if self.own is None or size * self.case.gpus > KEPT_SHARE * free:
                 return model
             # Not on the GPU, where the memory question would count it.
-            self._kept = seed, model.to("cpu")
+            self._kept = seed, moved_to_host(model)
         # What is drawn next must not depend on whether the model was built just now.
         seed_generators(seed)
         return self._kept[1]
