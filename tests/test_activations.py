@@ -13,8 +13,7 @@ from pytest_fp8 import Case  # noqa: E402
 from pytest_fp8.backends import backend as backend_of  # noqa: E402
 from pytest_fp8.worker.answers import ledger  # noqa: E402
 from pytest_fp8.worker.server import ArmServer  # noqa: E402
-from pytest_fp8.worker.state import host_copies  # noqa: E402
-from pytest_fp8.worker.training import ranks  # noqa: E402
+from pytest_fp8.worker.training import host_copies, ranks  # noqa: E402
 from pytest_fp8.worker.watch import activations  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_fp8.worker.state import checkpoint_stores, host_copies  # noqa: E402
+from pytest_fp8.worker.state import checkpoint_stores  # noqa: E402
+from pytest_fp8.worker.training import host_copies  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

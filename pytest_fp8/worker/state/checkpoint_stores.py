@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from pytest_fp8.worker.state.host_copies import on_host
 from pytest_fp8.worker.state.shards import full, is_part, is_sharded, plain_shards
+from pytest_fp8.worker.training.host_copies import on_host
 from pytest_fp8.worker.training.ranks import rank, ranks
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -14,7 +14,6 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
-from pytest_fp8.worker.state.host_copies import moved_to_host
 from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,
@@ -27,6 +26,7 @@ from pytest_fp8.worker.training.given import (
     require_weights,
     trainable,
 )
+from pytest_fp8.worker.training.host_copies import moved_to_host
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.restored import hooks_of
 from pytest_fp8.worker.training.step import WorkloadError

@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.worker.state.host_copies import new_stage, staged
+from pytest_fp8.worker.training.host_copies import new_stage, staged
 
 LEAST_VALUES = 1 << 20
 """Smaller tensors stay where they are."""
