@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "pytest_fp8"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(Path(__file__).parent.glob("test_*.py"))
 TORCH = (
@@ -192,3 +193,39 @@ def test_a_test_module_imports_no_other_one(path):
 def test_names_of_tests_fit_a_line(path):
     names = [node.name for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
     assert [name for name in names if len(f"def {name}") > LONGEST_NAME] == []
+
+
+def at_its_top(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports as it is imported itself."""
+    for statement in tree(path).body:
+        match statement:
+            case ast.Import() | ast.ImportFrom():
+                yield from imported(statement)
+            case ast.Expr(ast.Call(call, [name, *_])) | ast.Assign(value=ast.Call(call, [name, *_])):
+                if ast.unparse(call) == "pytest.importorskip":
+                    yield ast.literal_eval(name)
+
+
+def file_of(name: str) -> Path | None:
+    """The file of this repository that an imported name comes from."""
+    while name:
+        for folder in (ROOT, ROOT / "tests", ROOT / "suites"):
+            for end in (".py", "/__init__.py"):
+                path = folder / (name.replace(".", "/") + end)
+                if path.is_file():
+                    return path
+        name = name.rpartition(".")[0]
+    return None
+
+
+@cache
+def loads_torch(path: Path) -> bool:
+    names = list(at_its_top(path))
+    files = {file_of(name) for name in names}
+    return any(name.partition(".")[0] in TORCH for name in names) or any(loads_torch(file) for file in files if file)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_a_module_that_imports_torch_is_marked_as_slow(path):
+    """Whole: the fast set would not start."""
+    assert "\npytestmark = pytest.mark.slow\n" in path.read_text() or not loads_torch(path)

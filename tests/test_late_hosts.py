@@ -12,6 +12,8 @@ from pytest_fp8.arms.merging import merged
 from pytest_fp8.worker.answers.busy import MARKER, read_steps
 from pytest_fp8.worker.watch.trace import TraceEvent
 
+pytestmark = pytest.mark.slow
+
 LAYERS, LAUNCHED_AHEAD = 40, 2
 LAUNCH, WIRE = 0.1, 0.8
 """Milliseconds of a launch, and of a collective that waits for nobody."""

@@ -12,6 +12,8 @@ from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, loss_looks
 from pytest_fp8.verdicts import Verdict
 
+pytestmark = pytest.mark.slow
+
 
 def build():
     """As many people write it: whatever the seed, the same weights."""
@@ -31,7 +33,6 @@ def loss(model, rows):
     return (model(rows) - rows.sin()).float().square().mean()
 
 
-@pytest.mark.slow
 def test_weights_that_a_build_seeds_are_moved_by_the_seed_in_both_arms_alike():
     servers = [serve(case, build=build, batch=batch, loss=loss) for case in (CASE, CASE.reference())]
 

@@ -10,6 +10,8 @@ import torch
 
 from pytest_fp8.worker.server import ArmServer
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS, ACTIVATIONS, WORKSPACE = 50, 40, 32
 
 
