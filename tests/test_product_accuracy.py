@@ -1,0 +1,56 @@
+"""What a cast to FP8 costs in accuracy, and how far a product is from the exact one: tensors at hand."""
+
+import math
+
+import pytest
+import torch
+
+from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast, promised_casts
+from pytest_fp8.recipes import DGRAD, FPROP, WGRAD
+from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, square_amax
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("scales", [TENSOR, LINE, BLOCK, SQUARE, MX])
+@pytest.mark.parametrize(("name", "lowest", "highest"), [(E4M3, 30, 33), (E5M2, 24, 27)])
+def test_a_cast_costs_what_its_mantissa_says(scales, name, lowest, highest):
+    values = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
+    squares = square_amax(values)[torch.arange(200) // 128]
+    cast, underflow = Operand(values, values.abs().amax(), squares).cast(Cast(name, scales))
+    noise = (cast - values).square().sum() / values.square().sum()
+    assert lowest < -10 * math.log10(noise) < highest
+    assert underflow < 0.01
+
+
+def test_outliers_cost_a_tensors_scale_more_than_a_lines():
+    values = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 1e-3
+    values[0] *= 1e6
+    operand = Operand(values, values.abs().amax())
+    assert operand.cast(Cast(E4M3, TENSOR))[1] > 0.9
+    assert operand.cast(Cast(E4M3, LINE))[1] < 0.01
+
+
+def test_a_product_is_compared_with_the_exact_one():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(64, 128, generator=generator) for _ in range(2))
+    expected = Expected(Operand(left, left.abs().amax()), Operand(right, right.abs().amax()), None, torch.float32)
+    values, _, gain, noise, *_ = expected.compare(2 * left @ right.t()).tolist()
+    assert (values, gain, noise) == (64 * 64, pytest.approx(2, abs=1e-5), pytest.approx(1, abs=1e-5))
+
+
+def test_torchaos_casts_are_the_librarys():
+    from pytest_fp8.backends.torchao import torchao_config
+
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
+        config = torchao_config(recipe, emulated=True)
+        live = {
+            FPROP: (config.cast_config_input, config.cast_config_weight),
+            DGRAD: (config.cast_config_grad_output, config.cast_config_weight_for_grad_input),
+            WGRAD: (config.cast_config_grad_output_for_grad_weight, config.cast_config_input_for_grad_weight),
+        }
+        for role, casts in promised_casts("torchao", recipe, {}).items():
+            for cast, mine in zip(casts, live[role], strict=True):
+                assert cast.format in str(mine.target_dtype)
+                assert cast.scales == {"tensorwise": "tensor", "axiswise": "line"}[mine.scaling_granularity.value]
+                assert cast.powers == config.round_scales_to_power_of_2
