@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.evidence import arm_ledger, curves, layers_evidence, loaded, saved
 from pytest_fp8.plain import PlainDataError, from_plain, to_plain
 
 
@@ -77,3 +78,22 @@ def test_an_error_deep_inside_names_the_way_to_it():
 def test_a_value_of_another_shape_is_an_error(changes, says):
     with pytest.raises(PlainDataError, match=says):
         from_plain(Whole, {**travelled(WHOLE), **changes})
+
+
+@pytest.mark.parametrize(
+    ("record", "key"),
+    [
+        (layers_evidence(), "dropped_behaviour"),
+        (layers_evidence(), "foreign"),
+        (arm_ledger(), "waits"),
+        (curves()[0], "movement"),
+        (saved(), "untied"),
+        (loaded(), "digests"),
+    ],
+)
+def test_what_an_arm_does_not_say_is_never_taken_as_healthy(record, key):
+    answer = to_plain(record)
+    assert to_plain(from_plain(type(record), answer)) == answer
+    del answer[key]
+    with pytest.raises(PlainDataError, match=f"{type(record).__name__} lacks '{key}'"):
+        from_plain(type(record), answer)
