@@ -58,3 +58,21 @@ def carried(case=CASE, **parts):
 def through(*stores, **changes):
     """The case through these stores."""
     return replace(CASE, checkpoint_formats=stores, **changes)
+
+
+def loss(model, rows):
+    return (model(rows) - rows.sin()).float().pow(2).mean()
+
+
+def with_model(model, optimizer, folder):
+    import torch
+
+    torch.save([model.state_dict(), optimizer.state_dict()], folder / "x.pt")
+
+
+def from_model(model, optimizer, folder):
+    import torch
+
+    weights, state = torch.load(folder / "x.pt", weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
