@@ -1,0 +1,122 @@
+"""FP8 from the first step of training to the last: counts, calls and products of each seed, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from helpers.evidence import verdict_of
+from helpers.learning import arm, decided
+from pytest_fp8 import Verdict
+from pytest_fp8.questions.loss.evidence import LayerCalls, Look, ProductCount
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ({"forward": ProductCount(0, 15), "backward": ProductCount(0, 30)}, "FP8 ran in step 0 and not in step 19"),
+        ({"forward": ProductCount(14, 1), "backward": ProductCount(0, 30)}, "FP8 ran in step 0 and not in step 19"),
+        (
+            {"forward": ProductCount(13, 2), "backward": ProductCount(28, 2)},
+            "less ran in FP8 in step 19 than in step 0",
+        ),
+        ({"forward": ProductCount(14, 1)}, "FP8 ran in step 0 and not in step 19"),
+    ],
+    ids=["all off", "backward off", "one layer off", "no backward products"],
+)
+def test_fp8_that_is_off_at_the_end_fails(last, says):
+    verdict_of(decided(arm(0.001, last=last)), Verdict.FAIL, says, "switched FP8 off while the arm trained")
+
+
+def with_calls(calls, seed=1):
+    fp8 = arm(0.001)
+    fp8[seed] = replace(fp8[seed], calls=calls)
+    return fp8
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        (LayerCalls([14] * 3 + [0] + [14] * 16, [0] * 3 + [14] + [0] * 16), "FP8 ran in step 0 and not in step 3"),
+        (LayerCalls([14] * 18 + [13] * 2, [0] * 18 + [1] * 2), "less ran in FP8 in step 18 than in step 0"),
+        (LayerCalls([0] * 2 + [14] * 18, [14] * 2 + [0] * 18), "FP8 ran in step 2 and not in step 0"),
+    ],
+    ids=["one step", "one layer", "the first steps"],
+)
+def test_fp8_that_is_off_in_some_steps_fails_with_their_numbers(calls, says):
+    decision = decided(with_calls(calls))
+    verdict_of(decision, Verdict.FAIL, says, "seed 1", "of 20 steps")
+    assert decision.numbers["named"]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [LayerCalls(), LayerCalls([14] * 10 + [9] * 10, [0] * 20), LayerCalls([0] * 20, [14] * 20)],
+    ids=["compiled", "an expert rests", "a library without autograd functions"],
+)
+def test_calls_that_say_nothing_of_fp8_pass(calls):
+    verdict_of(decided(with_calls(calls)), Verdict.PASS)
+
+
+def products(*errors, layer="up", share=0.97, rough=100.0):
+    """``share``: of the error of FP8 at its finest, one for all or one for each; ``rough``: of that at its coarsest."""
+    shares = share if isinstance(share, list) else [share] * len(errors)
+    roughs = [1.0 if error <= 0.01 else rough for error in errors]
+    return LayerCalls(
+        [1] * 20, [0] * 20, {layer: [Look(*each) for each in zip(range(20), errors, shares, roughs, strict=False)]}
+    )
+
+
+def test_a_product_that_is_more_exact_than_fp8_can_be_fails_with_its_step():
+    calls = products(*[0.001] * 8, share=[0.97] * 5 + [0.003] + [1.4] * 2)
+    decision = decided(with_calls(calls))
+    verdict_of(decision, Verdict.FAIL, "multiplied in high precision", "0.3% of that error in step 5, seed 1", "1 of 8")
+    assert decision.numbers["named"]
+
+
+def test_products_that_are_as_exact_as_fp8_can_be_pass():
+    verdict_of(decided(with_calls(products(*[0.001] * 8, share=0.05))), Verdict.PASS)
+
+
+def test_one_product_that_is_wrong_among_right_ones_fails():
+    decision = decided(with_calls(products(*[0.001] * 6, 0.4, *[0.001] * 6)))
+    verdict_of(decision, Verdict.FAIL, "wrong in some steps and right in most", "40.0% in step 6, seed 1", "1 of 13")
+    assert not decision.numbers["named"]
+    verdict_of(decided(with_calls(products(*[0.001] * 6, math.nan))), Verdict.FAIL, "nan% in step 6")
+
+
+@pytest.mark.parametrize(("rough", "verdict"), [(1.8, Verdict.PASS), (4.5, Verdict.FAIL), (math.nan, Verdict.FAIL)])
+def test_one_product_that_is_as_wrong_as_fp8_may_be_there_is_no_fault(rough, verdict):
+    """Training that diverges has values that take the digits of all others."""
+    verdict_of(decided(with_calls(products(*[0.001] * 6, 0.2, *[0.001] * 6, rough=rough))), verdict)
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [[0.001] * 12 + [0.0035], [0.3] * 6 + [0.9] * 2, []],
+    ids=["the largest of sound arms", "a layer that does more", "none"],
+)
+def test_products_as_of_sound_arms_pass(errors):
+    verdict_of(decided(with_calls(products(*errors))), Verdict.PASS)
+
+
+def test_fp8_that_is_off_at_the_end_of_a_later_seed_alone_fails():
+    fp8 = arm(0.001)
+    fp8[2] = replace(fp8[2], last_products={"forward": ProductCount(0, 15), "backward": ProductCount(0, 30)})
+    verdict_of(decided(fp8), Verdict.FAIL, "seed 2")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"forward": ProductCount(10, 1), "backward": ProductCount(20, 2)},
+        {"forward": ProductCount(28, 2), "backward": ProductCount(56, 4)},
+        {"forward": ProductCount(16, 3), "backward": ProductCount(32, 6)},
+        {},
+    ],
+    ids=["experts that rest", "a second micro-batch", "other experts", "a step that was not watched"],
+)
+def test_steps_that_differ_in_work_are_no_finding(last):
+    verdict_of(decided(arm(0.001, last=last)), Verdict.PASS)
