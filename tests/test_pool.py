@@ -5,44 +5,20 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
+from helpers.later_arms import GIB, ahead, built, pairs
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.pair import PairArms, make_arm
+from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.layers.evidence import reference_layers
-from pytest_fp8.questions.loss.evidence import loss_looks
 from pytest_fp8.questions.memory import memory_of
 from pytest_fp8.questions.speed.evidence import timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
-
-GIB = 2**30
-RECIPES = ("tensorwise", "rowwise")
 
 
 @pytest.fixture
 def world(monkeypatch):
     return install(monkeypatch, H200)
-
-
-def pairs(pool, model, *recipes):
-    return [PairArms(Case(model, "torchao", recipe), pool, None) for recipe in recipes]
-
-
-TE = ("transformer_engine", "current")
-
-
-def built(world):
-    """The live processes that are arms."""
-    return [process for process in world.processes if process.alive and process.spec is not None]
-
-
-def spares(world):
-    """The live processes that were started ahead and are no arm yet."""
-    return [process for process in world.processes if process.alive and process.spec is None]
-
-
-def ahead(pool, later):
-    return [make_arm(pair.case, pool, None, "") for pair in later]
 
 
 def test_a_large_arm_makes_room_for_the_next(world):
@@ -172,170 +148,4 @@ def test_tight_arms_are_those_whose_peaks_do_not_fit(world, monkeypatch, peak, t
     [pair] = pairs(pool, "8b", "tensorwise")
     pair.start()
     assert pool.tight(pair.fp8, pair.bf16) is tight
-    pool.close()
-
-
-@pytest.mark.parametrize(("gpu", "at_once"), [(H200, True), (H100, False)])
-def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, gpu, at_once):
-    """1B in Transformer Engine: both steps fit 80 GB, and not both as they are looked at."""
-    facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
-    pool = ArmPool(gpu)
-    [pair] = pairs(pool, "1b", "tensorwise")
-    pair.start()
-    assert not pool.tight(pair.fp8, pair.bf16)
-    assert pool.side_by_side(pair.fp8, pair.bf16) is at_once
-    pool.close()
-
-
-def test_a_process_that_was_started_ahead_is_no_stranger(world):
-    pool = ArmPool(H200)
-    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]), ahead(pool, [two]))
-    waiting = {process.pid for process in spares(world)}
-    assert waiting
-    assert waiting < pool.pids
-    pool.close()
-
-
-EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What arms were asked to and answered, in order: each beginning and each end of a curve."""
-    seen: list[str] = []
-    send, curve = FakeProcess.send, FakeProcess.curve
-
-    def note_send(self, operation, **arguments):
-        seen.append(f"{self.spec.case.backend} begins")
-        send(self, operation, **arguments)
-
-    def note_curve(self, *arguments, **named):
-        seen.append(self.spec.case.backend)
-        return curve(self, *arguments, **named)
-
-    monkeypatch.setattr(FakeProcess, "send", note_send)
-    monkeypatch.setattr(FakeProcess, "curve", note_curve)
-    return seen
-
-
-def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
-    pool = ArmPool(None)
-    pair = PairArms(EMULATED, pool, None)
-    evidence = next(loss_looks(pair, twin=True))
-    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"], "curve and twin, before FP8's answer is awaited"
-    assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
-    assert evidence.fp8[0].losses != evidence.bf16[0].losses != evidence.twin[0].losses
-    pool.close()
-
-
-def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(world, told, monkeypatch):
-    pool = ArmPool(H200)
-    [pair] = pairs(pool, "tiny", "tensorwise")
-    next(loss_looks(pair, twin=True))
-    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"]
-    told.clear()
-    monkeypatch.setattr(ArmPool, "tight", lambda *_, **__: True)
-    [another] = pairs(pool, "tiny", "rowwise")
-    next(loss_looks(another, twin=True))
-    assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"
-    pool.close()
-
-
-def test_one_process_is_never_asked_for_both_curves_at_once(world):
-    pool = ArmPool(None)
-    pair = PairArms(EMULATED, pool, None)
-    assert pool.side_by_side(pair.fp8, pair.bf16)
-    assert not pool.side_by_side(pair.fp8, pair.fp8)
-    pool.close()
-
-
-def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch):
-    curve = FakeProcess.curve
-
-    def fail(self, *arguments, **named):
-        if not self.is_fp8:
-            raise ArmError("raised", "the reference failed")
-        return curve(self, *arguments, **named)
-
-    monkeypatch.setattr(FakeProcess, "curve", fail)
-    pool = ArmPool(None)
-    pair = PairArms(EMULATED, pool, None)
-    pair.start()
-    before = pool.live(pair.fp8)
-    with pytest.raises(ArmError, match="the reference failed"):
-        next(loss_looks(pair, twin=True))
-    assert not before.alive
-    assert pair.fp8.request("logits", seed=0), "a fresh process answers"
-    pool.close()
-
-
-def test_a_process_that_ended_while_it_waited_is_passed_over(world):
-    pool = ArmPool(H200)
-    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]), ahead(pool, [two]))
-    [spare] = [process for process in spares(world) if process.backend == "torchao"]
-    spare.alive = False
-    two.start()
-    assert spare.spec is None, "it became no arm"
-    assert len(built(world)) == 2
-    pool.close()
-
-
-@pytest.fixture
-def ranks(world, monkeypatch):
-    """The processes of arms on several GPUs that were started, one for all ranks of an arm."""
-    started = []
-
-    def ranked(count, backend, *more):
-        started.append(FakeProcess(backend, *more[:2]))
-        return started[-1]
-
-    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
-    return started
-
-
-def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, ranks):
-    pool = ArmPool(H200)
-    two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
-    [one] = pairs(pool, "8b", "tensorwise")
-    one.start(then=ahead(pool, [two_gpus]))
-    waiting = [process for process in spares(world) if process in ranks]
-    assert [process.backend for process in waiting] == ["torchao"]
-    assert {process.pid for process in waiting} <= pool.pids
-    two_gpus.start()
-    assert waiting[0].spec.case == two_gpus.fp8.spec.case
-    pool.close()
-
-
-def test_no_more_ranks_wait_than_two_arms_have(world, ranks):
-    pool = ArmPool(H200)
-    how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
-    one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
-    one.start(then=[then.bf16, then.fp8])
-    waiting = [process.backend for process in spares(world) if process in ranks]
-    assert waiting == ["bf16", "transformer_engine"]
-    pool.close()
-    assert not spares(world)
-
-
-def test_what_waits_for_arms_that_do_not_come_ends(world):
-    pool = ArmPool(H200)
-    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    te = PairArms(Case("8b", "transformer_engine", "current"), pool, None)
-    one.start(then=ahead(pool, [te]))
-    waiting = [process for process in spares(world) if process.backend == "transformer_engine"]
-    assert len(waiting) == 1
-    pool.close_all()
-    two.start()
-    assert not waiting[0].alive
-    pool.close()
-
-
-def test_no_process_waits_for_a_case_on_the_cpu(world):
-    pool = ArmPool(None)
-    pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
-    pair.start(ahead(pool, [later]), ahead(pool, [later]))
-    assert not spares(world)
     pool.close()

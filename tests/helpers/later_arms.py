@@ -18,11 +18,26 @@ def arms_of(*later):
     return [make_arm(case, pair.pool, None, "") for pair in later for case in (pair.case.reference(), pair.case)]
 
 
+def built(world):
+    """The live processes that are arms."""
+    return [process for process in world.processes if process.alive and process.spec is not None]
+
+
 def started(world):
     """The cases whose build was begun and whose process is alive, in order."""
-    return [process.spec.case.id for process in world.processes if process.alive and process.spec is not None]
+    return [process.spec.case.id for process in built(world)]
 
 
 def facts(monkeypatch, **gib):
     said = {"memory": {what: size * GIB for what, size in gib.items()}}
     monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: said)
+
+
+def spares(world):
+    """The live processes that were started ahead and are no arm yet."""
+    return [process for process in world.processes if process.alive and process.spec is None]
+
+
+def ahead(pool, later):
+    """The FP8 arms of later pairs."""
+    return [make_arm(pair.case, pool, None, "") for pair in later]

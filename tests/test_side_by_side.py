@@ -1,0 +1,102 @@
+"""Arms that train at the same time: on a CPU, and where both fit the GPU. Arms are fakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.fakes import H100, H200, FakeProcess, install
+from helpers.later_arms import GIB, pairs
+from pytest_fp8 import ArmError, Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.loss.evidence import loss_looks
+
+EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return install(monkeypatch, H200)
+
+
+@pytest.mark.parametrize(("gpu", "at_once"), [(H200, True), (H100, False)])
+def test_steps_that_are_looked_at_go_together_only_where_both_fit(world, monkeypatch, gpu, at_once):
+    """1B in Transformer Engine: both steps fit 80 GB, and not both as they are looked at."""
+    facts = {"memory": {"peak": 28 * GIB, "allocated": 7 * GIB}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: facts)
+    pool = ArmPool(gpu)
+    [pair] = pairs(pool, "1b", "tensorwise")
+    pair.start()
+    assert not pool.tight(pair.fp8, pair.bf16)
+    assert pool.side_by_side(pair.fp8, pair.bf16) is at_once
+    pool.close()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What arms were asked to and answered, in order: each beginning and each end of a curve."""
+    seen: list[str] = []
+    send, curve = FakeProcess.send, FakeProcess.curve
+
+    def note_send(self, operation, **arguments):
+        seen.append(f"{self.spec.case.backend} begins")
+        send(self, operation, **arguments)
+
+    def note_curve(self, *arguments, **named):
+        seen.append(self.spec.case.backend)
+        return curve(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, "send", note_send)
+    monkeypatch.setattr(FakeProcess, "curve", note_curve)
+    return seen
+
+
+def test_on_a_cpu_the_reference_trains_while_the_fp8_arm_does(world, told):
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    evidence = next(loss_looks(pair, twin=True))
+    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"], "curve and twin, before FP8's answer is awaited"
+    assert evidence.fp8.keys() == evidence.bf16.keys() == evidence.twin.keys()
+    assert evidence.fp8[0].losses != evidence.bf16[0].losses != evidence.twin[0].losses
+    pool.close()
+
+
+def test_arms_that_fit_a_gpu_together_train_together_and_others_one_after_the_other(world, told, monkeypatch):
+    pool = ArmPool(H200)
+    [pair] = pairs(pool, "tiny", "tensorwise")
+    next(loss_looks(pair, twin=True))
+    assert told[:4] == ["torchao begins", "bf16", "bf16", "torchao"]
+    told.clear()
+    monkeypatch.setattr(ArmPool, "tight", lambda *_, **__: True)
+    [another] = pairs(pool, "tiny", "rowwise")
+    next(loss_looks(another, twin=True))
+    assert told == ["torchao"] * 3, "one after the other; the reference's curves are known"
+    pool.close()
+
+
+def test_one_process_is_never_asked_for_both_curves_at_once(world):
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    assert pool.side_by_side(pair.fp8, pair.bf16)
+    assert not pool.side_by_side(pair.fp8, pair.fp8)
+    pool.close()
+
+
+def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch):
+    curve = FakeProcess.curve
+
+    def fail(self, *arguments, **named):
+        if not self.is_fp8:
+            raise ArmError("raised", "the reference failed")
+        return curve(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeProcess, "curve", fail)
+    pool = ArmPool(None)
+    pair = PairArms(EMULATED, pool, None)
+    pair.start()
+    before = pool.live(pair.fp8)
+    with pytest.raises(ArmError, match="the reference failed"):
+        next(loss_looks(pair, twin=True))
+    assert not before.alive
+    assert pair.fp8.request("logits", seed=0), "a fresh process answers"
+    pool.close()

@@ -1,0 +1,99 @@
+"""Processes that wait for the arms of the next case: how many, for which, and what becomes of them. Arms are fakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.fakes import H200, FakeProcess, install
+from helpers.later_arms import ahead, built, pairs, spares
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+
+RECIPES = ("tensorwise", "rowwise")
+TE = ("transformer_engine", "current")
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return install(monkeypatch, H200)
+
+
+def test_a_process_that_was_started_ahead_is_no_stranger(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    one.start(ahead(pool, [two]), ahead(pool, [two]))
+    waiting = {process.pid for process in spares(world)}
+    assert waiting
+    assert waiting < pool.pids
+    pool.close()
+
+
+def test_a_process_that_ended_while_it_waited_is_passed_over(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    one.start(ahead(pool, [two]), ahead(pool, [two]))
+    [spare] = [process for process in spares(world) if process.backend == "torchao"]
+    spare.alive = False
+    two.start()
+    assert spare.spec is None, "it became no arm"
+    assert len(built(world)) == 2
+    pool.close()
+
+
+@pytest.fixture
+def ranks(world, monkeypatch):
+    """The processes of arms on several GPUs that were started, one for all ranks of an arm."""
+    started = []
+
+    def ranked(count, backend, *more):
+        started.append(FakeProcess(backend, *more[:2]))
+        return started[-1]
+
+    monkeypatch.setattr("pytest_fp8.arms.pool.RankedProcess", ranked)
+    return started
+
+
+def test_ranks_wait_for_a_case_of_several_gpus_and_for_no_other(world, ranks):
+    pool = ArmPool(H200)
+    two_gpus = PairArms(Case("8b", "torchao", "rowwise", batch=4, gpus=2, parallel="fsdp2"), pool, None)
+    [one] = pairs(pool, "8b", "tensorwise")
+    one.start(then=ahead(pool, [two_gpus]))
+    waiting = [process for process in spares(world) if process in ranks]
+    assert [process.backend for process in waiting] == ["torchao"]
+    assert {process.pid for process in waiting} <= pool.pids
+    two_gpus.start()
+    assert waiting[0].spec.case == two_gpus.fp8.spec.case
+    pool.close()
+
+
+def test_no_more_ranks_wait_than_two_arms_have(world, ranks):
+    pool = ArmPool(H200)
+    how = {"batch": 8, "gpus": 8, "parallel": "fsdp2"}
+    one, then = (PairArms(Case("8b16", b, r, **how), pool, None) for b, r in (("torchao", "rowwise"), TE))
+    one.start(then=[then.bf16, then.fp8])
+    waiting = [process.backend for process in spares(world) if process in ranks]
+    assert waiting == ["bf16", "transformer_engine"]
+    pool.close()
+    assert not spares(world)
+
+
+def test_what_waits_for_arms_that_do_not_come_ends(world):
+    pool = ArmPool(H200)
+    one, two = pairs(pool, "8b", "tensorwise", "rowwise")
+    te = PairArms(Case("8b", "transformer_engine", "current"), pool, None)
+    one.start(then=ahead(pool, [te]))
+    waiting = [process for process in spares(world) if process.backend == "transformer_engine"]
+    assert len(waiting) == 1
+    pool.close_all()
+    two.start()
+    assert not waiting[0].alive
+    pool.close()
+
+
+def test_no_process_waits_for_a_case_on_the_cpu(world):
+    pool = ArmPool(None)
+    pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
+    pair.start(ahead(pool, [later]), ahead(pool, [later]))
+    assert not spares(world)
+    pool.close()
