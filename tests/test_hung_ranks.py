@@ -8,7 +8,7 @@ import time
 import pytest
 
 from helpers.arms import all_end, call, square
-from helpers.ranks import own, rank
+from helpers.ranks import own, rank, two_ranks
 from pytest_fp8 import ArmError
 from pytest_fp8.arms.hung import hung
 from pytest_fp8.arms.ranks import RankedProcess
@@ -18,9 +18,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def fresh():
-    process = RankedProcess(2, fork=True)
-    yield process
-    process.close()
+    with two_ranks() as process:
+        yield process
 
 
 def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(fresh):

@@ -1,28 +1,21 @@
-"""Arms of two ranks in real processes, on a CPU with gloo: they train as one, and fail as one."""
+"""Arms of two ranks in real processes, on a CPU with gloo: they train as one."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import threading
-
 import pytest
 
-from helpers.arms import all_end, square
-from helpers.ranks import micro, own, rank
+from helpers.ranks import micro, own, rank, two_ranks
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms import ranks
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import ArmProcess
-from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.options import Settings
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.report.ledger import Ledger
 
 pytestmark = pytest.mark.slow
+
 STEPS = 6
 TOLD = 2e-3
 """Relative: a sum over the batch's parts rounds otherwise than one over the whole batch."""
@@ -31,19 +24,8 @@ TOLD = 2e-3
 @pytest.fixture(scope="module")
 def arm():
     """Two ranks, which become one arm after another."""
-    process = RankedProcess(2, fork=True)
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def fresh():
-    process = RankedProcess(2, fork=True)
-    yield process
-    process.close()
-
-
-# -- as one -------------------------------------------------------------------------------------------------------
+    with two_ranks() as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -199,103 +181,3 @@ def test_without_a_way_to_parallelize_the_workload_is_asked_for_one(arm):
     assert "Workload(parallelize=" in failure.value.next_step
     arm.build(own())
     assert arm.request("curve", seed=0, steps=1), "the ranks go on"
-
-
-# -- failures -----------------------------------------------------------------------------------------------------
-
-
-def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
-    fresh.build(own())
-    pids = fresh.pids
-    threading.Timer(0.5, os.kill, (fresh.ranks[1].pid, signal.SIGKILL)).start()
-    with pytest.raises(ArmError, match=r"rank 1 of 2.*SIGKILL") as failure:
-        fresh.request("curve", seed=0, steps=100_000)
-    assert failure.value.kind == "died"
-    assert all_end(*pids)
-
-
-def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
-
-    def loss(model, batch):
-        if rank() == 1:
-            raise OverflowError("too much")
-        return square(model, batch)
-
-    pids = fresh.pids
-    with pytest.raises(ArmError, match="rank 1 of 2") as failure:
-        fresh.build(own(loss=loss))
-    assert "OverflowError: too much" in failure.value.seen
-    assert all_end(*pids)
-
-
-def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
-
-    def loss(model, batch):
-        import torch
-
-        if rank() == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return square(model, batch)
-
-    with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
-        fresh.build(own(loss=loss))
-    assert failure.value.kind == "out of memory"
-
-
-def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):
-    fresh.build(own())
-    pids = fresh.pids
-    with pytest.raises(ArmError, match=r"unknown operation 'no such thing', in the arm .*rank 0 of 2"):
-        fresh.request("no such thing")
-    assert all_end(*pids)
-
-
-def test_ranks_end_with_the_arm(fresh):
-    fresh.build(own())
-    pids = fresh.pids
-    assert len(pids) == 2
-    fresh.close()
-    assert all_end(*pids)
-
-
-def test_a_port_in_use_is_one_clear_error(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind((ranks.ADDRESS, 0))
-        taken.listen()
-        monkeypatch.setattr(ranks, "reserved_port", taken.dup)
-        arm = RankedProcess(2, fork=True)
-        monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
-        try:
-            with pytest.raises(ArmError, match=f"port {arm.port} is in use") as failure:
-                arm.build(own())
-            assert "free port" in failure.value.next_step
-        finally:
-            arm.close()
-
-
-def test_each_arm_has_a_port_of_its_own():
-    held = [ranks.reserved_port() for _ in range(8)]
-    assert len({one.getsockname() for one in held}) == 8
-    # Rank 0 can listen on it meanwhile, as torch's store does.
-    with socket.socket() as store:
-        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        store.bind(held[0].getsockname())
-        store.listen()
-    for one in held:
-        one.close()
-
-
-def test_what_listens_on_another_address_is_not_given_the_port_of_an_arm():
-    held = [ranks.reserved_port() for _ in range(400)]
-    ports = {one.getsockname()[1] for one in held}
-    others = [socket.socket() for _ in range(100)]
-    for other in others:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # As NCCL listens on the address of a network.
-        other.bind(("127.0.0.2", 0))
-        other.listen()
-    assert ports.isdisjoint(other.getsockname()[1] for other in others)
-    for one in (*held, *others):
-        one.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from helpers.arms import make_batch, make_model, square
 from pytest_fp8 import Case, Workload
+from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 
 
@@ -23,3 +26,8 @@ def rank():
     import torch.distributed as dist
 
     return dist.get_rank()
+
+
+def two_ranks():
+    """Processes of two ranks that are no arm yet, forked, for the time of a ``with``."""
+    return closing(RankedProcess(2, fork=True))

@@ -1,0 +1,78 @@
+"""Ranks that die, raise or find no memory: one is named, and the arm fails as one. On a CPU with gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from helpers.arms import all_end, square
+from helpers.ranks import own, rank, two_ranks
+from pytest_fp8 import ArmError
+from pytest_fp8.arms import ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def fresh():
+    with two_ranks() as process:
+        yield process
+
+
+def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
+    fresh.build(own())
+    pids = fresh.pids
+    threading.Timer(0.5, os.kill, (fresh.ranks[1].pid, signal.SIGKILL)).start()
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*SIGKILL") as failure:
+        fresh.request("curve", seed=0, steps=100_000)
+    assert failure.value.kind == "died"
+    assert all_end(*pids)
+
+
+def test_a_rank_that_raises_is_named_though_another_waits_for_it(fresh, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+
+    def loss(model, batch):
+        if rank() == 1:
+            raise OverflowError("too much")
+        return square(model, batch)
+
+    pids = fresh.pids
+    with pytest.raises(ArmError, match="rank 1 of 2") as failure:
+        fresh.build(own(loss=loss))
+    assert "OverflowError: too much" in failure.value.seen
+    assert all_end(*pids)
+
+
+def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 1.0)
+
+    def loss(model, batch):
+        import torch
+
+        if rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return square(model, batch)
+
+    with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
+        fresh.build(own(loss=loss))
+    assert failure.value.kind == "out of memory"
+
+
+def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):
+    fresh.build(own())
+    pids = fresh.pids
+    with pytest.raises(ArmError, match=r"unknown operation 'no such thing', in the arm .*rank 0 of 2"):
+        fresh.request("no such thing")
+    assert all_end(*pids)
+
+
+def test_ranks_end_with_the_arm(fresh):
+    fresh.build(own())
+    pids = fresh.pids
+    assert len(pids) == 2
+    fresh.close()
+    assert all_end(*pids)
