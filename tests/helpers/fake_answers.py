@@ -1,0 +1,190 @@
+"""What an arm of three layers answers to each request of the protocol: evidence written by hand."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+
+from helpers.evidence import arm_ledger
+from pytest_fp8.plain import to_plain
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED
+from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
+from pytest_fp8.questions.loss.evidence import Course
+from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, recipe_facts
+
+SIZES = {"layers.0.q_proj": (256, 256), "layers.0.up_proj": (256, 768), "lm_head": (256, 1024)}
+ROWS = 512
+
+
+class FakeAnswers:
+    """The operations of an arm, by name. What a test may change of them is in its ``World``."""
+
+    world: Any
+    spec: Any
+    noise: np.random.Generator
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.spec.case.backend != "bf16"
+
+    def layers(self) -> dict[str, Any]:
+        case = self.spec.case
+        roles = self.world.executed_roles or recipe_facts(case.backend, case.recipe).roles
+        calls = [LayerCall(n, i, o, ROWS, fp8=self.is_fp8 and n != "lm_head") for n, (i, o) in SIZES.items()]
+        products = []
+        for call in calls:
+            for role in call.roles(recompute=case.activation_checkpointing):
+                phase, inner, outer = call.expected(role, RECOMPUTE)
+                on = call.fp8 and (FPROP if role == RECOMPUTE else role) in roles
+                kernel = "nvjet_sm90_qqtst_64x8_1" if on else "nvjet_sm90_tst_64x8_1"
+                time = (0.03 if on else 0.06) * (self.world.busy or 0.0)
+                kind = FP8 if on else "bfloat16"
+                products.append(Product(phase, inner, outer, kind, "mm", kernel, milliseconds=time))
+        converted = [c.name for c in calls if c.fp8]
+        return {
+            "originals": {name: list(sizes) for name, sizes in SIZES.items()},
+            "converted": converted,
+            "skipped": {name: "head" for name in SIZES if name not in converted},
+            "live_fp8": converted,
+            "calls": to_plain(calls),
+            "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
+            "products": to_plain(products),
+            "families": {FP8: ["nvjet_sm90_qqtst"], "bfloat16": ["nvjet_sm90_tst"]},
+            "attention": {"sdpa": [self.world.attention if self.is_fp8 else "cudnn_flash"]},
+            "milliseconds": self._milliseconds(products),
+            **self._several_steps(),
+            "wire": [],
+            "exposed_ms": 0.0,
+            "rest": [],
+            "waits": {},
+            "recompute": case.activation_checkpointing,
+            "kinds": dict.fromkeys(SIZES, "torch.nn.modules.linear.Linear"),
+            "in_eval": [],
+            "stale_amax": [],
+            "foreign": [],
+            "dropped_behaviour": {},
+            "stacked_weights": {},
+            "unmatched": [],
+            "switches": {"asked": "", "accelerate": ""},
+        }
+
+    def numerics(self, moved: bool) -> dict[str, Any]:
+        return {
+            "products": self._products(),
+            "gradients": self._gradients(self.is_fp8),
+            "moved": self._gradients(True) if moved else None,
+            "later": self._products(),
+            "evaluated": self._products(),
+            "evaluated_later": self._products(),
+            "handed_on": [],
+            "handed_on_later": [],
+            "evaluation_error": "",
+            "outputs": {},
+        }
+
+    def _products(self) -> list[dict[str, Any]]:
+        sound = {"values": 16384, "power": 1.0, "gain": 1.0, "sqnr": 28.0, "own_gain": 1.0, "own_sqnr": 28.0}
+        more = {"gain_error": 0.0, "lost": 0.0, "underflow": 0.0, "constant": 0.0}
+        return [{"layer": name, "role": role, **sound, **more} for name in SIZES for role in ROLES]
+
+    def _gradients(self, changed: bool) -> dict[str, Any]:
+        off = 0.05 if changed else 0.0
+        numbers = np.cos(np.arange(1024)) + off * np.sin(np.arange(1024) * 7)
+        text = b64encode(numbers.astype(np.float32).tobytes()).decode()
+        more = {"silent": [], "loss": 5.0, "data": 0, "random": "", "zeros": {}, "apart": ""}
+        return {"sketches": dict.fromkeys(SIZES, text), **more}
+
+    def busy(self, steps: int) -> dict[str, Any]:
+        return self._several_steps(steps)
+
+    def _several_steps(self, steps: int = 5) -> dict[str, Any]:
+        if not self.world.kernels_alone or self.world.busy is None:
+            return {"step_ms": [], "busy_ms": [], "compute_ms": [], "collectives": []}
+        works = self.world.busy / ((self.world.kernels or self.world.speedup) if self.is_fp8 else 1.0)
+        busy = [float(works * np.exp(self.noise.normal(0, 0.002))) for _ in range(steps)]
+        step = 110.0 / (min(1.0, self.world.speedup) if self.is_fp8 else 1.0)
+        return {"step_ms": [step] * steps, "busy_ms": busy, "compute_ms": busy, "collectives": []}
+
+    def ledger(self) -> dict[str, Any]:
+        return to_plain(arm_ledger())  # type: ignore[no-any-return]
+
+    def _milliseconds(self, products: list[Product]) -> dict[str, float]:
+        if self.world.busy is None:
+            return {}
+        fp8 = sum(product.milliseconds for product in products if product.kind == FP8)
+        classes = {
+            "fp8 products": fp8,
+            "other products": sum(p.milliseconds for p in products) - fp8,
+            "attention": 0.1 * self.world.busy,
+        }
+        return {**classes, "rest": self.world.busy - sum(classes.values()), "busy": self.world.busy}
+
+    def curve(self, seed: int, steps: int, jitter: bool = False, first_step: int = 0, **_: Any) -> dict[str, Any]:
+        # Each seed has weights of its own.
+        offset = 0.001 * (seed + 1) * (self.is_fp8 + 0.5 * jitter) + 1e-5 * seed
+        losses = [5.0 / (1 + step / 10) + offset for step in range(first_step, first_step + steps)]
+        if self.is_fp8 and self.world.nan_at is not None:
+            losses = [x if step < self.world.nan_at else float("nan") for step, x in enumerate(losses)]
+        moved = {"elements": 65536, "moved": 0.9, "reached": 1.0}
+        return {
+            "seed": seed,
+            "losses": losses,
+            "eps": 0.0,
+            "gradient_norms": [1.0] * steps,
+            "data": 0,
+            "course": to_plain(Course()),
+            "movement": dict.fromkeys(SIZES, moved),
+            "first_products": {},
+            "last_products": {},
+            "calls": {"fp8": [], "other": [], "looks": {}},
+        }
+
+    def resume(self, seed: int, first_step: int, steps: int) -> dict[str, Any]:
+        losses = self.curve(seed, steps, first_step=first_step)["losses"]
+        return {**to_plain(NOT_RESUMED), "losses": losses}
+
+    def memory(self) -> dict[str, Any]:
+        peak = (self.world.fp8_memory if self.is_fp8 else 100) * 2**30
+        phases = {name: {"allocated": peak, "reserved": peak} for name in ("forward", "backward", "optimizer")}
+        return {"resident": peak // 2, "phases": phases, "peak_allocated": peak, "peak_reserved": peak}
+
+    def park(self) -> None: ...
+
+    def restart(self, seed: int, jitter: bool = False) -> None: ...
+
+    def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        state = {"optimizer/w/step": 3} if optimizer else {}
+        return {
+            "keys": ["w"],
+            "wrapped": [],
+            "left_out": [],
+            "untied": {},
+            "scaling_state": [],
+            "frozen": 0,
+            "on_disk": {"BF16": 1},
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+            "bytes": 2,
+            "own": None,
+        }
+
+    def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
+        state = {"optimizer/w/step": 3} if optimizer else {}
+        return {
+            "missing": [],
+            "unexpected": [],
+            "wrong_shape": [],
+            "untied": {},
+            "loaded": True,
+            "rebuilt_scaling_state": [],
+            "stale": [],
+            "left_out": [],
+            "digests": {"w": 1},
+            "optimizer_digests": state,
+            "own": None,
+        }
+
+    def logits(self, seed: int) -> bytes:
+        return bytes(4) + (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
