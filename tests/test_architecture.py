@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytest_fp8"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(Path(__file__).parent.glob("test_*.py"))
+OTHERS = [path for folder in ("tests", "benchmarks", "suites") for path in sorted((ROOT / folder).rglob("*.py"))]
 TORCH = (
     "torch",
     "torchao",
@@ -65,6 +66,11 @@ def name_of(path: Path) -> str:
     """``questions.speed.check`` of ``pytest_fp8/questions/speed/check.py``; the package itself is an empty name."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def place_of(path: Path) -> str:
+    """The same, or ``tests/helpers/fakes.py`` of a file outside the package."""
+    return name_of(path) if path.is_relative_to(PACKAGE) else str(path.relative_to(ROOT))
 
 
 @cache
@@ -170,7 +176,7 @@ def test_a_file_says_first_what_lives_there(path):
     assert path.read_text().startswith('"""')
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *OTHERS], ids=place_of)
 def test_a_file_is_short(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LONGEST_FILE
