@@ -27,6 +27,7 @@ QUICK = [
     "a fork that stays, in a session of its own",
     "deletes its temporary folder, then dies",
     "fills its temporary folder with folders of mode 000",
+    "makes its socket non-blocking",
 ]
 
 

@@ -94,6 +94,7 @@ def serve(connection: Connection, imports: float) -> None:
         if os.getpid() != own:
             # A fork in the user's code that came back here as well: the arm itself answers.
             os._exit(0)
+        _block(connection)
         # JSON as Python writes it: NaN and infinities, which a loss may be, come back as such.
         connection.send_bytes(json.dumps({"id": request["id"], **answer}).encode())
         if isinstance(result, bytes):
@@ -104,7 +105,13 @@ def _requests(connection: Connection) -> Iterator[dict[str, Any]]:
     # A reset instead of an end: the other side closed before it had read an answer.
     with contextlib.suppress(EOFError, ConnectionResetError):
         while True:
+            _block(connection)
             yield json.loads(connection.recv_bytes())
+
+
+def _block(connection: Connection) -> None:
+    """Have the socket wait: code of the user may have made every file descriptor non-blocking."""
+    os.set_blocking(connection.fileno(), True)
 
 
 def _server(spec: dict[str, Any]) -> Any:
