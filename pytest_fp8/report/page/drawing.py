@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,10 @@ STYLE = {
 
 LONGEST_LEGEND = 50
 """Letters of a legend in one row."""
+LEFT, RIGHT, BELOW, BETWEEN, OVER = 0.95, 0.1, 0.48, 0.3, 0.1
+"""Inches beside, below, between and above panels, for tick labels of eight letters and two lines."""
+LEGEND_ROW = 0.19
+"""Inches."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,38 @@ def drawing(key: str, label: str, height: float, panels: int = 1, width: float =
     from matplotlib.figure import Figure
 
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}), np.errstate(all="ignore"):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
         drawn = Drawing([figure.add_subplot(panels, 1, index + 1) for index in range(panels)])
         yield drawn
+        _place(drawn.axes, width, height)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn.svg = _for_the_page(text.getvalue(), key, label)
+
+
+def _place(panels: Sequence[Any], width: float, height: float) -> None:
+    """Put panels of one height below each other, each with room for its legend above. matplotlib's own layouts find out
+    what fits by drawing all of it once more, and take three times as long."""
+    above = [OVER + LEGEND_ROW * _legend_rows(axes) for axes in panels]
+    tall = (height - BELOW - BETWEEN * (len(panels) - 1) - sum(above)) / len(panels)
+    top = height
+    for axes, room in zip(panels, above, strict=True):
+        bottom = top - room - tall
+        # Such as 1e-7: above the tick labels, and not over the legend.
+        axes.yaxis.get_offset_text().set_ha("right")
+        axes.set_position((LEFT / width, bottom / height, (width - LEFT - RIGHT) / width, tall / height))
+        top = bottom - BETWEEN
+
+
+def _legend_rows(axes: Any) -> int:
+    labels = axes.get_legend_handles_labels()[1] if axes.get_legend() is not None else []
+    return math.ceil(len(labels) / _columns(labels))
+
+
+def _columns(labels: Sequence[str]) -> int:
+    """A longer row would be cut off at the picture's edge."""
+    return 4 if sum(map(len, labels)) <= LONGEST_LEGEND else 2
 
 
 def _for_the_page(svg: str, key: str, label: str) -> str:
@@ -102,8 +132,7 @@ def legend_above(*several: Any) -> None:
     """A legend above each of the axes that has something to name, where it hides no point."""
     for axes in several:
         if labels := axes.get_legend_handles_labels()[1]:
-            # A longer row would be cut off at the picture's edge.
-            columns = 4 if sum(map(len, labels)) <= LONGEST_LEGEND else 2
+            columns = _columns(labels)
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
 
 

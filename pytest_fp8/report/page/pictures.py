@@ -206,7 +206,9 @@ def history(entry: Mapping[str, Any], key: str) -> Picture | None:
         (axes,) = drawn.axes
         axes.plot(range(len(past)), [value for *_, value in past], "o-", color=GOOD, ms=4, lw=1, label="baseline")
         axes.plot([len(past)], [now], "D", color=FP8, ms=5, label="this session")
-        axes.set_xticks(range(len(rows)), [f"{date}\n{commit[:8]}" for date, commit, _ in rows], fontsize=7)
+        # Eight sessions and this one stand side by side: the table has their years.
+        names = [f"{date[-5:]}\n{commit[:7]}" for date, commit, _ in past]
+        axes.set_xticks(range(len(rows)), [*names, "this\nsession"], fontsize=7)
         axes.margins(0.12)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3f}x")
         legend_above(axes)
