@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,9 +30,6 @@ OTHER_REPOSITORY = (
 INSTALL = "install git, or put its folder into PATH; git --version"
 TRUST = "safe.directory "
 """What git says of a repository that another user owns, in every language."""
-PLAIN = re.compile(r"\w[\w./-]*")
-"""A branch's name that no shell reads otherwise, with none of the signs by which git names its ancestors."""
-HASH = re.compile(r"[0-9a-f]{40}")
 OUTSIDE = "not a git repository"
 """What git says of a folder that is in none, in English."""
 
@@ -53,32 +49,6 @@ def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | N
     repository's. Raises :class:`GitError`."""
     env = {"GIT_INDEX_FILE": str(index)} if index else {}
     return _git(folder, *arguments, seconds=seconds, env=env).decode(errors="backslashreplace")
-
-
-def commit_named(folder: Path, revision: str) -> str:
-    """The hash of the commit that a revision names, in the repository of ``folder``. Raises :class:`GitError`, with the
-    command that fetches what this clone does not have."""
-    try:
-        return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
-    except GitError as error:
-        if str(error):
-            raise
-        raise GitError("no such revision", *_not_fetched(folder, revision)) from error
-
-
-def _not_fetched(folder: Path, revision: str) -> tuple[str, str]:
-    """The command that fetches a revision that a clone may lack, or shows which ones it has, and why it lacks it, empty
-    where that is not known. What continuous integration clones has one commit of one branch."""
-    shallow = git(folder, "rev-parse", "--is-shallow-repository").strip() == "true"
-    one, why = ("--depth=1 ", "a shallow clone, as continuous integration makes it") if shallow else ("", "")
-    remotes = git(folder, "remote").split()
-    remote, _, branch = revision.partition("/")
-    if remote in remotes and PLAIN.fullmatch(branch):
-        fetch = f"git fetch {one}{remote} +refs/heads/{branch}:refs/remotes/{revision}"
-        return fetch, why or f"a clone of one branch, or no branch {branch!r} at {remote!r}"
-    if remotes and HASH.fullmatch(revision):
-        return f"git fetch {one}{remotes[0]} {revision}", why or "a commit of no branch that was fetched"
-    return "git fetch --unshallow" if shallow else "git branch --all; git tag", why
 
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:

@@ -65,7 +65,7 @@ def _note_base(session: Session) -> None:
         base = settings.base_git or settings.base_python
         why = "no test that ran asked assert_speedup(), or it had no answer"
         why = why if ledger.ran_on_gpu else "no FP8 test ran on a GPU"
-        # Only under --fp8-strict, and as for tests that ask nothing: an ini file may name a base for jobs of all kinds.
+        # Only under --fp8-strict, and where a GPU answered: a job's environment may name a base for steps of all kinds.
         said = session.problems if settings.strict and ledger.ran_on_gpu else session.notes
         said.append(f"nothing was timed beside the base {base}: {why}")
     elif settings.base_git:

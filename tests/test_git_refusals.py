@@ -9,7 +9,8 @@ import pytest
 
 from pytest_fp8 import SettingsError
 from pytest_fp8.arms.environment import checkout
-from pytest_fp8.git import GitError, commit_named
+from pytest_fp8.git import GitError
+from pytest_fp8.revisions import commit_named
 
 DUBIOUS = """#!/bin/sh
 cat >&2 <<END
@@ -83,32 +84,87 @@ def origin(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("revision", ["origin/release/2", "HEAD~1", "origin/mine~1", "a hash"])
-@pytest.mark.parametrize("how", [("--depth=1",), ("--single-branch",)], ids=["shallow", "one branch"])
-def test_what_a_clone_has_not_fetched_is_there_once_the_next_step_is_done(tmp_path, origin, how, revision):
-    """As the clones of continuous integration, which have one commit, or one branch."""
-    git(tmp_path, "clone", "-q", *how, f"file://{origin}", "clone")
-    clone, wanted = tmp_path / "clone", {"a hash": "release/2", "HEAD~1": "mine~1"}.get(revision, revision)
-    commit = git(origin, "rev-parse", wanted.removeprefix("origin/"))
-    revision = commit if revision == "a hash" else revision
-    if how == ("--single-branch",) and "~" in revision:
-        assert commit_named(clone, revision) == commit
-        return
+def clone_of(origin, *how):
+    git(origin.parent, "clone", "-q", *how, f"file://{origin}", "clone")
+    return origin.parent / "clone"
+
+
+def followed(clone, revision):
+    """The revision once the next step is done, as the message gives both."""
     with pytest.raises(SettingsError, match="cannot be checked out") as refused, checkout(revision, clone):
         pass
     assert "no such revision" in refused.value.seen
-    assert ("shallow" in refused.value.cause) == (how == ("--depth=1",))
-    git(clone, *shlex.split(refused.value.next_step)[1:])
-    with checkout(revision, clone) as tree:
+    command, _, name = refused.value.next_step.partition(", then give ")
+    if command.startswith("give "):
+        return refused.value.cause, command.removeprefix("give ")
+    git(clone, *shlex.split(command)[1:])
+    return refused.value.cause, name or revision
+
+
+SHALLOW, ONE_BRANCH = ("--depth=1",), ("--single-branch",)
+
+
+@pytest.mark.parametrize(
+    ("how", "revision", "wanted"),
+    [
+        *((how, name, "release/2") for how in (SHALLOW, ONE_BRANCH) for name in ("origin/release/2", "release/2")),
+        *((how, "refs/remotes/origin/release/2", "release/2") for how in (SHALLOW, ONE_BRANCH)),
+        *((how, "remotes/origin/release/2~1", "release/2~1") for how in (SHALLOW, ONE_BRANCH)),
+        *((how, "a hash", "release/2") for how in (SHALLOW, ONE_BRANCH)),
+        (SHALLOW, "HEAD~1", "mine~1"),
+        (SHALLOW, "mine~1", "mine~1"),
+        (SHALLOW, "origin/mine~1", "mine~1"),
+        ((), "release/2", "release/2"),
+    ],
+)
+def test_what_a_clone_lacks_is_there_once_the_next_step_is_done(origin, how, revision, wanted):
+    """As the clones of continuous integration, which have one commit, or one branch."""
+    clone, commit = clone_of(origin, *how), git(origin, "rev-parse", wanted)
+    cause, name = followed(clone, commit if revision == "a hash" else revision)
+    assert {SHALLOW: "shallow", ONE_BRANCH: "clone of one branch", (): "no branch release/2"}[how] in cause
+    with checkout(name, clone) as tree:
         assert (tree / "file").read_text() == git(origin, "show", f"{commit}:file")
 
 
-def test_a_name_that_nobody_has_is_looked_for_among_those_that_are_there(tmp_path, origin):
-    git(tmp_path, "clone", "-q", f"file://{origin}", "clone")
-    for name in ("mian", "origin/main; rm -r x", "--output=x", "v1"):
+def test_history_that_a_shallow_clone_has_stays(origin):
+    git(origin, "checkout", "-q", "-B", "main", "mine~1")
+    git(origin, "checkout", "-q", "mine")
+    clone = clone_of(origin, "--depth=2", "-b", "mine")
+    _, name = followed(clone, "origin/main")
+    assert git(clone, "rev-parse", name) == git(clone, "rev-parse", "HEAD~1")
+
+
+def test_another_remote_is_asked_for_what_is_its_own(origin):
+    clone = clone_of(origin, *ONE_BRANCH)
+    fork = origin.parent / "fork"
+    git(origin.parent, "clone", "-q", f"file://{origin}", "fork")
+    git(fork, "checkout", "-q", "-b", "theirs")
+    git(fork, "commit", "-q", "--allow-empty", "-m", "of the fork")
+    git(clone, "remote", "add", "a/fork", f"file://{fork}")
+    _, name = followed(clone, "a/fork/theirs")
+    assert git(clone, "rev-parse", name) == git(fork, "rev-parse", "theirs")
+    _, name = followed(clone, git(origin, "rev-parse", "release/2"))
+    assert git(clone, "rev-parse", name) == git(origin, "rev-parse", "release/2")
+    git(clone, "symbolic-ref", "--delete", "refs/remotes/origin/HEAD")
+    _, name = followed(clone, "origin/HEAD")
+    assert git(clone, "rev-parse", name) == git(origin, "rev-parse", "mine")
+
+
+def test_a_name_that_nobody_has_is_looked_for_among_those_that_are_there(origin):
+    clone = clone_of(origin)
+    for name in (
+        "mian",
+        "origin/main; rm -r x",
+        "origin/main..mine",
+        "origin/x.lock",
+        "--output=x",
+        "v1",
+        ":/words",
+        "",
+    ):
         with pytest.raises(GitError, match="no such revision") as refused:
-            commit_named(tmp_path / "clone", name)
-        assert refused.value.next_step == "git branch --all; git tag"
+            commit_named(clone, name)
+        assert (refused.value.next_step, refused.value.cause) == ("git branch --all; git tag", "")
 
 
 def test_files_that_cannot_be_written_are_no_revision_that_is_missing(origin):
@@ -122,4 +178,4 @@ def test_files_that_cannot_be_written_are_no_revision_that_is_missing(origin):
     with pytest.raises(SettingsError, match=said) as refused, checkout("HEAD", origin):
         pass
     assert "there-is-no-such-program" in refused.value.seen
-    assert "df -h" in refused.value.next_step
+    assert refused.value.next_step == "git worktree add --detach FOLDER HEAD, to see it by hand"

@@ -16,8 +16,9 @@ from typing import Any
 import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.git import GitError, commit_named, git
+from pytest_fp8.git import GitError, git
 from pytest_fp8.own_code import NOT_FROM, own_code
+from pytest_fp8.revisions import commit_named
 
 PROBE = """
 import importlib.util, json, sys
@@ -251,10 +252,19 @@ def checkout(revision: str, project: Path) -> Iterator[Path]:
             written = "checkout-index", "--all", "--quiet", f"--prefix={folder / 'tree'}/"
             git(top, *written, index=index, seconds=CHECKOUT_SECONDS)
         except GitError as error:
-            raise SettingsError(
-                f"the files of git revision {revision!r} cannot be written to a temporary folder",
-                expected=f"room for them in {folder.parent}, and what filters of the repository need (git lfs)",
-                seen=str(error)[-500:],
-                next_step=error.next_step or f"df -h {folder.parent}; TMPDIR names another folder",
-            ) from error
+            raise _not_written(revision, folder.parent, error) from error
         yield folder / "tree" / below
+
+
+def _not_written(revision: str, folder: Path, error: GitError) -> SettingsError:
+    full = "No space" in str(error)
+    by_hand = f"git worktree add --detach FOLDER {shlex.quote(revision)}, to see it by hand"
+    return SettingsError(
+        f"the files of git revision {revision!r} cannot be written to a temporary folder",
+        expected=f"room for them in {folder}, and all that git needs for them",
+        seen=str(error)[-500:],
+        cause=""
+        if full
+        else "a filter of git's configuration that is not installed, or a partial clone's server is gone",
+        next_step=error.next_step or (f"df -h {folder}; TMPDIR names another folder" if full else by_hand),
+    )

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.git import GitError, commit_named, committed
+from pytest_fp8.git import GitError, committed
+from pytest_fp8.revisions import commit_named
 
 
 class Source(Protocol):

@@ -188,7 +188,7 @@ class Engine:
         """
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
-            copy_model(self.model, self.setup.seeded_model(seed), self.fused_params, seed if jitter else None)
+            copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
             self._own_state.restore()
         else:
             copy_values(self.model, values, self.fused_params, seed if jitter else None)

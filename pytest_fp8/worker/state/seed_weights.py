@@ -9,23 +9,26 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state.fused_params import split
 from pytest_fp8.worker.state.shards import assign
+from pytest_fp8.worker.training.seed_values import SeedValues
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
+PART = 1 << 24
+"""Elements of a weight whose factors are drawn at once."""
 
 
 @torch.no_grad()
-def copy_model(model: torch.nn.Module, fresh: torch.nn.Module, fused: FusedParams, jitter: int | None) -> None:
-    """Copy all parameters and buffers of ``fresh``, an unconverted model, into ``model``. ``jitter``: as for
+def copy_model(model: torch.nn.Module, fresh: SeedValues, fused: FusedParams, jitter: int | None) -> None:
+    """Copy all parameters and buffers of ``fresh``, of an unconverted model, into ``model``. ``jitter``: as for
     :func:`copy_values`.
 
     Raises ``RuntimeError`` where ``model`` has a parameter that ``fresh`` does not have.
     """
-    missing = copy_values(model, dict(fresh.named_parameters(remove_duplicate=False)), fused, jitter)
+    missing = copy_values(model, fresh.parameters, fused, jitter)
     if missing:
         raise RuntimeError(f"converted parameters that the fresh model does not have: {missing[:3]}")
     buffers = dict(model.named_buffers())
-    for name, content in fresh.named_buffers():
+    for name, content in fresh.buffers.items():
         if name in buffers:
             buffers[name].copy_(content)
 
@@ -48,13 +51,23 @@ def copy_values(
         target = live.pop(name, None)
         if target is None:
             continue
-        assign(target, value if jitter is None else _moved(value.to(target.device)))
+        if jitter is None:
+            assign(target, value)
+        else:
+            _assign_moved(target, value)
     return sorted(live)
 
 
-def _moved(value: torch.Tensor) -> torch.Tensor:
-    """On the target's device: a CPU takes seconds to draw a billion factors."""
-    return value * _noise(value)
+def _assign_moved(target: torch.Tensor, value: torch.Tensor) -> None:
+    """On the target's device, since a CPU takes seconds to draw a billion factors; into a plain tensor part by part,
+    since the factors of a whole embedding take twice its memory."""
+    value = value.to(target.device)
+    plain = all(type(each) in (torch.Tensor, torch.nn.Parameter) and each.is_contiguous() for each in (target, value))
+    if not plain or target.shape != value.shape:
+        assign(target, value * _noise(value))
+        return
+    for into, part in zip(target.view(-1).split(PART), value.view(-1).split(PART), strict=True):
+        into.copy_(part * _noise(part))
 
 
 def _noise(value: torch.Tensor) -> torch.Tensor:

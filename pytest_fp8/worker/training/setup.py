@@ -26,9 +26,9 @@ from pytest_fp8.worker.training.given import (
     require_weights,
     trainable,
 )
-from pytest_fp8.worker.training.host_copies import moved_to_host
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.restored import hooks_of
+from pytest_fp8.worker.training.seed_values import SeedValues
 from pytest_fp8.worker.training.step import WorkloadError
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
@@ -52,8 +52,8 @@ class TrainingSetup:
         """The model that the workload gave last, while it is there."""
         self._trainable = True
         """Whether it can be trained."""
-        self._kept: tuple[int, torch.nn.Module] | None = None
-        """A seed and the model that was built for it, in the host's memory."""
+        self._kept: tuple[int, SeedValues] | None = None
+        """A seed and the values of the model that was built for it, in the host's memory."""
         self._hung: dict[torch.nn.Parameter, set[int]] = {}
         """The keys of what the workload's last optimizer hung on each parameter."""
 
@@ -85,18 +85,17 @@ class TrainingSetup:
             model = adapters.add_adapters(model, self.case.lora, self.case.lora_targets)
         return model
 
-    def seeded_model(self, seed: int) -> torch.nn.Module:
-        """:meth:`fresh_model`, for its values alone. A workload's is built once for restarts that follow each other:
-        four questions of one case restart 23 times, and a build may take a minute."""
+    def seeded_values(self, seed: int) -> SeedValues:
+        """What :meth:`fresh_model` has for a seed. A workload's is built once for restarts that follow each other: four
+        questions of one case restart 23 times, and a build may take a minute."""
         if self._kept is None or self._kept[0] != seed:
             self._kept = None
-            model = self.fresh_model(seed)
-            size = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
+            values = SeedValues.of(self.fresh_model(seed))
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if self.own is None or size * self.case.gpus > KEPT_SHARE * free:
-                return model
+            if self.own is None or values.size * self.case.gpus > KEPT_SHARE * free:
+                return values
             # Not on the GPU, where the memory question would count it.
-            self._kept = seed, moved_to_host(model)
+            self._kept = seed, values.on_host()
         # What is drawn next must not depend on whether the model was built just now.
         seed_generators(seed)
         return self._kept[1]
