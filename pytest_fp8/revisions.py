@@ -43,7 +43,7 @@ def _not_fetched(folder: Path, revision: str) -> tuple[str, str]:
         return ("git fetch --unshallow", SHALLOW) if shallow and goes_on else (LISTS, "")
     theirs, mine = f"refs/remotes/{usual}/{branch}", f"refs/heads/{branch}"
     if not remote and usual and _exists(folder, theirs) and not _exists(folder, mine):
-        return f"give {usual}/{revision}", f"this clone has no branch {branch} of its own"
+        return f"name {usual}/{revision} instead", f"this clone has no branch {branch} of its own"
     lacks_some = shallow or "*" not in _refspec(folder, usual)
     cause = SHALLOW if shallow else "it may not have been fetched: this is a clone of one branch"
     depth = _depth(folder, goes_on) if shallow else ""
@@ -53,7 +53,7 @@ def _not_fetched(folder: Path, revision: str) -> tuple[str, str]:
         return f"git remote set-head {remote} --auto", "no branch is noted as the remote's own"
     if (remote or (lacks_some and usual)) and _is_branch_name(folder, branch):
         fetch = f"git fetch {depth}{usual} +refs/heads/{branch}:refs/remotes/{usual}/{branch}"
-        return fetch + ("" if remote else f", then give {usual}/{revision}"), cause if lacks_some else ""
+        return fetch + ("" if remote else f", then name {usual}/{revision} instead"), cause if lacks_some else ""
     return ("git fetch --unshallow" if shallow and goes_on else LISTS), cause if lacks_some and usual else ""
 
 

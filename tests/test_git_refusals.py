@@ -94,9 +94,9 @@ def followed(clone, revision):
     with pytest.raises(SettingsError, match="cannot be checked out") as refused, checkout(revision, clone):
         pass
     assert "no such revision" in refused.value.seen
-    command, _, name = refused.value.next_step.partition(", then give ")
-    if command.startswith("give "):
-        return refused.value.cause, command.removeprefix("give ")
+    command, _, name = refused.value.next_step.removesuffix(" instead").partition(", then name ")
+    if command.startswith("name "):
+        return refused.value.cause, command.removeprefix("name ")
     git(clone, *shlex.split(command)[1:])
     return refused.value.cause, name or revision
 
