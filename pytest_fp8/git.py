@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,14 @@ def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | N
     repository's. Raises :class:`GitError`."""
     env = {"GIT_INDEX_FILE": str(index)} if index else {}
     return _git(folder, *arguments, seconds=seconds, env=env).decode(errors="backslashreplace")
+
+
+def agrees(folder: Path, *arguments: str) -> bool:
+    """Whether ``git ARGUMENTS`` ends well in ``folder``: how git answers yes or no."""
+    with contextlib.suppress(GitError):
+        git(folder, *arguments)
+        return True
+    return False
 
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:

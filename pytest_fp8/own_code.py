@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -53,9 +52,6 @@ def require_own_code() -> None:
 
 def _tracked(file: Path) -> bool:
     """Whether git tracks it, in the repository or in a submodule."""
-    from pytest_fp8.git import GitError, git
+    from pytest_fp8.git import agrees
 
-    with contextlib.suppress(GitError):
-        git(file.parent, "ls-files", "--error-unmatch", "--", file.name)
-        return True
-    return False
+    return agrees(file.parent, "ls-files", "--error-unmatch", "--", file.name)

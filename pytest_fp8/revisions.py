@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_fp8.git import GitError, git
+from pytest_fp8.git import GitError, agrees, git
 
 PLAIN = re.compile(r"\w[\w./-]*")
 """A branch's name that no shell reads otherwise."""
@@ -42,7 +42,8 @@ def _not_fetched(folder: Path, revision: str) -> tuple[str, str]:
     if name in ("HEAD", "@", ""):
         return ("git fetch --unshallow", SHALLOW) if shallow and goes_on else (LISTS, "")
     theirs, mine = f"refs/remotes/{usual}/{branch}", f"refs/heads/{branch}"
-    if not remote and usual and _exists(folder, theirs) and not _exists(folder, mine):
+    there = [agrees(folder, "show-ref", "--verify", "--quiet", ref) for ref in (theirs, mine)]
+    if not remote and usual and there == [True, False]:
         return f"name {usual}/{revision} instead", f"this clone has no branch {branch} of its own"
     lacks_some = shallow or "*" not in _refspec(folder, usual)
     cause = SHALLOW if shallow else "it may not have been fetched: this is a clone of one branch"
@@ -69,13 +70,6 @@ def _depth(folder: Path, goes_on: bool) -> str:
     return "--depth=1 " if alone else ""
 
 
-def _exists(folder: Path, ref: str) -> bool:
-    with suppress(GitError):
-        git(folder, "show-ref", "--verify", "--quiet", ref)
-        return True
-    return False
-
-
 def _refspec(folder: Path, remote: str) -> str:
     """Which branches a fetch from the remote brings."""
     with suppress(GitError):
@@ -84,9 +78,4 @@ def _refspec(folder: Path, remote: str) -> str:
 
 
 def _is_branch_name(folder: Path, name: str) -> bool:
-    if not PLAIN.fullmatch(name):
-        return False
-    with suppress(GitError):
-        git(folder, "check-ref-format", f"refs/heads/{name}")
-        return True
-    return False
+    return PLAIN.fullmatch(name) is not None and agrees(folder, "check-ref-format", f"refs/heads/{name}")

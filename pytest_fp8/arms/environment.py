@@ -16,7 +16,7 @@ from typing import Any
 import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.git import GitError, git
+from pytest_fp8.git import GitError, agrees, git
 from pytest_fp8.own_code import NOT_FROM, own_code
 from pytest_fp8.revisions import commit_named
 
@@ -174,10 +174,7 @@ def repository(project: Path) -> Path:
 
 def _ignored(path: str, project: Path) -> bool:
     """Whether git ignores it, as what is generated or built: no commit has it, and each side takes what is here."""
-    with contextlib.suppress(GitError):
-        git(project, "check-ignore", "--quiet", "--", os.path.abspath(path))
-        return True
-    return False
+    return agrees(project, "check-ignore", "--quiet", "--", os.path.abspath(path))
 
 
 def _import_path(root: Path, project: Path, own: Iterable[str]) -> Iterator[str]:

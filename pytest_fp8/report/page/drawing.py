@@ -85,7 +85,7 @@ def drawing(key: str, label: str, height: float, panels: int = 1, width: float =
 
 def _place(panels: Sequence[Any], width: float, height: float) -> None:
     """Put panels of one height below each other, each with room for its legend above. matplotlib's own layouts find out
-    what fits by drawing all of it once more, and take three times as long."""
+    what fits by drawing all of it once more, and take twice as long."""
     above = [OVER + LEGEND_ROW * _legend_rows(axes) for axes in panels]
     tall = (height - BELOW - BETWEEN * (len(panels) - 1) - sum(above)) / len(panels)
     top = height

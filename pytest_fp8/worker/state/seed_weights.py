@@ -9,6 +9,7 @@ import torch
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state.fused_params import split
 from pytest_fp8.worker.state.shards import assign
+from pytest_fp8.worker.training.host_copies import is_plain
 from pytest_fp8.worker.training.seed_values import SeedValues
 
 JITTER = 608_135_816
@@ -62,7 +63,7 @@ def _assign_moved(target: torch.Tensor, value: torch.Tensor) -> None:
     """On the target's device, since a CPU takes seconds to draw a billion factors; into a plain tensor part by part,
     since the factors of a whole embedding take twice its memory."""
     value = value.to(target.device)
-    plain = all(type(each) in (torch.Tensor, torch.nn.Parameter) and each.is_contiguous() for each in (target, value))
+    plain = all(is_plain(each) and each.is_contiguous() for each in (target, value))
     if not plain or target.shape != value.shape:
         assign(target, value * _noise(value))
         return

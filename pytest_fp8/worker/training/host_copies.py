@@ -21,7 +21,7 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     stage: torch.Tensor | None = None
     found = dict(tensors)
     for name, tensor in tensors.items():
-        if tensor.device.type == device and _is_plain(tensor):
+        if tensor.device.type == device and is_plain(tensor):
             stage = new_stage(device) if stage is None else stage
             found[name] = staged(tensor, stage)
     return found
@@ -40,7 +40,7 @@ def staged(tensor: torch.Tensor, stage: torch.Tensor, device: torch.device | str
     return copy.view(tensor.dtype).reshape(tensor.shape)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether its bytes are its values."""
     of_no_class = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return of_no_class and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
