@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from helpers.curve_pair import CurvePair
 from helpers.falling import STEPS, decided, falling, signed
 from pytest_fp8 import Case, Verdict
 from pytest_fp8.plain import to_plain
@@ -22,20 +23,13 @@ def test_more_seeds_are_more_than_there_were(seeds, advice):
     assert f"loss_seeds={advice})" in decision.message
 
 
-class Arms:
-    """Stands in for a pair of arms: answers ``curve`` with what it was given, and counts."""
+class Arms(CurvePair):
+    """They answer ``curve`` with what they were given, and count."""
 
     def __init__(self, case, fp8, bf16):
-        self.case, self.asked = case, []
+        super().__init__()
+        self.case = case
         self.fp8, self.bf16 = Arm(fp8, self.asked), Arm(bf16, self.asked)
-
-    def shared(self, what, ask):
-        return ask()
-
-    once = shared
-
-    def beside(self, operation, reference, **arguments):
-        return self.fp8.request(operation, **arguments), reference()
 
 
 class Arm:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.curve_pair import CurvePair
 from helpers.evidence import verdict_of
 from helpers.learning import arm, decided
 from pytest_fp8 import Case, Verdict
@@ -74,18 +75,11 @@ def test_the_margin_is_of_the_arm_with_more_noise():
     assert loss_margin([0.012, -0.008], LossScale(1.0), fp8_gaps=[0.001]) == pytest.approx(loss_noise([0.012, -0.008]))
 
 
-class Arms:
+class Arms(CurvePair):
     def __init__(self, gap, drift):
-        self.case, self.asked = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=3), []
+        super().__init__()
+        self.case = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=3)
         self.bf16, self.fp8 = Arm(self, "bf16", 0.0, 0.0), Arm(self, "fp8", gap, drift)
-
-    def shared(self, what, ask):
-        return ask()
-
-    once = shared
-
-    def beside(self, operation, reference, **arguments):
-        return self.fp8.request(operation, **arguments), reference()
 
 
 class Arm:

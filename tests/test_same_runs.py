@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("torchao")
 
+from helpers.curve_pair import CurvePair
 from helpers.loops import CASE, serve
 from pytest_fp8.case import Case
 from pytest_fp8.plain import to_plain
@@ -63,21 +64,11 @@ class Arm:
         return to_plain(Curve(seed, losses, [1.0 + self.end] * steps))
 
 
-class Arms:
+class Arms(CurvePair):
     def __init__(self, gap, seeds):
+        super().__init__()
         self.case = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=seeds)
-        self.asked, self.kept = [], {}
         self.fp8, self.bf16 = Arm(gap, self.asked), Arm(0.0, self.asked)
-
-    def shared(self, what, ask):
-        if what not in self.kept:
-            self.kept[what] = ask()
-        return self.kept[what]
-
-    once = shared
-
-    def beside(self, operation, reference, **arguments):
-        return self.fp8.request(operation, **arguments), reference()
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.001, Verdict.PASS), (0.2, Verdict.FAIL)])
