@@ -64,20 +64,20 @@ class Fp8Pair(NotesUse):
         gated_cases: int = GATED_CASES,
         time_first: bool = True,
         components: Components = MEASURED,
-        on_busy: bool = False,
+        gated: str = "",
         compare_with_base: Callable[[], Comparison] | None = None,
         asked: Collection[str] = (),
     ) -> None:
         """``time_first``: whether this session may ask for the speed, which is then measured first. ``asked``: what its
         tests are known to ask. ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was
-        named. ``on_busy``: whether what is stored is gated on busy time."""
+        named. ``gated``: the metric that what is stored is gated on."""
         self.case: Case = arms.case
         self.bf16: Arm = arms.bf16
         self.fp8: Arm = arms.fp8
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
         pairs = settings.processes if settings.update else None
-        speed = SpeedQuestion(arms, on_busy, self._history, components, baseline_file, gated_cases, pairs)
+        speed = SpeedQuestion(arms, gated, self._history, components, baseline_file, gated_cases, pairs)
         self._speed_question = speed
         self._compare_with_base = compare_with_base
         self._time_first = time_first and self.case.asks("speedup")

@@ -156,7 +156,7 @@ class Session:
             arms.start()
         digest = case_digest(case, workload, arms.bf16)
         gpu = self.gpu_key if case.needs_gpu else "emulated"
-        baseline, on_busy = held_against(self.source(), gpu, case.id, digest, self.settings.update)
+        baseline, gated = held_against(self.source(), gpu, case.id, digest, self.settings.update)
         pair = Fp8Pair(
             arms,
             self.settings,
@@ -168,7 +168,7 @@ class Session:
             self.gated_cases,
             time_first=self._may_ask_speed(case),
             components=read_components(self.source(), gpu),
-            on_busy=on_busy,
+            gated=gated,
             compare_with_base=self._base_of(case, shipped, model),
             asked=self._named(case),
         )

@@ -51,12 +51,12 @@ class Waiting(FakeProcess):
         return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
 
 
-def updated(processes, on_busy=False):
+def updated(processes, gated=""):
     """What an update decides and stores of the speed of a case of 1B."""
     pool = ArmPool(H200)
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, on_busy, lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    question = SpeedQuestion(arms, gated, lambda _: [], MEASURED, "file.json", 30, processes=processes)
     decision, rows = question.decide(None)
     pool.close()
     return decision, {name: values for name, values, _ in rows}
@@ -106,11 +106,49 @@ def test_long_steps_are_as_many_as_a_tolerance_needs(monkeypatch):
     scatter = np.random.default_rng(0)
 
     def hold(steps):
-        updates = (scatter.normal(scatter.normal(0.28, MEASURED.process, (4, 1)), 0.022, (4, steps)) for _ in range(100))
+        updates = (
+            scatter.normal(scatter.normal(0.28, MEASURED.process, (4, 1)), 0.022, (4, steps)) for _ in range(100)
+        )
         return sum(processes_hold(update.tolist(), busy=True) <= 0.02 for update in updates)
 
     assert hold(steps) >= 90
     assert hold(10) <= 20
+
+
+class Scattering(Waiting):
+    """The GPU works 92 ms of a step of BF16's and 86 of FP8's. The host holds up single steps of FP8, in some processes
+    more than in others, and half of the steps not at all."""
+
+    @property
+    def works(self):
+        return 86.0 if self.is_fp8 else 92.0
+
+    def blocks(self, count, steps, dropped):
+        if not self.is_fp8:
+            return timed([94.0] * count)
+        worst = 0.08 * (len(self.world.built) // 2 % 3)
+        return timed([88.0 * (1 + worst * late) for late in self.noise.choice([0.0, 0.0, 1.0], count)])
+
+    def busy(self, steps):
+        return {**super().busy(steps), "step_ms": [self.works + 2] * steps}
+
+
+@pytest.mark.parametrize("gated", ["", "speedup", "busy_speedup"])
+def test_steps_that_scatter_by_the_host_are_stored_on_busy_time_where_nothing_is_stored(monkeypatch, gated):
+    """Seen with Transformer Engine and recomputation at 1B on two H100s: no arm idled a tenth of its step, and blocks of
+    255 to 308 ms had processes at 1.11x to 1.16x, which could hold 3.1 %. What is stored of step time is no worse for
+    it, and stays."""
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Scattering)
+    decision, stored = updated(2, gated)
+    pairs = 2 if gated == "busy_speedup" else 2 + FURTHER
+    assert not processes_hold(stored["speedup"]) <= 0.02
+    assert [len(stored.get(name, ())) for name in ("speedup", "busy_speedup", "quiet_busy_speedup")] == (
+        [pairs, 0, pairs] if gated == "speedup" else [pairs, pairs, 0]
+    )
+    assert decision.numbers["gated_on"] == ("step time" if gated == "speedup" else "busy time")
+    if gated == "":
+        assert "of busy time, since steps wait for the host or scatter by it" in decision.seen
 
 
 class LateWaiting(Waiting):
@@ -146,7 +184,7 @@ def test_an_update_of_what_is_gated_on_busy_time_stores_it_again_though_nothing_
     install(monkeypatch, H200, busy=40.0)
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", ())
-    _, stored = updated(2, on_busy=True)
+    _, stored = updated(2, gated="busy_speedup")
     assert len(stored["busy_speedup"]) == 2
 
 
@@ -173,7 +211,7 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, sl
     arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
     arms.start()
     question = SpeedQuestion(
-        arms, False, lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
+        arms, "speedup", lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
     )
     decision, _ = question.decide(None)
     pool.close()

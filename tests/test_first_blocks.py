@@ -103,7 +103,7 @@ def test_a_case_that_is_judged_by_busy_times_takes_all_blocks(monkeypatch, metri
     def history(name):
         return [session] if name in (metric, "speedup") else []
 
-    question = SpeedQuestion(arms, metric == "busy_speedup", history, MEASURED, "file", 30)
+    question = SpeedQuestion(arms, metric, history, MEASURED, "file", 30)
     assert {len(times) for times in question.first_timing().fp8} == {2 * blocks}
     pool.close()
 
@@ -115,7 +115,7 @@ def test_later_pairs_and_those_of_a_baseline_take_all_blocks_at_once(pool):
     assert [len(times) for times in found.fp8] == [6, 12]
     arms = PairArms(Case("1b", "torchao", "rowwise"), pool, None)
     arms.start()
-    question = SpeedQuestion(arms, False, lambda _: [], MEASURED, "file", 30, processes=2)
+    question = SpeedQuestion(arms, "", lambda _: [], MEASURED, "file", 30, processes=2)
     assert {len(times) for times in question.first_timing().fp8} == {2 * BASELINE_BLOCKS}
 
 

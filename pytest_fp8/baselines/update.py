@@ -68,7 +68,7 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
             done.problems.append(error.message)
             continue
         if "speedup" in new.metrics:
-            done.notes += _launch_bound(entry)
+            done.notes += _launch_bound(entry, folder)
     return done
 
 
@@ -163,9 +163,13 @@ def too_few(metrics: Mapping[str, Sequence[Any]]) -> str:
     return "its speedup stands on one process, which may be slow by chance"
 
 
-def _launch_bound(entry: Entry) -> list[str]:
+def _launch_bound(entry: Entry, folder: Path) -> list[str]:
     """A note where the step time that was stored depends on the host as much as on the GPU."""
     waits = _speed(entry).get("waits_for_host", "")
+    steps = entry.metrics["speedup"]
+    if "busy_speedup" in entry.metrics and not waits:
+        coarse = too_coarse("speedup", steps["values"], steps["tolerance"], read_components(Folder(folder), entry.gpu))
+        waits = f"in step time {coarse}, and what the GPU works in a step does not" if coarse else ""
     if not waits:
         return []
     if "busy_speedup" in entry.metrics:

@@ -118,7 +118,7 @@ def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
     return (
         "as in the baseline"
         if numbers["baseline"] is not None
-        else "since an arm has waited for the host, in this session or in a stored one"
+        else "since steps wait for the host or scatter by it, in this session or in a stored one"
     )
 
 

@@ -50,7 +50,8 @@ class TimingEvidence:
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
     waited: bool = False
-    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time."""
+    """Whether an arm waited for its host in a pair so far, its steps scatter by it, or the baseline is gated on busy
+    time."""
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled.
@@ -92,17 +93,26 @@ FURTHER = 2
 
 
 def timing_for_baseline(
-    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool]
+    arms: PairArms, timer: BlockTimer, processes: int, fit: Callable[[TimingEvidence], bool], first: bool = False
 ) -> TimingEvidence:
     """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are ``fit``.
-    Raises ``ArmError``."""
+    Raises ``ArmError``.
+
+    ``first``: whether no speedup is stored yet. Where step times then scatter too much to be stored, and what the GPU
+    works in a step does not, the host holds up single steps, and the baseline is gated on busy time. A stored one is
+    no worse for an update on such a host, and is kept.
+    """
 
     def taken() -> TimingEvidence:
         for count in range(processes, processes + FURTHER + 1):
             evidence = _measured(arms, timer, count, BASELINE_BLOCKS)
             if fit(evidence):
-                break
-        return evidence
+                return evidence
+        waiting = replace(evidence, waited=True)
+        if not (first and judged_busy(waiting) and fit(waiting)):
+            return evidence
+        timer.waited = True
+        return waiting
 
     # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
     return arms.once(f"timing update {arms.case.tolerance}", taken)

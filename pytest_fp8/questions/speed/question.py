@@ -35,8 +35,8 @@ class SpeedQuestion:
     """The speed of one pair of arms, which is measured once for all that is asked of it."""
 
     arms: PairArms
-    on_busy: bool
-    """Whether the baseline, or the one that an update adds to, is gated on busy time."""
+    gated: str
+    """The metric that the baseline, or the one that an update adds to, is gated on; empty where no speedup is stored."""
     history: Callable[[str], list[list[Any]]]
     """The baseline's sessions of a metric, oldest first; empty where there is none."""
     components: Components
@@ -52,7 +52,7 @@ class SpeedQuestion:
     def _new_timer(self) -> BlockTimer:
         # What a baseline stores is measured whole.
         timer = BlockTimer(self.arms, self._settled if self.processes is None else None)
-        timer.waited = self.on_busy
+        timer.waited = self.gated == "busy_speedup"
         # The host may be quiet while the first pairs are timed, and busy later.
         timer.wants_busy = self.processes is not None
         return timer
@@ -61,7 +61,7 @@ class SpeedQuestion:
         """The evidence of the first look, or all that a new baseline takes. Raises ``ArmError``."""
         self._renew_profiled()
         if self.processes is not None:
-            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit)
+            return timing_for_baseline(self.arms, self.timer, self.processes, self._fit, first=not self.gated)
         return self.timing(0)
 
     def _fit(self, evidence: TimingEvidence) -> bool:
