@@ -59,5 +59,5 @@ TAKES_FIGURES = (
 )
 """The files whose code takes the figures that baselines store."""
 
-TAKEN_BY = "c796e0eaeb497f8e"
+TAKEN_BY = "cb813dce34362dcd"
 """Digest of their code, without comments, docstrings and blank lines. ``tests/test_measurement.py`` holds it."""

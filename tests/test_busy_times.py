@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.fakes import H200, FakeProcess, install, timed
+from helpers.waiting import Waiting, asked_of, updated
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -21,45 +22,10 @@ from pytest_fp8.questions.speed.evidence import (
     timing_for_baseline,
     timing_of,
 )
-from pytest_fp8.questions.speed.question import SpeedQuestion
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.speed import PAIR_LOOKS, processes_hold
 from pytest_fp8.rules.variance import MEASURED
 from pytest_fp8.verdicts import Verdict
-
-
-class Waiting(FakeProcess):
-    """The GPU works 40 ms of each step of 100 ms in BF16, and 32 ms in FP8."""
-
-    asked_busy: list[int] = []  # noqa: RUF012
-
-    @property
-    def works(self):
-        return 32.0 if self.is_fp8 else 40.0
-
-    def layers(self):
-        found = super().layers()
-        found["milliseconds"]["busy"] = self.works
-        return {**found, **self.steps()}
-
-    def busy(self, steps):
-        self.asked_busy.append(self.pid)
-        return self.steps(steps)
-
-    def steps(self, count=5):
-        works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
-        return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
-
-
-def updated(processes, gated=""):
-    """What an update decides and stores of the speed of a case of 1B."""
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(arms, gated, lambda _: [], MEASURED, "file.json", 30, processes=processes)
-    decision, rows = question.decide(None)
-    pool.close()
-    return decision, {name: values for name, values, _ in rows}
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["launch-bound", "busy"])
@@ -113,42 +79,6 @@ def test_long_steps_are_as_many_as_a_tolerance_needs(monkeypatch):
 
     assert hold(steps) >= 90
     assert hold(10) <= 20
-
-
-class Scattering(Waiting):
-    """The GPU works 92 ms of a step of BF16's and 86 of FP8's. The host holds up single steps of FP8, in some processes
-    more than in others, and half of the steps not at all."""
-
-    @property
-    def works(self):
-        return 86.0 if self.is_fp8 else 92.0
-
-    def blocks(self, count, steps, dropped):
-        if not self.is_fp8:
-            return timed([94.0] * count)
-        worst = 0.08 * (len(self.world.built) // 2 % 3)
-        return timed([88.0 * (1 + worst * late) for late in self.noise.choice([0.0, 0.0, 1.0], count)])
-
-    def busy(self, steps):
-        return {**super().busy(steps), "step_ms": [self.works + 2] * steps}
-
-
-@pytest.mark.parametrize("gated", ["", "speedup", "busy_speedup"])
-def test_steps_that_scatter_by_the_host_are_stored_on_busy_time_where_nothing_is_stored(monkeypatch, gated):
-    """Seen with Transformer Engine and recomputation at 1B on two H100s: no arm idled a tenth of its step, and blocks of
-    255 to 308 ms had processes at 1.11x to 1.16x, which could hold 3.1 %. What is stored of step time is no worse for
-    it, and stays."""
-    install(monkeypatch, H200, busy=40.0)
-    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Scattering)
-    decision, stored = updated(2, gated)
-    pairs = 2 if gated == "busy_speedup" else 2 + FURTHER
-    assert not processes_hold(stored["speedup"]) <= 0.02
-    assert [len(stored.get(name, ())) for name in ("speedup", "busy_speedup", "quiet_busy_speedup")] == (
-        [pairs, 0, pairs] if gated == "speedup" else [pairs, pairs, 0]
-    )
-    assert decision.numbers["gated_on"] == ("step time" if gated == "speedup" else "busy time")
-    if gated == "":
-        assert "of busy time, since steps wait for the host or scatter by it" in decision.seen
 
 
 class LateWaiting(Waiting):
@@ -207,14 +137,7 @@ def test_a_baseline_of_a_quiet_host_is_asked_on_a_slow_one(monkeypatch, kept, sl
     monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", LateWaiting)
     monkeypatch.setattr(LateWaiting, "slow", (1, 2, 3, 4))
     monkeypatch.setattr(LateWaiting, "works", property(lambda self: 32.0 * slower if self.is_fp8 else 40.0))
-    pool = ArmPool(H200)
-    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
-    arms.start()
-    question = SpeedQuestion(
-        arms, "speedup", lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
-    )
-    decision, _ = question.decide(None)
-    pool.close()
+    decision = asked_of(stored, kept)
     assert decision.verdict is verdict, decision.message
     if verdict is not Verdict.INVALID:
         assert decision.numbers["gated_on"] == "busy time"

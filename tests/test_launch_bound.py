@@ -139,6 +139,9 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     stored = sessions(1.25)
     both = {"history": sessions(0.59), "busy_history": sessions(1.14)}
     faster_host = asked(fp8_ms=106.0, floor=None, waited=True, **both, **BUSY)
-    verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
+    verdict_of(faster_host, Verdict.PASS, "of busy time, since steps wait for the host or scatter by it")
+    for held_up, cause in ((False, "lost speed"), (True, "single blocks were held up")):
+        lost = asked(fp8_ms=106.0, floor=None, held_up=held_up, history=sessions(1.4), **BUSY)
+        verdict_of(lost, Verdict.INVALID if held_up else Verdict.FAIL, cause)
     slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")

@@ -116,8 +116,8 @@ def earlier_baseline(source: Path | Source, gpu: str, case: str, case_hash: str)
 
 def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bool) -> tuple[Baseline | None, str]:
     """The baseline that a session's figures are held against, which those of an ``update`` are not; and the metric that
-    what is stored is gated on, empty where no speedup is. Raises :class:`BaselineError` as :func:`read_baseline` does, in an update as
-    :func:`earlier_baseline` does."""
+    what is stored is gated on, empty where no speedup is. Raises :class:`BaselineError` as :func:`read_baseline` does,
+    in an update as :func:`earlier_baseline` does."""
     read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
     gated = gated_speedup(read.metrics) if read is not None else ""
     return None if update else read, gated if read is not None and gated in read.metrics else ""

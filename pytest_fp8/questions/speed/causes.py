@@ -55,12 +55,13 @@ SLOWER = {
 """Cause and next step where FP8 was faster when its baseline was stored."""
 
 
-def slower_by_the_host(account: Account | None, seen: str, against: str) -> Finding | None:
-    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, and
-    the baseline has no busy times, which alone could tell a slow host from slow FP8."""
-    if account is None or not launch_bound_arms(account):
+def slower_by_the_host(account: Account | None, held_up: bool, seen: str, against: str) -> Finding | None:
+    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, or
+    this has ``held_up`` single blocks, and the baseline has no busy times, which alone could tell a slow host from slow
+    FP8."""
+    if account is None or not (held_up or launch_bound_arms(account)):
         return None
-    waits = launch_bound(account.fp8) or launch_bound(account.bf16)
+    waits = launch_bound(account.fp8) or launch_bound(account.bf16) or "single blocks were held up"
     return Verdict.INVALID, {
         "headline": "an arm waits for its host, and the baseline has step times alone",
         "expected": against,

@@ -65,7 +65,8 @@ def check_speedup(
     result = decide(processes, history=history)
     numbers = numbers_of(evidence, result, history)
     account, busy = evidence.account(), judged_busy(evidence) if busy_history or not history else []
-    if on_busy := bool(busy) and not _steps_answer(result, floor, len(processes)):
+    quiet = not (evidence.waited or launch_bound_arms(account))
+    if on_busy := bool(busy) and not _steps_answer(result, floor, len(processes), quiet):
         history = busy_history if history else ()
         result = decide(busy, history=history, components=components.of_busy())
     numbers |= {
@@ -75,7 +76,7 @@ def check_speedup(
         **_of_history(result, history),
         "waits_for_host": causes.launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers(on_busy) if account is not None else None,
-        "notes": _notes(result, account, numbers, on_busy),
+        "notes": _notes(result, account, on_busy),
     }
     found = disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
     found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
@@ -86,7 +87,7 @@ def check_speedup(
             seen += f"; {_change(result.change)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
         lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
-        found = causes.slower_by_the_host(account, seen, against) if lost else None
+        found = causes.slower_by_the_host(account, evidence.held_up, seen, against) if lost else None
         found = found or (_slow_host(numbers["bf16_ms"], baseline_reference_ms, result) if lost else None)
         found = found or _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
@@ -96,9 +97,12 @@ def check_speedup(
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
-def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
+def _steps_answer(result: Speedup, floor: float | None, processes: int, quiet: bool) -> bool:
     """Whether step time answers for the floor, which is asked for the user's steps: where it decides, and where it lies
-    below the floor and a further pair of processes may decide."""
+    below the floor and a further pair of processes may decide. It also answers where no arm waits and it passes, though
+    single blocks were held up (``quiet``): sessions differ more in busy time."""
+    if quiet and result.verdict in (Verdict.PASS, Verdict.IMPROVED):
+        return True
     if not floor or result.reason != "floor":
         return False
     return result.verdict is not Verdict.INCONCLUSIVE or (result.here.ratio < floor and processes < LOOKS[-1][0])
@@ -111,23 +115,19 @@ def _processes(timed: Session, judged: Session) -> str:
     return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
 
 
-def _why_busy(account: Account, numbers: Mapping[str, Any]) -> str:
+def _why_busy(account: Account) -> str:
     waiting = launch_bound_arms(account)
     if waiting:
         return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
-    return (
-        "as in the baseline"
-        if numbers["baseline"] is not None
-        else "since steps wait for the host or scatter by it, in this session or in a stored one"
-    )
+    return "since steps wait for the host or scatter by it, in this session or in a stored one"
 
 
-def _notes(result: Speedup, account: Account | None, numbers: Mapping[str, Any], on_busy: bool) -> list[str]:
+def _notes(result: Speedup, account: Account | None, on_busy: bool) -> list[str]:
     """For below the table, which shows step times."""
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    busy = f"speedup judged by busy time, {result.here.ratio:.3f}x, {_why_busy(account, numbers)}: {works}"
+    busy = f"speedup judged by busy time, {result.here.ratio:.3f}x, {_why_busy(account)}: {works}"
     return [note for note in (busy if on_busy else "", causes.fused_reduction(account)) if note]
 
 
@@ -140,7 +140,7 @@ def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> 
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
     return (
-        f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy, numbers)}: the GPU works "
+        f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy)}: the GPU works "
         f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
         f"{busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
     )

@@ -13,7 +13,7 @@ from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.ledger.evidence import ledgers_of
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
-from pytest_fp8.questions.speed.host import Turn, counted
+from pytest_fp8.questions.speed.host import Turn, counted, held_up
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
@@ -50,8 +50,9 @@ class TimingEvidence:
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
     waited: bool = False
-    """Whether an arm waited for its host in a pair so far, its steps scatter by it, or the baseline is gated on busy
-    time."""
+    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time."""
+    held_up: bool = False
+    """Whether the host held up single blocks of a gate's pair: see :func:`~pytest_fp8.questions.speed.host.held_up`."""
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled.
@@ -68,7 +69,7 @@ class TimingEvidence:
 
     def waits(self) -> bool:
         """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""
-        return self.waited or bool(launch_bound_arms(self.account()))
+        return self.waited or self.held_up or bool(launch_bound_arms(self.account()))
 
 
 def _all(processes: Sequence[Sequence[float]]) -> list[float]:
@@ -155,20 +156,26 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         fp8_busy=[fp8 for _, fp8 in timer.busy],
         compilations=counted(beside.turns, "compilations"),
         waited=timer.waited,
+        held_up=_held_up(timer),
     )
 
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Once a pair has waited, they are wanted of the later ones, whether these wait or not. Those of the profile are all
-    there are of arms that take turns: these would have to be built again."""
+    Once a pair has waited, or a gate's pair was held up, they are wanted of the later ones, whether these wait or not.
+    Those of the profile are all there are of arms that take turns: these would have to be built again."""
     if not (bf16.busy_ms and fp8.busy_ms):
         return NOT_ASKED
     timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     if not arms.takes_turns:
-        return timer.take_busy() if timer.waited or timer.wants_busy else NOT_ASKED
+        return timer.take_busy() if timer.waited or timer.wants_busy or _held_up(timer) else NOT_ASKED
     taken = any(times for times, _ in timer.busy)
     return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else NOT_ASKED
+
+
+def _held_up(timer: BlockTimer) -> bool:
+    """Of a gate. An update, which asks every pair for busy times, stores what gates want on such hosts."""
+    return not timer.wants_busy and any(map(held_up, timer.reference, timer.other))
 
 
 def judged_busy(evidence: TimingEvidence) -> list[list[float]]:

@@ -36,7 +36,7 @@ class SpeedQuestion:
 
     arms: PairArms
     gated: str
-    """The metric that the baseline, or the one that an update adds to, is gated on; empty where no speedup is stored."""
+    """The metric that the baseline, or the one that an update adds to, is gated on; empty where no speedup is."""
     history: Callable[[str], list[list[Any]]]
     """The baseline's sessions of a metric, oldest first; empty where there is none."""
     components: Components

@@ -1,0 +1,61 @@
+"""Arms whose steps wait for their host, and what an update and a gate make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from helpers.fakes import H200, FakeProcess
+from pytest_fp8 import Case
+from pytest_fp8.arms.pair import PairArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.questions.speed.question import SpeedQuestion
+from pytest_fp8.rules.variance import MEASURED
+from pytest_fp8.verdicts import Decision
+
+
+class Waiting(FakeProcess):
+    """The GPU works 40 ms of each step of 100 ms in BF16, and 32 ms in FP8."""
+
+    asked_busy: list[int] = []  # noqa: RUF012
+
+    @property
+    def works(self) -> float:
+        return 32.0 if self.is_fp8 else 40.0
+
+    def layers(self) -> dict[str, Any]:
+        found = super().layers()
+        found["milliseconds"]["busy"] = self.works
+        return {**found, **self.steps()}
+
+    def busy(self, steps: int) -> dict[str, Any]:
+        self.asked_busy.append(self.pid)
+        return self.steps(steps)
+
+    def steps(self, count: int = 5) -> dict[str, Any]:
+        works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
+        return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
+
+
+def updated(processes: int, gated: str = "") -> tuple[Decision, dict[str, Any]]:
+    """What an update decides and stores of the speed of a case of 1B."""
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(arms, gated, lambda _: [], MEASURED, "file.json", 30, processes=processes)
+    decision, rows = question.decide(None)
+    pool.close()
+    return decision, {name: values for name, values, _ in rows}
+
+
+def asked_of(stored: dict[str, Any], kept: Sequence[str] = ("speedup", "bf16_ms", "quiet_busy_speedup")) -> Decision:
+    """What a gate decides where these metrics of an update are stored."""
+    pool = ArmPool(H200)
+    arms = PairArms(Case("1b", "torchao", "tensorwise"), pool, None)
+    arms.start()
+    question = SpeedQuestion(
+        arms, "speedup", lambda name: [stored[name]] if name in kept else [], MEASURED, "file.json", 30
+    )
+    decision, _ = question.decide(None)
+    pool.close()
+    return decision
