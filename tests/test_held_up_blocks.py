@@ -87,8 +87,8 @@ def test_a_gate_asks_busy_times_where_the_host_holds_up_single_blocks(monkeypatc
 
 
 def gate(rng, lost=0.0):
-    """One of a gate's 30 cases, look by look, on a host like that of an H100 which held up all blocks of FP8 in a process
-    by up to 2 %, and one in five by up to a fifth. Busy times are as far from the stored ones as sessions are."""
+    """One of a gate's 30 cases, look by look, on a host like that of an H100 which held up all blocks of FP8 in a
+    process by up to 2 %, and one in five by up to a fifth. Busy times are as far from the stored ones as sessions."""
     components, between = replace(MEASURED, shared=None), rng.normal(0, MEASURED.busy)
     stored = {
         "history": [rng.normal(0.15, MEASURED.block, (2, 8)).tolist()],
