@@ -128,7 +128,7 @@ def test_busy_times_at_other_clocks_accuse_no_healthy_reference(clocks):
 
 def test_busy_times_that_a_stored_session_asks_for_are_said_to_be_so_with_their_limit():
     decision = asked(fp8_ms=106.0, floor=None, waited=True, **BUSY)
-    seen = "of busy time, since steps wait for the host or scatter by it, in this session or in a stored one"
+    seen = "of busy time, since an arm has waited for the host, in this session or in a stored one"
     verdict_of(decision, Verdict.NOT_EXERCISED, seen, "limit 1.34x of busy time")
 
 
@@ -139,9 +139,6 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     stored = sessions(1.25)
     both = {"history": sessions(0.59), "busy_history": sessions(1.14)}
     faster_host = asked(fp8_ms=106.0, floor=None, waited=True, **both, **BUSY)
-    verdict_of(faster_host, Verdict.PASS, "of busy time, since steps wait for the host or scatter by it")
-    for held_up, cause in ((False, "lost speed"), (True, "single blocks were held up")):
-        lost = asked(fp8_ms=106.0, floor=None, held_up=held_up, history=sessions(1.4), **BUSY)
-        verdict_of(lost, Verdict.INVALID if held_up else Verdict.FAIL, cause)
+    verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
     slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")

@@ -8,6 +8,8 @@ import pytest
 
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import update
+from helpers.waiting import Quiet, Scattering
+from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.store import load_baseline
 
 
@@ -54,6 +56,26 @@ def test_busy_time_is_stored_and_gated_on_where_the_host_makes_step_times_scatte
     slower = suite.runpytest("--fp8-gpu=h200", "-k", "test_speedup and rowwise")
     slower.assert_outcomes(failed=1, deselected=9)
     slower.stdout.fnmatch_lines(["*FP8 lost speed against BF16 since the baseline*", "*of busy time*"])
+
+
+def test_steps_that_scatter_while_no_arm_waits_are_said_to_and_busy_time_is_gated_on(suite, monkeypatch):
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Scattering)
+    first = suite.runpytest(*update(), "-k", "(test_speedup or test_layers) and rowwise")
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(
+        [
+            "*tiny-torchao-rowwise is gated on busy time, since step time is *: in step time its processes spread too "
+            "much to gate at 2.0%; they could hold ?.?%; in busy time they do not"
+        ]
+    )
+    install(monkeypatch, H200, busy=40.0)
+    monkeypatch.setattr("pytest_fp8.arms.pool.ArmProcess", Quiet)
+    again = suite.runpytest(*update("faster"), "-k", "(test_speedup or test_layers) and rowwise")
+    again.stdout.fnmatch_lines(["wrote baselines/h200/tiny-torchao-rowwise.json"])
+    again.stdout.no_fnmatch_line("*is gated on busy time*")
+    stored = load_baseline(suite.path / "baselines" / "h200" / "tiny-torchao-rowwise.json")
+    assert gated_speedup(stored.metrics) == "busy_speedup"
 
 
 def test_a_gpu_that_is_always_busy_has_no_such_note(suite, monkeypatch):

@@ -119,8 +119,9 @@ def held_against(source: Source, gpu: str, case: str, case_hash: str, update: bo
     what is stored is gated on, empty where no speedup is. Raises :class:`BaselineError` as :func:`read_baseline` does,
     in an update as :func:`earlier_baseline` does."""
     read = earlier_baseline(source, gpu, case, case_hash)[0] if update else read_baseline(source, gpu, case, case_hash)
-    gated = gated_speedup(read.metrics) if read is not None else ""
-    return None if update else read, gated if read is not None and gated in read.metrics else ""
+    held = read.metrics if read is not None else {}
+    gated = gated_speedup(held)
+    return None if update else read, gated if gated in held else ""
 
 
 def load_baseline(path: Path) -> Baseline:

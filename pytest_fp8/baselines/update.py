@@ -169,7 +169,7 @@ def _launch_bound(entry: Entry, folder: Path) -> list[str]:
     steps = entry.metrics["speedup"]
     if "busy_speedup" in entry.metrics and not waits:
         coarse = too_coarse("speedup", steps["values"], steps["tolerance"], read_components(Folder(folder), entry.gpu))
-        waits = f"in step time {coarse}, and what the GPU works in a step does not" if coarse else ""
+        waits = f"in step time {coarse}; in busy time they do not" if coarse else ""
     if not waits:
         return []
     if "busy_speedup" in entry.metrics:

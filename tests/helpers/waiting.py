@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from helpers.fakes import H200, FakeProcess
+from helpers.fakes import H200, FakeProcess, timed
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
@@ -35,6 +35,30 @@ class Waiting(FakeProcess):
     def steps(self, count: int = 5) -> dict[str, Any]:
         works = [self.works * float(1 + self.noise.normal(0, 0.001)) for _ in range(count)]
         return {"step_ms": [100.0] * count, "busy_ms": works, "compute_ms": works, "collectives": []}
+
+
+class Scattering(Waiting):
+    """The GPU works 92 ms of a step of BF16's and 86 of FP8's. The host holds up all blocks of FP8 a little, in some
+    processes more than in others, and half of them by 6 %."""
+
+    @property
+    def works(self) -> float:
+        return 86.0 if self.is_fp8 else 92.0
+
+    def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
+        slow = 0.01 * (len(self.world.built) // 2 % 3)
+        late = [slow + 0.06 * self.noise.integers(2) if self.is_fp8 else 0.0 for _ in range(count)]
+        return timed([(self.works + 2) * float(1 + each) for each in late])
+
+    def busy(self, steps: int) -> dict[str, Any]:
+        return {**super().busy(steps), "step_ms": [self.works + 2] * steps}
+
+
+class Quiet(Scattering):
+    """On a host that holds nothing up."""
+
+    def blocks(self, count: int, steps: int, dropped: int) -> dict[str, Any]:
+        return timed([(self.works + 2) * float(1 + self.noise.normal(0, 0.003)) for _ in range(count)])
 
 
 def updated(processes: int, gated: str = "") -> tuple[Decision, dict[str, Any]]:

@@ -55,13 +55,12 @@ SLOWER = {
 """Cause and next step where FP8 was faster when its baseline was stored."""
 
 
-def slower_by_the_host(account: Account | None, held_up: bool, seen: str, against: str) -> Finding | None:
-    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, or
-    this has ``held_up`` single blocks, and the baseline has no busy times, which alone could tell a slow host from slow
-    FP8."""
-    if account is None or not (held_up or launch_bound_arms(account)):
+def slower_by_the_host(account: Account | None, seen: str, against: str) -> Finding | None:
+    """Why a loss of step time against the baseline is not held against FP8, or ``None``: an arm waits for its host, and
+    the baseline has no busy times, which alone could tell a slow host from slow FP8."""
+    if account is None or not launch_bound_arms(account):
         return None
-    waits = launch_bound(account.fp8) or launch_bound(account.bf16) or "single blocks were held up"
+    waits = launch_bound(account.fp8) or launch_bound(account.bf16)
     return Verdict.INVALID, {
         "headline": "an arm waits for its host, and the baseline has step times alone",
         "expected": against,
@@ -69,6 +68,19 @@ def slower_by_the_host(account: Account | None, held_up: bool, seen: str, agains
         "cause": f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
         "next_step": 'store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
     }
+
+
+def why_busy(account: Account | None, stored: bool, waits: bool) -> str:
+    """Why busy times are judged. ``stored``: whether there is a baseline; ``waits``: whether an arm waits for its host
+    or did, and steps do not merely scatter."""
+    waiting = launch_bound_arms(account)
+    if waiting:
+        return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
+    if not waits:
+        return "since step times scatter by the host"
+    return (
+        "as in the baseline" if stored else "since an arm has waited for the host, in this session or in a stored one"
+    )
 
 
 def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> dict[str, str]:

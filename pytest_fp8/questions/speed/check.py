@@ -13,12 +13,18 @@ import numpy as np
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed import causes
-from pytest_fp8.questions.speed.account import Account, launch_bound_arms
-from pytest_fp8.questions.speed.evidence import TimingEvidence, judged_busy
+from pytest_fp8.questions.speed.account import Account
+from pytest_fp8.questions.speed.evidence import TimingEvidence, enough_busy
 from pytest_fp8.questions.speed.host import scattered
+from pytest_fp8.questions.speed.judged import judged
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import Change, level
-from pytest_fp8.rules.speed import GATED_CASES, LOOKS, Speedup, decide_speedup, ratios_by_process
+from pytest_fp8.rules.speed import (
+    GATED_CASES,
+    Speedup,
+    decide_speedup,
+    ratios_by_process,
+)
 from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import Decision, Verdict
@@ -57,18 +63,20 @@ def check_speedup(
     session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
     baseline has them.
 
-    Where an arm waits for its host, busy time is asked: the host hardly changes it. A baseline without busy times is
+    Where an arm waits for its host, busy time is asked: the host hardly changes it. So it is where all pairs of step
+    times decide nothing against the baseline, or show a loss that busy times exclude. A baseline without busy times is
     asked for step time all the same.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
-    result = decide(processes, history=history)
-    numbers = numbers_of(evidence, result, history)
-    account, busy = evidence.account(), judged_busy(evidence) if busy_history or not history else []
-    quiet = not (evidence.waited or launch_bound_arms(account))
-    if on_busy := bool(busy) and not _steps_answer(result, floor, len(processes), quiet):
-        history = busy_history if history else ()
-        result = decide(busy, history=history, components=components.of_busy())
+    steps = decide(processes, history=history)
+    numbers = numbers_of(evidence, steps, history)
+    account, busy = evidence.account(), enough_busy(evidence) if busy_history or not history else []
+    of_busy = busy_history if history else ()
+    by_busy = decide(busy, history=of_busy, components=components.of_busy()) if busy else None
+    on_busy, result = judged(evidence, steps, by_busy, floor, bool(busy_history))
+    history = of_busy if on_busy else history
+    why = causes.why_busy(account, bool(numbers["baseline"]), evidence.waits())
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.here.ratio,
@@ -76,18 +84,18 @@ def check_speedup(
         **_of_history(result, history),
         "waits_for_host": causes.launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers(on_busy) if account is not None else None,
-        "notes": _notes(result, account, on_busy),
+        "notes": _notes(result, account, on_busy, why),
     }
     found = disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
     found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
     if found is None:
-        seen = _seen(result, numbers, account if on_busy else None)
+        seen = _seen(result, numbers, account if on_busy else None, why)
         seen += f"; {_processes(processes, busy if on_busy else processes)}"
         if result.change is not None:
             seen += f"; {_change(result.change)} against the baseline of {len(history)} session(s)"
         against = _against(floor, tolerance, result, history)
         lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
-        found = causes.slower_by_the_host(account, evidence.held_up, seen, against) if lost else None
+        found = causes.slower_by_the_host(account, seen, against) if lost else None
         found = found or (_slow_host(numbers["bf16_ms"], baseline_reference_ms, result) if lost else None)
         found = found or _explain(evidence, result, account, seen, against, baseline_file)
     verdict, lines = found
@@ -97,17 +105,6 @@ def check_speedup(
     return Decision(QUESTION, verdict, numbers=numbers, **lines)
 
 
-def _steps_answer(result: Speedup, floor: float | None, processes: int, quiet: bool) -> bool:
-    """Whether step time answers for the floor, which is asked for the user's steps: where it decides, and where it lies
-    below the floor and a further pair of processes may decide. It also answers where no arm waits and it passes, though
-    single blocks were held up (``quiet``): sessions differ more in busy time."""
-    if quiet and result.verdict in (Verdict.PASS, Verdict.IMPROVED):
-        return True
-    if not floor or result.reason != "floor":
-        return False
-    return result.verdict is not Verdict.INCONCLUSIVE or (result.here.ratio < floor and processes < LOOKS[-1][0])
-
-
 def _processes(timed: Session, judged: Session) -> str:
     of_some = f", busy times of {len(judged)} of them" if len(judged) < len(timed) else ""
     few, many = min(map(len, timed)), max(map(len, timed))
@@ -115,24 +112,17 @@ def _processes(timed: Session, judged: Session) -> str:
     return f"{len(timed)} process(es) of {blocks} blocks{of_some}"
 
 
-def _why_busy(account: Account) -> str:
-    waiting = launch_bound_arms(account)
-    if waiting:
-        return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
-    return "since steps wait for the host or scatter by it, in this session or in a stored one"
-
-
-def _notes(result: Speedup, account: Account | None, on_busy: bool) -> list[str]:
-    """For below the table, which shows step times."""
+def _notes(result: Speedup, account: Account | None, on_busy: bool, why: str) -> list[str]:
+    """For below the table, which shows step times. ``why``: busy times are judged."""
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
-    busy = f"speedup judged by busy time, {result.here.ratio:.3f}x, {_why_busy(account)}: {works}"
+    busy = f"speedup judged by busy time, {result.here.ratio:.3f}x, {why}: {works}"
     return [note for note in (busy if on_busy else "", causes.fused_reduction(account)) if note]
 
 
-def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> str:
-    """``busy``: the account, where busy time is asked."""
+def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None, why: str) -> str:
+    """``busy``: the account, where busy time is asked; ``why``: it is."""
     low, high = result.here.interval
     if busy is None:
         return (
@@ -140,7 +130,7 @@ def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None) -> 
             f"FP8 {numbers['fp8_ms']:.2f} ms a step"
         )
     return (
-        f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {_why_busy(busy)}: the GPU works "
+        f"{result.here.ratio:.3f}x [{low:.3f}, {high:.3f}] of busy time, {why}: the GPU works "
         f"{busy.bf16.busy:.2f} ms of BF16's {busy.bf16.step:.2f} ms step and {busy.fp8.busy:.2f} ms of FP8's "
         f"{busy.fp8.step:.2f} ms; {numbers['speedup']:.3f}x of step time"
     )

@@ -13,7 +13,7 @@ from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
 from pytest_fp8.questions.ledger.evidence import ledgers_of
 from pytest_fp8.questions.speed.account import CLOCKS, IDLE, Account, GpuStep, account_of, gpu_step, launch_bound_arms
-from pytest_fp8.questions.speed.host import Turn, counted, held_up
+from pytest_fp8.questions.speed.host import Turn, counted, scatters
 from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 from pytest_fp8.rules.speed import BASELINE_BLOCKS, PAIR_LOOKS
@@ -51,8 +51,6 @@ class TimingEvidence:
     """Arm -> how often its code was compiled inside timed blocks."""
     waited: bool = False
     """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time."""
-    held_up: bool = False
-    """Whether the host held up single blocks of a gate's pair: see :func:`~pytest_fp8.questions.speed.host.held_up`."""
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled.
@@ -69,7 +67,7 @@ class TimingEvidence:
 
     def waits(self) -> bool:
         """Whether an arm waits for its host, or did: pairs that do not wait change nothing of that."""
-        return self.waited or self.held_up or bool(launch_bound_arms(self.account()))
+        return self.waited or bool(launch_bound_arms(self.account()))
 
 
 def _all(processes: Sequence[Sequence[float]]) -> list[float]:
@@ -99,9 +97,9 @@ def timing_for_baseline(
     """At least ``processes`` fresh pairs, with as many blocks as a baseline takes; a few more until they are ``fit``.
     Raises ``ArmError``.
 
-    ``first``: whether no speedup is stored yet. Where step times then scatter too much to be stored, and what the GPU
-    works in a step does not, the host holds up single steps, and the baseline is gated on busy time. A stored one is
-    no worse for an update on such a host, and is kept.
+    ``first``: whether no speedup is stored yet. Where step times then scatter too much to be stored, and busy times do
+    not, the host holds up steps, and the baseline is gated on busy time. A stored one is no worse for an update on such
+    a host, and is kept.
     """
 
     def taken() -> TimingEvidence:
@@ -110,10 +108,7 @@ def timing_for_baseline(
             if fit(evidence):
                 return evidence
         waiting = replace(evidence, waited=True)
-        if not (first and judged_busy(waiting) and fit(waiting)):
-            return evidence
-        timer.waited = True
-        return waiting
+        return waiting if first and judged_busy(waiting) and fit(waiting) else evidence
 
     # How many pairs are enough is a matter of the tolerance, in which cases with these arms may differ.
     return arms.once(f"timing update {arms.case.tolerance}", taken)
@@ -156,33 +151,33 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         fp8_busy=[fp8 for _, fp8 in timer.busy],
         compilations=counted(beside.turns, "compilations"),
         waited=timer.waited,
-        held_up=_held_up(timer),
     )
 
 
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
-    Once a pair has waited, or a gate's pair was held up, they are wanted of the later ones, whether these wait or not.
-    Those of the profile are all there are of arms that take turns: these would have to be built again."""
+    Once a pair has waited, they are wanted of the later ones, whether these wait or not; likewise once a pair has
+    scattered, so that step times may decide nothing. Those of the profile are all there are of arms that take turns:
+    these would have to be built again."""
     if not (bf16.busy_ms and fp8.busy_ms):
         return NOT_ASKED
     timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     if not arms.takes_turns:
-        return timer.take_busy() if timer.waited or timer.wants_busy or _held_up(timer) else NOT_ASKED
+        wanted = timer.waited or timer.wants_busy or any(map(scatters, timer.reference, timer.other))
+        return timer.take_busy() if wanted else NOT_ASKED
     taken = any(times for times, _ in timer.busy)
     return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else NOT_ASKED
 
 
-def _held_up(timer: BlockTimer) -> bool:
-    """Of a gate. An update, which asks every pair for busy times, stores what gates want on such hosts."""
-    return not timer.wants_busy and any(map(held_up, timer.reference, timer.other))
-
-
 def judged_busy(evidence: TimingEvidence) -> list[list[float]]:
-    """:func:`busy_ratios` where the speedup is judged by them: an arm waits for its host, or did, and as many pairs
-    have them as a finding needs. Else empty."""
+    """:func:`enough_busy` where the speedup is judged by them, since an arm waits for its host, or did. Else empty."""
+    return enough_busy(evidence) if evidence.waits() else []
+
+
+def enough_busy(evidence: TimingEvidence) -> list[list[float]]:
+    """:func:`busy_ratios`, where as many pairs have them as a finding needs. Else empty."""
     ratios = busy_ratios(evidence)
-    return ratios if evidence.waits() and len(ratios) >= min(RUNS_TO_FAIL, len(evidence.fp8)) else []
+    return ratios if len(ratios) >= min(RUNS_TO_FAIL, len(evidence.fp8)) else []
 
 
 def busy_ratios(evidence: TimingEvidence) -> list[list[float]]:

@@ -32,8 +32,8 @@ RECENT_TURNS = 3
 
 BUSY_MS = 3000.0
 """Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
-2 % on H200s, with Transformer Engine: six processes of 8B, ten steps each, could hold 2.6 %; four of 30 hold 2 %."""
-LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 15, 25  # at once, half of them: all kernels of these steps are kept in memory
+2 % on H200s, with Transformer Engine: six processes of 8B, ten steps each, could hold 2.6 %; two of 30, 1.6 %."""
+LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 15, 25  # in a request, of two: all kernels of its steps are kept in memory
 
 Settled = Callable[[Sequence[float], Sequence[float]], bool]
 

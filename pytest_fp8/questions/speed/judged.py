@@ -1,0 +1,42 @@
+"""Whether a speedup is judged by step time or by busy time. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.rules.speed import LOOKS, Speedup
+from pytest_fp8.verdicts import Verdict
+
+
+def judged(
+    evidence: TimingEvidence, steps: Speedup, busy: Speedup | None, floor: float | None, stored: bool
+) -> tuple[bool, Speedup]:
+    """Whether busy time is judged, and the result. ``busy``: that of busy times, where enough pairs of processes have
+    them; ``stored``: whether the baseline has."""
+    processes = len(evidence.fp8)
+    if busy is None:
+        more = stored and any(evidence.fp8_busy) and processes < LOOKS[-1][0]
+        # The next pair has busy times, too, which may exclude a loss.
+        wait = more and steps.verdict is Verdict.FAIL
+        return False, replace(steps, verdict=Verdict.INCONCLUSIVE) if wait else steps
+    answer = _steps_answer(steps, floor, processes) if evidence.waits() else _steps_hold(steps, busy, processes)
+    return (False, steps) if answer else (True, busy)
+
+
+def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
+    """Whether step time answers for the floor, which is asked for the user's steps: where it decides, and where it lies
+    below the floor and a further pair of processes may decide."""
+    if not floor or result.reason != "floor":
+        return False
+    return result.verdict is not Verdict.INCONCLUSIVE or (result.here.ratio < floor and processes < LOOKS[-1][0])
+
+
+def _steps_hold(steps: Speedup, busy: Speedup, processes: int) -> bool:
+    """Whether step time answers where no arm waits: unless all pairs of processes decide nothing against the baseline,
+    or show a loss that busy times exclude."""
+    if steps.change is None or busy.change is None:
+        return True
+    if steps.verdict is Verdict.INCONCLUSIVE:
+        return processes < LOOKS[-1][0]
+    return steps.verdict is not Verdict.FAIL or busy.change.theta - busy.change.half_width() <= steps.change.theta
