@@ -96,6 +96,21 @@ def test_a_single_block_that_is_held_up_does_not_scatter_the_others(late, found)
     assert scatters(bf16, fp8) is found
 
 
+@pytest.mark.parametrize(("processes", "judged"), [(2, "step time"), (3, "step time"), (4, "busy time")])
+def test_step_times_have_all_pairs_to_decide_first(processes, judged):
+    fp8 = [258.0, 258.0, 272.0, 272.0] * 3
+    taken = TimingEvidence(
+        [[300.0] * 12] * processes,
+        [fp8] * processes,
+        bf16_busy=[[240.0, 242.0] * 15] * processes,
+        fp8_busy=[[200.0, 202.0] * 15] * processes,
+    )
+    stored = {"history": [[[0.14, 0.141] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+    decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    assert decision.numbers["gated_on"] == judged
+    assert decision.verdict is (Verdict.PASS if judged == "busy time" else Verdict.INCONCLUSIVE)
+
+
 def gate(rng, lost=0.0, busy_stored=True):
     """One of a gate's 30 cases, look by look, on a host like that of an H100 which held up all blocks of FP8 in a
     process by up to 2 %, and a third of them by up to a fifth. Busy times are as far from the stored ones as sessions
