@@ -111,6 +111,25 @@ def test_step_times_have_all_pairs_to_decide_first(processes, judged):
     assert decision.verdict is (Verdict.PASS if judged == "busy time" else Verdict.INCONCLUSIVE)
 
 
+@pytest.mark.parametrize(("late", "changed", "works"), [("FP8", Verdict.FAIL, 1.07), ("BF16", Verdict.IMPROVED, 0.93)])
+@pytest.mark.parametrize("moved", [True, False], ids=["the GPU's", "the host's"])
+def test_a_loss_or_gain_is_busy_times_to_exclude(late, changed, works, moved):
+    """All blocks of one arm are 5 % late, half of them 8 %."""
+    blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}
+    blocks[late] = [time * (1.05 + 0.03 * (index % 4 > 1)) for index, time in enumerate(blocks[late])]
+    fp8 = 200.0 * (works if moved else 1.0)
+    taken = TimingEvidence(
+        [blocks["BF16"]] * 4,
+        [blocks["FP8"]] * 4,
+        bf16_busy=[[240.0, 242.0] * 15] * 4,
+        fp8_busy=[[fp8, 1.01 * fp8] * 15] * 4,
+    )
+    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+    decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    assert decision.verdict is (changed if moved else Verdict.PASS)
+    assert decision.numbers["gated_on"] == ("step time" if moved else "busy time")
+
+
 def gate(rng, lost=0.0, busy_stored=True):
     """One of a gate's 30 cases, look by look, on a host like that of an H100 which held up all blocks of FP8 in a
     process by up to 2 %, and a third of them by up to a fifth. Busy times are as far from the stored ones as sessions

@@ -64,8 +64,8 @@ def check_speedup(
     baseline has them.
 
     Where an arm waits for its host, busy time is asked: the host hardly changes it. So it is where all pairs of step
-    times decide nothing against the baseline, or show a loss that busy times exclude. A baseline without busy times is
-    asked for step time all the same.
+    times decide nothing against the baseline, or show a loss or gain that busy times exclude. A baseline without busy
+    times is asked for step time all the same.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)

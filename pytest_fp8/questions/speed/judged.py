@@ -34,9 +34,9 @@ def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
 
 def _steps_hold(steps: Speedup, busy: Speedup, processes: int) -> bool:
     """Whether step time answers where no arm waits: unless all pairs of processes decide nothing against the baseline,
-    or show a loss that busy times exclude."""
+    or show a loss or gain that busy times exclude."""
     if steps.change is None or busy.change is None:
         return True
     if steps.verdict is Verdict.INCONCLUSIVE:
         return processes < LOOKS[-1][0]
-    return steps.verdict is not Verdict.FAIL or busy.change.theta - busy.change.half_width() <= steps.change.theta
+    return steps.verdict is Verdict.PASS or abs(steps.change.theta - busy.change.theta) <= busy.change.half_width()
