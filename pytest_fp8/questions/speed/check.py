@@ -19,12 +19,7 @@ from pytest_fp8.questions.speed.host import scattered
 from pytest_fp8.questions.speed.judged import judged
 from pytest_fp8.questions.speed.sound import not_fp8s_own
 from pytest_fp8.rules.change import Change, level
-from pytest_fp8.rules.speed import (
-    GATED_CASES,
-    Speedup,
-    decide_speedup,
-    ratios_by_process,
-)
+from pytest_fp8.rules.speed import GATED_CASES, Speedup, decide_speedup, ratios_by_process
 from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.rules.variance import MEASURED, Components, Session
 from pytest_fp8.verdicts import Decision, Verdict
@@ -113,7 +108,7 @@ def _processes(timed: Session, judged: Session) -> str:
 
 
 def _notes(result: Speedup, account: Account | None, on_busy: bool, why: str) -> list[str]:
-    """For below the table, which shows step times. ``why``: busy times are judged."""
+    """For below the table, which shows step times. ``why``: the reason for busy time, if it is judged."""
     if account is None:
         return []
     works = f"the GPU works {account.fp8.busy:.0f} ms of FP8's {account.fp8.step:.0f} ms step"
@@ -122,7 +117,7 @@ def _notes(result: Speedup, account: Account | None, on_busy: bool, why: str) ->
 
 
 def _seen(result: Speedup, numbers: Mapping[str, Any], busy: Account | None, why: str) -> str:
-    """``busy``: the account, where busy time is asked; ``why``: it is."""
+    """``busy``: the account, where busy time is asked; ``why``: the reason for it."""
     low, high = result.here.interval
     if busy is None:
         return (
