@@ -139,6 +139,6 @@ def test_a_baseline_without_busy_times_is_asked_for_step_times():
     stored = sessions(1.25)
     both = {"history": sessions(0.59), "busy_history": sessions(1.14)}
     faster_host = asked(fp8_ms=106.0, floor=None, waited=True, **both, **BUSY)
-    verdict_of(faster_host, Verdict.PASS, "of busy time, as in the baseline")
+    verdict_of(faster_host, Verdict.PASS, "of busy time, since an arm has waited for the host")
     slower = launch_bound(98.0, floor=None, history=sessions(0.59), busy_history=stored)
     verdict_of(slower, Verdict.FAIL, "lost speed", "of busy time")

@@ -70,17 +70,14 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
     }
 
 
-def why_busy(account: Account | None, stored: bool, waits: bool) -> str:
-    """Why busy times are judged. ``stored``: whether there is a baseline; ``waits``: whether an arm waits for its host
-    or did, and steps do not merely scatter."""
+def why_busy(account: Account | None, waits: bool) -> str:
+    """Why busy times are judged. ``waits``: whether an arm waits for its host or did, and steps do not merely scatter."""
     waiting = launch_bound_arms(account)
     if waiting:
         return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
     if not waits:
         return "since step times scatter by the host"
-    return (
-        "as in the baseline" if stored else "since an arm has waited for the host, in this session or in a stored one"
-    )
+    return "since an arm has waited for the host, in this session or in a stored one"
 
 
 def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> dict[str, str]:

@@ -71,7 +71,7 @@ def check_speedup(
     by_busy = decide(busy, history=of_busy, components=components.of_busy()) if busy else None
     on_busy, result = judged(evidence, steps, by_busy, floor, bool(busy_history))
     history = of_busy if on_busy else history
-    why = causes.why_busy(account, bool(numbers["baseline"]), evidence.waits())
+    why = causes.why_busy(account, evidence.waits())
     numbers |= {
         "gated_on": "busy time" if on_busy else "step time",
         "gated_speedup": result.here.ratio,
