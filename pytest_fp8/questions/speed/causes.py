@@ -71,7 +71,7 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
 
 
 def why_busy(account: Account | None, waits: bool) -> str:
-    """Why busy times are judged. ``waits``: whether an arm waits for its host or did, and steps do not merely scatter."""
+    """Why busy times are judged. ``waits``: whether an arm waits for its host or did; else steps scatter by it."""
     waiting = launch_bound_arms(account)
     if waiting:
         return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
