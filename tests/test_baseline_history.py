@@ -89,3 +89,13 @@ def test_baselines_are_read_from_a_revision_and_the_checkout_does_not_count(stor
     for revision in ("nowhere", "--output=x"):
         with pytest.raises(BaselineError, match="cannot be read"):
             read(Revision(stored, revision))
+
+
+def test_busy_times_of_a_quiet_host_are_no_older_than_the_level_of_step_time():
+    """A gate's candidate has none: where its steps began a new level, the stored busy times are of the old one."""
+    speedup, busy = {"speedup": [[0.1], [0.1]]}, {QUIET_BUSY: [[0.2], [0.2]]}
+    first = replace(GOOD.newest, metrics={**speedup, **busy}, starts=())
+    moved, again = replace(first, metrics=speedup, starts=("speedup",)), replace(first, metrics={**speedup, **busy})
+    assert replace(GOOD, sessions=(first, moved)).history(QUIET_BUSY) == []
+    assert len(replace(GOOD, sessions=(first, moved, again)).history(QUIET_BUSY)) == 1
+    assert len(replace(GOOD, sessions=(first, again)).history(QUIET_BUSY)) == 2

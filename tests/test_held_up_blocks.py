@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.fakes import H200, FakeProcess, install
-from helpers.waiting import Quiet, Scattering, asked_of, updated
+from helpers.waiting import Quiet, Scattering, Waiting, asked_of, updated
 from pytest_fp8.questions.speed.check import check_speedup
 from pytest_fp8.questions.speed.evidence import FURTHER, TimingEvidence
 from pytest_fp8.questions.speed.host import scatters
@@ -83,9 +83,11 @@ def test_blocks_that_do_not_scatter_are_asked_for_no_busy_times(monkeypatch):
     run_on(monkeypatch, Quiet)
     _, stored = updated(2)
     run_on(monkeypatch, Quiet)
-    monkeypatch.setattr(Quiet, "asked_busy", [])
+    monkeypatch.setattr(Waiting, "asked_busy", [])
     assert asked_of(stored).verdict is Verdict.PASS
-    assert Quiet.asked_busy == []
+    run_on(monkeypatch, Scattering)
+    asked_of(stored, kept=("speedup", "bf16_ms"))
+    assert Waiting.asked_busy == Quiet.asked_busy == [], "nor where the baseline has none"
 
 
 @pytest.mark.parametrize(("late", "found"), [((0.0,), False), ((0.2,), False), ((0.05, 0.2, 0.04, 0.06), True)])
@@ -128,6 +130,17 @@ def test_a_loss_or_gain_is_busy_times_to_exclude(late, changed, works, moved):
     decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
     assert decision.verdict is (changed if moved else Verdict.PASS)
     assert decision.numbers["gated_on"] == ("step time" if moved else "busy time")
+
+
+@pytest.mark.parametrize("late", ["FP8", "BF16"])
+def test_a_change_waits_for_the_busy_times_of_a_second_pair(late):
+    blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}
+    blocks[late] = [time * (1.05 + 0.03 * (index % 4 > 1)) for index, time in enumerate(blocks[late])]
+    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+    busy = {"bf16_busy": [[], [240.0, 242.0] * 15], "fp8_busy": [[], [200.0, 202.0] * 15]}
+    for taken in (TimingEvidence([blocks["BF16"]] * 2, [blocks["FP8"]] * 2, **each) for each in (busy, {})):
+        decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+        assert (decision.verdict is Verdict.INCONCLUSIVE) is bool(taken.fp8_busy)
 
 
 def gate(rng, lost=0.0, busy_stored=True):
@@ -176,8 +189,8 @@ def test_a_healthy_case_on_such_a_host_passes_and_hardly_fails():
     assert found[Verdict.FAIL] <= 2
 
 
-@pytest.mark.parametrize(("lost", "least"), [(0.05, 120), (0.08, 190)])
-def test_a_loss_on_such_a_host_does_not_pass(lost, least):
+@pytest.mark.parametrize(("lost", "fails", "passes"), [(0.03, 70, 40), (0.05, 120, 0), (0.08, 190, 0)])
+def test_a_loss_on_such_a_host_seldom_passes(lost, fails, passes):
     found = gates(lost)
-    assert found[Verdict.FAIL] >= least
-    assert found[Verdict.PASS] <= 10
+    assert found[Verdict.FAIL] >= fails
+    assert found[Verdict.PASS] <= passes

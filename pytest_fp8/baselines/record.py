@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fp8.baselines.metrics import BUSY, METRICS, check_agreement
+from pytest_fp8.baselines.metrics import BUSY, METRICS, QUIET_BUSY, check_agreement
 from pytest_fp8.baselines.strict import (
     NAME,
     Check,
@@ -99,12 +99,15 @@ class Baseline:
         return tuple(sorted({name for session in self.sessions for name in session.figures}))
 
     def measured_in(self, metric: str) -> list[StoredSession]:
-        """The sessions of the metric's current level, the oldest first; empty where there is none."""
+        """The sessions of the metric's current level, the oldest first; empty where there is none.
+
+        Where step time begins a new level, so do the busy times of hosts that nobody waited for: a session without them
+        may have moved both."""
         found: list[StoredSession] = []
         for session in reversed(self.sessions):
             if metric in session.figures:
                 found.insert(0, session)
-            if metric in session.starts:
+            if metric in session.starts or (metric == QUIET_BUSY and "speedup" in session.starts):
                 break
         return found
 

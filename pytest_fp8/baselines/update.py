@@ -175,7 +175,7 @@ def _launch_bound(entry: Entry, folder: Path) -> list[str]:
     if "busy_speedup" in entry.metrics:
         return [
             f"baseline of {entry.case} is gated on busy time, since step time is this host's as much as the GPU's: "
-            f"{waits}\n  next: a larger batch, if step time is to be gated"
+            f"{waits}\n  next: a larger batch, or a quieter host for a new file, if step time is to be gated"
         ]
     return [
         f"baseline of {entry.case} is this host's as much as the GPU's: {waits}\n"

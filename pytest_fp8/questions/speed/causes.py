@@ -77,7 +77,7 @@ def why_busy(account: Account | None, waits: bool) -> str:
         return f"since {waiting[0]} waits for the host" if len(waiting) == 1 else "since both arms wait for the host"
     if not waits:
         return "since step times scatter by the host"
-    return "since an arm has waited for the host, in this session or in a stored one"
+    return "since an arm has waited for the host, or steps scattered by it, in this session or in a stored one"
 
 
 def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> dict[str, str]:

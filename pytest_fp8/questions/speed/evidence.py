@@ -50,7 +50,7 @@ class TimingEvidence:
     compilations: Mapping[str, int] = field(default_factory=dict)
     """Arm -> how often its code was compiled inside timed blocks."""
     waited: bool = False
-    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time."""
+    """Whether an arm waited for its host in a pair so far, or the baseline is gated on busy time, or shall be."""
 
     def account(self) -> Account | None:
         """Where both arms' steps go; ``None`` where one was not profiled.
@@ -157,14 +157,14 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
 def _busy(arms: PairArms, timer: BlockTimer, bf16: GpuStep, fp8: GpuStep) -> tuple[Sequence[float], Sequence[float]]:
     """Busy times of the processes that were just timed, where they are wanted or an arm waits for its host; else none.
     Once a pair has waited, they are wanted of the later ones, whether these wait or not; likewise once a pair has
-    scattered, so that step times may decide nothing. Those of the profile are all there are of arms that take turns:
-    these would have to be built again."""
+    scattered, so that step times may decide nothing, and the baseline has them. Those of the profile are all there are
+    of arms that take turns: these would have to be built again."""
     if not (bf16.busy_ms and fp8.busy_ms):
         return NOT_ASKED
     timer.waited |= bool(launch_bound_arms(account_of(bf16, fp8, _all(timer.reference), _all(timer.other))))
     if not arms.takes_turns:
-        wanted = timer.waited or timer.wants_busy or any(map(scatters, timer.reference, timer.other))
-        return timer.take_busy() if wanted else NOT_ASKED
+        scattered = timer.busy_is_stored and any(map(scatters, timer.reference, timer.other))
+        return timer.take_busy() if timer.waited or timer.wants_busy or scattered else NOT_ASKED
     taken = any(times for times, _ in timer.busy)
     return (bf16.busy_ms, fp8.busy_ms) if timer.waited and not taken else NOT_ASKED
 

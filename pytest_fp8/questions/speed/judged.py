@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from pytest_fp8.questions.speed.evidence import TimingEvidence
@@ -16,12 +17,21 @@ def judged(
     them; ``stored``: whether the baseline has."""
     processes = len(evidence.fp8)
     if busy is None:
-        more = stored and any(evidence.fp8_busy) and processes < LOOKS[-1][0]
-        # The next pair has busy times, too, which may exclude a loss.
-        wait = more and steps.verdict is Verdict.FAIL
+        more = stored and bool(evidence.fp8_busy and evidence.fp8_busy[-1]) and processes < LOOKS[-1][0]
+        # The next pair has busy times, too, which may exclude a change.
+        wait = more and steps.verdict in (Verdict.FAIL, Verdict.IMPROVED)
         return False, replace(steps, verdict=Verdict.INCONCLUSIVE) if wait else steps
-    answer = _steps_answer(steps, floor, processes) if evidence.waits() else _steps_hold(steps, busy, processes)
-    return (False, steps) if answer else (True, busy)
+    if evidence.waits():
+        return (False, steps) if _steps_answer(steps, floor, processes) else (True, busy)
+    if _steps_hold(steps, busy, processes):
+        return False, steps
+    return True, replace(busy, verdict=Verdict.INCONCLUSIVE) if _shows_a_part(steps, busy) else busy
+
+
+def _shows_a_part(steps: Speedup, busy: Speedup) -> bool:
+    """Whether busy times, which are coarser, pass though they show half of the loss that steps fail for."""
+    lost = busy.change is not None and busy.change.theta < math.log(1 - steps.tolerance) / 2
+    return lost and steps.verdict is Verdict.FAIL and busy.verdict is Verdict.PASS
 
 
 def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:

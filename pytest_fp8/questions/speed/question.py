@@ -55,6 +55,7 @@ class SpeedQuestion:
         timer.waited = self.gated == "busy_speedup"
         # The host may be quiet while the first pairs are timed, and busy later.
         timer.wants_busy = self.processes is not None
+        timer.busy_is_stored = bool(self._busy_history())
         return timer
 
     def first_timing(self) -> TimingEvidence:

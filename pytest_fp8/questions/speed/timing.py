@@ -64,8 +64,8 @@ class BlockTimer:
         self.busy: list[tuple[Sequence[float], Sequence[float]]] = []
         """Milliseconds a step in which the GPU works, of the reference and of the other arm: one entry for each fresh
         pair of processes, empty where it was not asked."""
-        self.wants_busy = False
-        """Whether busy times are asked of every process, whether an arm waits for its host or not."""
+        self.wants_busy = self.busy_is_stored = False
+        """Whether busy times are asked of every process, though no arm waits; or where its blocks scatter."""
         self.waited = False
         """Whether they are what is judged: an arm waited for its host, now or when a baseline was stored."""
         self.beside = self._before_last = Beside()
