@@ -128,7 +128,9 @@ def test_busy_times_at_other_clocks_accuse_no_healthy_reference(clocks):
 
 def test_busy_times_that_a_stored_session_asks_for_are_said_to_be_so_with_their_limit():
     decision = asked(fp8_ms=106.0, floor=None, waited=True, **BUSY)
-    seen = "of busy time, since an arm has waited for the host, or steps scattered by it, in this session or in a stored"
+    seen = (
+        "of busy time, since an arm has waited for the host, or steps scattered by it, in this session or in a stored"
+    )
     verdict_of(decision, Verdict.NOT_EXERCISED, seen, "limit 1.34x of busy time")
 
 
