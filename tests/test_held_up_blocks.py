@@ -132,6 +132,17 @@ def test_a_loss_or_gain_is_busy_times_to_exclude(late, changed, works, moved):
     assert decision.numbers["gated_on"] == ("step time" if moved else "busy time")
 
 
+def test_a_loss_of_which_busy_times_show_half_is_undecided_and_says_what_to_do():
+    fp8 = [260.0 * (1.05 + 0.03 * (index % 4 > 1)) for index in range(12)]
+    busy = {"bf16_busy": [[240.0, 242.0] * 15] * 4, "fp8_busy": [[205.6, 207.6] * 15] * 4}
+    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+    taken = TimingEvidence([[300.0] * 12] * 4, [fp8] * 4, **busy)
+    decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    assert decision.verdict is Verdict.INCONCLUSIVE
+    assert "do not decide against the baseline\n" in decision.message
+    assert "next:     pytest-fp8 compare measures base and head in one session" in decision.message
+
+
 @pytest.mark.parametrize("late", ["FP8", "BF16"])
 def test_a_change_waits_for_the_busy_times_of_a_second_pair(late):
     blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}

@@ -25,7 +25,8 @@ def judged(
         return (False, steps) if _steps_answer(steps, floor, processes) else (True, busy)
     if _steps_hold(steps, busy, processes):
         return False, steps
-    return True, replace(busy, verdict=Verdict.INCONCLUSIVE) if _shows_a_part(steps, busy) else busy
+    undecided = replace(busy, verdict=Verdict.INCONCLUSIVE, reason=steps.reason)
+    return True, undecided if _shows_a_part(steps, busy) else busy
 
 
 def _shows_a_part(steps: Speedup, busy: Speedup) -> bool:
