@@ -113,31 +113,38 @@ def test_step_times_have_all_pairs_to_decide_first(processes, judged):
     assert decision.verdict is (Verdict.PASS if judged == "busy time" else Verdict.INCONCLUSIVE)
 
 
+STORED = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+"""A baseline of 300 ms in BF16 and 260 in FP8, of which the GPU works 240 and 200."""
+
+
+def blocks_where_late(arm):
+    """Blocks of both arms; all of this one are 5 % late, half of them 8 %."""
+    blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}
+    blocks[arm] = [time * (1.05 + 0.03 * (index % 4 > 1)) for index, time in enumerate(blocks[arm])]
+    return blocks["BF16"], blocks["FP8"]
+
+
 @pytest.mark.parametrize(("late", "changed", "works"), [("FP8", Verdict.FAIL, 1.07), ("BF16", Verdict.IMPROVED, 0.93)])
 @pytest.mark.parametrize("moved", [True, False], ids=["the GPU's", "the host's"])
 def test_a_loss_or_gain_is_busy_times_to_exclude(late, changed, works, moved):
-    """All blocks of one arm are 5 % late, half of them 8 %."""
-    blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}
-    blocks[late] = [time * (1.05 + 0.03 * (index % 4 > 1)) for index, time in enumerate(blocks[late])]
-    fp8 = 200.0 * (works if moved else 1.0)
+    bf16, fp8 = blocks_where_late(late)
+    busy = 200.0 * (works if moved else 1.0)
     taken = TimingEvidence(
-        [blocks["BF16"]] * 4,
-        [blocks["FP8"]] * 4,
+        [bf16] * 4,
+        [fp8] * 4,
         bf16_busy=[[240.0, 242.0] * 15] * 4,
-        fp8_busy=[[fp8, 1.01 * fp8] * 15] * 4,
+        fp8_busy=[[busy, 1.01 * busy] * 15] * 4,
     )
-    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
-    decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    decision = check_speedup(taken, floor=None, tolerance=0.02, **STORED)
     assert decision.verdict is (changed if moved else Verdict.PASS)
     assert decision.numbers["gated_on"] == ("step time" if moved else "busy time")
 
 
 def test_a_loss_of_which_busy_times_show_half_is_undecided_and_says_what_to_do():
-    fp8 = [260.0 * (1.05 + 0.03 * (index % 4 > 1)) for index in range(12)]
+    bf16, fp8 = blocks_where_late("FP8")
     busy = {"bf16_busy": [[240.0, 242.0] * 15] * 4, "fp8_busy": [[205.6, 207.6] * 15] * 4}
-    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
-    taken = TimingEvidence([[300.0] * 12] * 4, [fp8] * 4, **busy)
-    decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    taken = TimingEvidence([bf16] * 4, [fp8] * 4, **busy)
+    decision = check_speedup(taken, floor=None, tolerance=0.02, **STORED)
     assert decision.verdict is Verdict.INCONCLUSIVE
     assert "do not decide against the baseline\n" in decision.message
     assert "next:     pytest-fp8 compare measures base and head in one session" in decision.message
@@ -145,12 +152,10 @@ def test_a_loss_of_which_busy_times_show_half_is_undecided_and_says_what_to_do()
 
 @pytest.mark.parametrize("late", ["FP8", "BF16"])
 def test_a_change_waits_for_the_busy_times_of_a_second_pair(late):
-    blocks = {"BF16": [300.0] * 12, "FP8": [260.0] * 12}
-    blocks[late] = [time * (1.05 + 0.03 * (index % 4 > 1)) for index, time in enumerate(blocks[late])]
-    stored = {"history": [[[0.143, 0.144] * 4] * 2], "busy_history": [[[0.1815, 0.1816] * 15] * 2]}
+    bf16, fp8 = blocks_where_late(late)
     busy = {"bf16_busy": [[], [240.0, 242.0] * 15], "fp8_busy": [[], [200.0, 202.0] * 15]}
-    for taken in (TimingEvidence([blocks["BF16"]] * 2, [blocks["FP8"]] * 2, **each) for each in (busy, {})):
-        decision = check_speedup(taken, floor=None, tolerance=0.02, **stored)
+    for taken in (TimingEvidence([bf16] * 2, [fp8] * 2, **each) for each in (busy, {})):
+        decision = check_speedup(taken, floor=None, tolerance=0.02, **STORED)
         assert (decision.verdict is Verdict.INCONCLUSIVE) is bool(taken.fp8_busy)
 
 
