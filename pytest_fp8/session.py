@@ -246,7 +246,7 @@ class Session:
 
         gpu = detect()[0]
         measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if self.ledger.entries else "none"}
-        return provenance(self.root, measured_on, self.settings.reason)
+        return provenance(self.root, measured_on, self.settings.reason, self.settings.baseline_dir)
 
     def before(self, test: pytest.Item) -> None:
         """One that asks no arms may use the GPU itself: nothing is built beside it."""

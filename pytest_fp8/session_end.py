@@ -28,7 +28,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
         from pytest_fp8.rules.undecided import passed_without
 
         session.notes += passed_without(ledger.answers())
-    # Before the first file is written: a baseline that was just rewritten makes the tree dirty.
+    # Before the first file is written: a report may be kept in git, too.
     wanted = (ledger.entries and settings.update) or (ran and settings.report_dir)
     origin = session.interim.origin or (session.origin() if wanted else {})
     asked = bool(ledger.entries or session.upcoming or ledger.not_run)

@@ -5,7 +5,10 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from pytest_fp8.baselines.provenance import provenance
+from pytest_fp8.git import git
 
 
 def test_without_a_history_the_commit_may_be_named_and_dirty_is_unknown(tmp_path, monkeypatch):
@@ -25,3 +28,51 @@ def test_the_commit_that_is_named_beats_a_history_the_tree_was_laid_upon(monkeyp
     monkeypatch.setenv("PYTEST_FP8_COMMIT", "0123456789ab")
     said = provenance(here, {"name": "NVIDIA H200"}, "why")
     assert (said["commit"], said["dirty"]) == ("0123456789ab", None)
+
+
+@pytest.mark.parametrize("folder", ["base[1]lines", ":!lines", "deep/er/baselines"])
+def test_a_folder_of_baselines_may_have_any_name(repository, folder):
+    (repository / folder).mkdir(parents=True)
+    stored, code = repository / folder / "case.json", repository / "train.py"
+    for path in (stored, code):
+        path.write_text("1")
+    commit(repository)
+    stored.write_text("2")
+    assert (dirty(repository, repository / folder), dirty(repository, None)) == (False, True)
+    code.write_text("2")
+    assert dirty(repository, repository / folder)
+
+
+@pytest.mark.parametrize("folder", [".", ".."])
+def test_baselines_beside_the_code_do_not_hide_that_it_was_changed(repository, folder):
+    (repository / "train.py").write_text("1")
+    commit(repository)
+    (repository / "train.py").write_text("2")
+    assert dirty(repository, repository / folder)
+
+
+def test_a_project_below_its_repository_sees_all_of_its_changes(repository):
+    project = repository / "project"
+    (project / "baselines").mkdir(parents=True)
+    (repository / "library.py").write_text("1")
+    (project / "baselines" / "case.json").write_text("1")
+    commit(repository)
+    (project / "baselines" / "case.json").write_text("2")
+    assert dirty(project, project / "baselines") is False
+    (repository / "library.py").write_text("2")
+    assert dirty(project, project / "baselines")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    git(tmp_path, "init", "-q")
+    return tmp_path
+
+
+def commit(folder):
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "all")
+
+
+def dirty(root, stored):
+    return provenance(root, {"name": "NVIDIA H200"}, "why", stored)["dirty"]

@@ -106,14 +106,18 @@ def test_an_update_that_no_commit_names_says_so(stored, monkeypatch):
     stored.runpytest(*update()).stdout.no_fnmatch_line(said)
 
 
-def test_the_first_file_written_does_not_make_the_tree_dirty(stored, monkeypatch):
+def test_baselines_that_an_update_wrote_do_not_make_the_tree_dirty_and_code_does(stored, monkeypatch):
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         assert stored.run(*git, *arguments).ret == 0
     install(monkeypatch, H200, speedup=1.1)
-    assert stored.runpytest(*update("both")).ret == 0
+    for reason in ("both", "again"):
+        assert stored.runpytest(*update(reason)).ret == 0
+    [changed] = stored.path.glob("test_*.py")
+    changed.write_text(changed.read_text() + "\n")
+    assert stored.runpytest(*update("of changed code")).ret == 0
     written = [sessions(stored, path) for path in (stored.path / "baselines/h200").glob("*.json")]
-    assert [stored[-1]["dirty"] for stored in written] == [False, False]
+    assert [[session["dirty"] for session in each[-3:]] for each in written] == [[False, False, True]] * 2
 
 
 def test_a_plain_run_writes_candidates_and_leaves_the_baselines(stored, monkeypatch):

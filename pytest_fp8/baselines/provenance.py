@@ -15,15 +15,17 @@ COMMIT_VARIABLE = "PYTEST_FP8_COMMIT"
 """Names the commit where the files came without their git history, or were laid over another commit."""
 
 
-def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
+def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None = None) -> dict[str, Any]:
     """Date, commit, GPU, driver, libraries, the reason given and random digits that name the session. No host name,
-    user name, path or environment."""
+    user name, path or environment. ``stored``: the folder of baselines."""
     history = _git_or_none(root, "rev-parse", "--short=12", "HEAD")
     named = os.environ.get(COMMIT_VARIABLE, "")
     # None: without a history there is no commit to compare the files with.
     changes = None
     if history and named in ("", history):
-        changes = _git_or_none(root, "status", "--porcelain", "--untracked-files=no")
+        changes = _git_or_none(
+            root, "status", "--porcelain", "--untracked-files=no", "--", ":/", *_beside(root, stored)
+        )
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": named or history or "",
@@ -33,6 +35,16 @@ def provenance(root: Path, gpu: dict[str, Any], reason: str) -> dict[str, Any]:
         "reason": reason,
         "run": secrets.token_hex(6),
     }
+
+
+def _beside(root: Path, stored: Path | None) -> list[str]:
+    """Leaves the baselines out of what git compares: they change nothing that is measured, and the update before this
+    one has rewritten some."""
+    root, folder = root.resolve(), (stored or root).resolve()
+    # A folder that is the project, or holds it, would leave out the code, too.
+    if folder == root or root not in folder.parents:
+        return []
+    return [f":(exclude,literal){folder.relative_to(root).as_posix()}"]
 
 
 def _git_or_none(root: Path, *arguments: str) -> str | None:
