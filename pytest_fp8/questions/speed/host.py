@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
+from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
 from pytest_fp8.rules.speed import log_ratios
 from pytest_fp8.rules.statistics import robust_sigma
 
@@ -89,6 +90,18 @@ def short_of_memory(turns: Sequence[Turn], arm: str) -> dict[str, str]:
         "timed turns, and the GPU waits each time",
         "next_step": "a smaller batch or seq in both arms, or a GPU with more memory",
     }
+
+
+def crowded(arm: str, seen: str) -> ArmError:
+    """The error of an arm that :func:`short_of_memory` tells of; ``seen``: its cause."""
+    return ArmError(
+        OUT_OF_MEMORY,
+        f"the {arm} arm ran out of GPU memory while it was timed",
+        expected="timed steps that find their memory in the allocator's cache",
+        seen=seen,
+        cause="the arms do not fit this GPU together: one trains beside what the other holds",
+        next_step="a smaller batch or seq, or a GPU with more memory",
+    )
 
 
 def scattered(bf16: Sequence[Sequence[float]], fp8: Sequence[Sequence[float]], turns: Sequence[Turn]) -> Scattered:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.speed.beside import Beside
-from pytest_fp8.questions.speed.host import SCATTERED, scatter, short_of_memory, turn_of
+from pytest_fp8.questions.speed.host import SCATTERED, crowded, scatter, short_of_memory, turn_of
 from pytest_fp8.rules.speed import LOOKS
 from pytest_fp8.rules.statistics import sample_sd
 
@@ -30,10 +30,11 @@ next 1.5 s 0.2 to 0.5 % above it. On two H100s steps of 16 of 8B's layers took a
 RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 
-BUSY_MS = 3000.0
-"""Busy times are taken of so many milliseconds of steps of each arm and process. One step's log ratio scatters by 1 to
-2 % on H200s, with Transformer Engine: six processes of 8B, ten steps each, could hold 2.6 %; two of 30, 1.6 %."""
-LEAST_BUSY_STEPS, MOST_BUSY_STEPS = 15, 25  # in a request, of two: all kernels of its steps are kept in memory
+BUSY_MS, BUSY_STEPS, LONGEST_BUSY_MS = 3000.0, 30, 12000.0
+"""Busy times are of 3 s of each arm's steps in a process, but of 30 steps if they take no more than 12 s. In stored
+sessions one step's log ratio scatters by 1 to 5 % mostly where it takes up to 0.4 s, by 0.3 to 1.4 % from 0.7 s on. Six
+processes of 8B's, of 0.37 s, ten of them each, could hold 2.6 %; two of 30, 1.6 %."""
+MOST_BUSY_STEPS = 25  # in a request, of two: all kernels of its steps are kept in memory
 
 Settled = Callable[[Sequence[float], Sequence[float]], bool]
 
@@ -197,7 +198,9 @@ class BlockTimer:
     def take_busy(self) -> tuple[Sequence[float], Sequence[float]]:
         """Take busy times of the live processes: twice of each arm, as blocks are, since the clocks move. No steps are
         dropped for them to settle: on H100s the log ratios of single steps then scattered by 2.1 %, not by 1.3 %."""
-        arms, steps = self.arms, min(MOST_BUSY_STEPS, max(LEAST_BUSY_STEPS, math.ceil(BUSY_MS / self._step_ms() / 2)))
+        arms, step = self.arms, self._step_ms()
+        together = max(BUSY_MS, min(BUSY_STEPS * step, LONGEST_BUSY_MS)) / step
+        steps = min(MOST_BUSY_STEPS, math.ceil(together / 2))
         order = (arms.reference, arms.other, arms.other, arms.reference)
         first, *others, last = [arm.request("busy", steps=steps)["busy_ms"] for arm in order]
         return [*first, *last], [time for times in others for time in times]
@@ -215,7 +218,7 @@ class BlockTimer:
             recent = [each for each in self.beside.turns if each.arm == turn.arm][-RECENT_TURNS:]
             short = short_of_memory(recent, turn.arm)
             if short and not self.arms.takes_turns and not self._has_company():
-                raise _crowded(turn.arm, short["cause"])
+                raise crowded(turn.arm, short["cause"])
         times: list[float] = found["milliseconds"]
         return times
 
@@ -268,17 +271,6 @@ class BlockTimer:
             "processes": [{"bf16": b, "fp8": f} for b, f in zip(self.reference, self.other, strict=True)],
             **self.beside.recording(),
         }
-
-
-def _crowded(arm: str, seen: str) -> ArmError:
-    return ArmError(
-        OUT_OF_MEMORY,
-        f"the {arm} arm ran out of GPU memory while it was timed",
-        expected="timed steps that find their memory in the allocator's cache",
-        seen=seen,
-        cause="the arms do not fit this GPU together: one trains beside what the other holds",
-        next_step="a smaller batch or seq, or a GPU with more memory",
-    )
 
 
 def unsteady_pair(*arms: Sequence[float]) -> bool:
