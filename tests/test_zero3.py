@@ -39,6 +39,10 @@ def test_it_trains_as_one_process_and_its_products_are_seen(on_one, backend, con
         # Its master weights are float32.
         assert curve["losses"] == pytest.approx(on_one["losses"], rel=0.01)
         assert curve["gradient_norms"] == pytest.approx(on_one["gradient_norms"], rel=0.05)
+        # Small weights are not parted, but have master weights, too: a curve must not begin where the last one ended.
+        again = arm.request("curve", seed=1, steps=STEPS, jitter=True)
+        assert again["losses"] != curve["losses"]
+        assert again["losses"] == pytest.approx(curve["losses"], rel=0.005)
         layers = arm.request("layers")
         assert len(layers["live_fp8"]) == converted
         assert arm.request("ledger")["optimizer"]["kind"].endswith("ZeroOptimizer"), "backward and step are two calls"

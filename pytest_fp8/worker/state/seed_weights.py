@@ -11,6 +11,7 @@ from pytest_fp8.worker.state.fused_params import split
 from pytest_fp8.worker.state.shards import assign
 from pytest_fp8.worker.training.host_copies import is_plain
 from pytest_fp8.worker.training.seed_values import SeedValues
+from pytest_fp8.worker.training.zero import is_partitioned
 
 JITTER = 608_135_816
 """Added to a seed, so that the factors are no numbers that a model draws."""
@@ -63,7 +64,8 @@ def _assign_moved(target: torch.Tensor, value: torch.Tensor) -> None:
     """On the target's device, since a CPU takes seconds to draw a billion factors; into a plain tensor part by part,
     since the factors of a whole embedding take twice its memory."""
     value = value.to(target.device)
-    plain = all(is_plain(each) and each.is_contiguous() for each in (target, value))
+    # ZeRO-3 leaves small weights whole and keeps master weights of them beside.
+    plain = all(is_plain(each) and each.is_contiguous() and not is_partitioned(each) for each in (target, value))
     if not plain or target.shape != value.shape:
         assign(target, value * _noise(value))
         return
