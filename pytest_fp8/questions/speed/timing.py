@@ -31,9 +31,9 @@ RECENT_TURNS = 3
 """Of an arm, over which it is watched for lack of memory: of large models a block is one step, and a turn two."""
 
 BUSY_MS, BUSY_STEPS, LONGEST_BUSY_MS = 3000.0, 30, 12000.0
-"""Busy times are of 3 s of each arm's steps in a process, but of 30 steps if they take no more than 12 s. In stored
-sessions one step's log ratio scatters by 1 to 5 % mostly where it takes up to 0.4 s, by 0.3 to 1.4 % from 0.7 s on. Six
-processes of 8B's, of 0.37 s, ten of them each, could hold 2.6 %; two of 30, 1.6 %."""
+"""Busy times are of 3 s of each arm's steps in a process. Where 30 steps take longer it is 30 of them, or 12 s where 30
+would take more. In stored sessions one step's log ratio scatters by 1 to 5 % mostly where it takes up to 0.4 s, by 0.3
+to 1.4 % from 0.7 s on. Six processes of 8B's, of 0.37 s, ten of them each, could hold 2.6 %; two of 30, 1.6 %."""
 MOST_BUSY_STEPS = 25  # in a request, of two: all kernels of its steps are kept in memory
 
 Settled = Callable[[Sequence[float], Sequence[float]], bool]
