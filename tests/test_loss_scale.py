@@ -85,7 +85,8 @@ def test_a_last_loss_that_rounding_lowers_widens_no_margin():
 
 def test_a_gap_within_the_references_own_noise_is_no_finding():
     reference = falling(0.01)
-    noisy, quiet = falling(0.01, 1.1), falling(0.01, 1.001)
+    up, down, quiet = falling(0.01, 1.1), falling(0.01, 0.9), falling(0.01, 1.001)
+    noisy = {s: (down if s % 2 else up)[s] for s in up}
     fp8 = falling(0.01, 1.2, wobble=0.0001)
     undecided = decided(fp8, reference, noisy)
     assert undecided.verdict is Verdict.INCONCLUSIVE, undecided.message

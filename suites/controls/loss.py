@@ -142,3 +142,44 @@ class RateTooSmall(Control):
 
     def optimizer(self, engine: BreakableEngine, make: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         return with_rate(make(), 2e-6)
+
+
+class MomentsCarryOn(Control):
+    """Both arms' optimizers keep their moments from curve to curve, as where a step has an average of its own."""
+
+    number, id = 119, "moments-carry-on"
+    title = "a curve begins with the moments of the last one"
+    source = "DeepSpeed's ZeRO-3: master weights of the last curve"
+    question, cause = "loss", "it keeps something from one curve for the next"
+    case = micro()
+    verdicts = ("INVALID",)
+    breaks = ("fp8", "bf16")
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.Tensor, dict[str, Any]] = {}
+
+    def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
+        if step == 0:
+            engine.optimizer.state.update(self._kept)
+
+    def stepped(self, engine: BreakableEngine) -> None:
+        self._kept = {weight: dict(entries) for weight, entries in engine.optimizer.state.items()}
+
+
+class BatchesCarryOn(Control):
+    """Both arms draw on where the last curve ended, as from an iterator, and so do both arms' other questions."""
+
+    number, id = 120, "batches-carry-on"
+    title = "batches of an iterator that goes on"
+    source = OURS
+    question, cause = "loss", "goes on where the last curve left it"
+    case = micro()
+    verdicts = ("INVALID",)
+    breaks = ("fp8", "bf16")
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def batch(self, seed: int, step: int) -> tuple[int, int]:
+        self._drawn += 1
+        return 0, self._drawn

@@ -21,6 +21,7 @@ from pytest_fp8.questions.loss.learning import (
 )
 from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
 from pytest_fp8.questions.loss.rare_products import rare_products
+from pytest_fp8.questions.loss.restart import does_not_restart
 from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -43,8 +44,8 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
 
 
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
-    """Hard rules first (finite, same data, trained alike, close at step 1, not bit-equal, FP8 to the end), then
-    the gap. Where that does not fail, the reference must have learnt something.
+    """Hard rules first (finite, same data, curves that begin anew, trained alike, close at step 1, not bit-equal, FP8
+    to the end), then the gap. Where that does not fail, the reference must have learnt something.
 
     ``frozen_margin``: BF16-against-BF16 gaps stored in the baseline; without them those of this run's twin are used.
     Margins are nats, and shares of the loss where the reference's ends below 1 or above 10. ``gap``: the answer of
@@ -71,6 +72,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     hard = (
         _other_data,
         _constant,
+        does_not_restart,
         trained_otherwise,
         lambda _: still,
         first_step,

@@ -52,8 +52,8 @@ def _rates(bf16: Course, fp8: Course, twin: Course) -> Finding | None:
         return None
     return _unlike(
         "the arms' learning rates go apart",
-        f"the same rates in both arms; after {step} training steps {_numbers(bf16.rates[step])} in BF16",
-        f"{_numbers(fp8.rates[step])} in FP8",
+        f"the same rates in both arms; after {step} training steps {rates_in_words(bf16.rates[step])} in BF16",
+        f"{rates_in_words(fp8.rates[step])} in FP8",
         "the schedule steps more often in one arm, or something sets the rate there alone",
         "step the schedule at one place, once a training step; print optimizer.param_groups[0]['lr'] in both arms",
     )
@@ -66,7 +66,7 @@ def _first_other(one: Sequence[Sequence[float]], two: Sequence[Sequence[float]])
     return None
 
 
-def _numbers(rates: Sequence[float]) -> str:
+def rates_in_words(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
 
 

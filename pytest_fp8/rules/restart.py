@@ -1,0 +1,60 @@
+"""Does the reference begin each curve anew? Its curves against its own from weights one rounding away. Pure.
+
+A model that is trained twice from the same start ends about where it ended before, now above and now below. One that
+keeps something of the curve before ends on one side of it, every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale
+from pytest_fp8.rules.statistics import student_quantile
+
+RESTART_ALPHA = 0.01
+"""Chance of saying that an arm does not begin anew where its two runs differ by chance alone, on either side."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The second runs' loss less the first runs', at the end of the curves, in the loss's own unit."""
+
+    gap: float
+    """Mean over seeds."""
+    bound: float
+    """Half-width of its interval, with 1 - :data:`RESTART_ALPHA`; infinite where one gap is all there is."""
+    floor: float
+    """Up to which a gap is nothing to speak of."""
+
+    @property
+    def anew(self) -> bool:
+        return not abs(self.gap) > max(self.bound, self.floor)
+
+
+def decide_restart(
+    twin_gaps: Sequence[float], fp8_gaps: Sequence[float], scale: LossScale, one_start: bool = False
+) -> Restart:
+    """Judge the tail gaps of BF16 against itself, one for each seed.
+
+    Few gaps can lie close together by chance, so how far runs of one start scatter is taken from the gaps of FP8
+    against BF16 as well, each kind about its own mean. ``one_start``: all gaps are to one and the same run, whose own
+    scatter they share. The floor is the widest margin of the loss question, and no share of a loss of which shares
+    mean nothing.
+    """
+    count = len(twin_gaps)
+    gap = sum(twin_gaps) / count if count else 0.0
+    degrees = sum(max(0, len(gaps) - 1) for gaps in (twin_gaps, fp8_gaps))
+    bound = math.inf
+    if count and degrees:
+        sigma = math.sqrt(sum(_squares(gaps) for gaps in (twin_gaps, fp8_gaps)) / degrees)
+        bound = student_quantile(1 - RESTART_ALPHA / 2, degrees) * sigma * math.sqrt(1 / count + one_start)
+    floor = math.inf if scale.why_none else max(LOSS_MARGIN[1] * scale.value, scale.spacing)
+    return Restart(gap, bound, floor)
+
+
+def _squares(gaps: Sequence[float]) -> float:
+    """Sum of squares about their mean."""
+    mean = sum(gaps) / len(gaps) if gaps else 0.0
+    return sum((gap - mean) ** 2 for gap in gaps)

@@ -1,0 +1,119 @@
+"""A reference that keeps something from one curve for the next: named, and healthy scatter left alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.evidence import verdict_of
+from helpers.learning import arm, decided
+from pytest_fp8.baselines.store import load_baseline
+from pytest_fp8.questions.loss.evidence import Course
+from pytest_fp8.questions.loss.restart import HEADLINE
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale
+from pytest_fp8.rules.restart import RESTART_ALPHA, decide_restart
+from pytest_fp8.verdicts import Verdict
+
+BASELINES = Path(__file__).parents[1] / "baselines"
+NATS = LossScale(1.0)
+ZERO3 = [-0.12, -0.17, -0.22]
+"""As far as BF16 ended from itself where ZeRO-3 began with the last curve's small weights, in nats, on an H200."""
+DRAWS = 4000
+
+
+def ends(by):
+    """The reference's second curves, whose ends lie off by so much, by seed."""
+    return {
+        s: replace(c, losses=[x + by[s] * (t > 0) for t, x in enumerate(c.losses)]) for s, c in arm(wobble=0.0).items()
+    }
+
+
+def test_curves_that_end_on_one_side_are_no_new_beginning():
+    decision = decided(twin=ends(ZERO3))
+    verdict_of(decision, Verdict.INVALID, HEADLINE, "0.17 below it on average", "-0.22", "from one curve for the next")
+
+
+def test_it_is_said_before_a_gap_that_may_come_of_it():
+    higher = {s: replace(c, losses=[x + 0.2 * (t > 0) for t, x in enumerate(c.losses)]) for s, c in arm(0.001).items()}
+    verdict_of(decided(fp8=higher), Verdict.FAIL, "ends at a higher loss")
+    verdict_of(decided(fp8=higher, twin=ends([0.21, 0.2, 0.22])), Verdict.INVALID, HEADLINE)
+
+
+@pytest.mark.parametrize("by", [[0.02, 0.03, 0.04], [0.3, -0.3, 0.2], [-0.4, -0.05, -0.2]])
+def test_scatter_and_small_shifts_are_left_alone(by):
+    verdict_of(decided(twin=ends(by)), Verdict.PASS)
+
+
+def test_other_batches_in_the_second_curve_are_named():
+    twin = {s: replace(c, data=7) for s, c in arm(wobble=0.0).items()}
+    verdict_of(decided(twin=twin), Verdict.INVALID, HEADLINE, "checksum 00000007", "iterator")
+
+
+def test_a_schedule_that_goes_on_is_named():
+    first, again = (
+        {s: replace(c, course=Course(rates=[[rate], [1e-4]])) for s, c in arm(offset).items()}
+        for rate, offset in ((1e-3, 0.0), (1e-4, 0.0))
+    )
+    fp8 = {s: replace(c, course=Course(rates=[[1e-3], [1e-4]])) for s, c in arm(0.001).items()}
+    verdict_of(decided(fp8=fp8, bf16=first, twin=again), Verdict.INVALID, "began with 0.0001", "made once")
+    # One that looks at the loss may take another course on the way.
+    again = {s: replace(c, course=Course(rates=[[1e-3], [5e-4]])) for s, c in arm(wobble=0.0).items()}
+    verdict_of(decided(fp8=fp8, bf16=first, twin=again), Verdict.PASS)
+
+
+def test_seeds_of_one_start_are_compared_with_its_first_run():
+    """Weights that are loaded: the seeds' curves begin one rounding away, and the first one is the twin of all."""
+    first = arm()
+    moved = {
+        0: first[0],
+        **{s: replace(c, losses=[x - 0.2 * (t > 0) for t, x in enumerate(c.losses)]) for s, c in first.items() if s},
+    }
+    fp8 = {s: replace(c, losses=[x + 0.001 for x in c.losses]) for s, c in moved.items()}
+    twin = {0: ends([-0.21, 0, 0])[0], 1: first[0], 2: first[0]}
+    verdict_of(decided(fp8=fp8, bf16=moved, twin=twin), Verdict.INVALID, HEADLINE, "below it on average over 3 seeds")
+
+
+def test_one_gap_and_a_loss_without_shares_decide_nothing():
+    assert decide_restart([0.5], [], NATS).anew
+    assert decide_restart([], [0.1, 0.2], NATS).anew
+    assert decide_restart([3.0, 3.1, 3.2], [0.0, 0.0, 0.0], LossScale(1.0, "changes sign")).anew
+
+
+def recorded():
+    for path in sorted(BASELINES.rglob("[!_]*.json")):
+        for session in load_baseline(path).sessions:
+            twins, gaps = (session.metrics.get(name, []) for name in ("loss_twin_gap", "loss_gap"))
+            if twins and not path.stem.startswith("own.moe"):
+                yield path.stem, twins, gaps
+
+
+def test_no_stored_session_is_said_to_keep_anything():
+    stored = list(recorded())
+    assert len(stored) > 100
+    found = [(name, decide_restart(twins, gaps, NATS)) for name, twins, gaps in stored]
+    assert [name for name, each in found if not each.anew] == []
+    assert max(abs(each.gap) for _, each in found) < LOSS_MARGIN[1] / 4
+
+
+def rate(shift, sigma, one_start=False, seeds=3, fp8_sigma=None):
+    """Share of simulated cases that are said not to begin anew."""
+    random = np.random.default_rng(11)
+    spread = sigma if fp8_sigma is None else fp8_sigma
+    said = 0
+    for _ in range(DRAWS):
+        twins = shift + random.normal(0, sigma, seeds) - one_start * random.normal(0, sigma)
+        said += not decide_restart(list(twins), list(random.normal(0, spread, seeds)), NATS, one_start).anew
+    return said / DRAWS
+
+
+@pytest.mark.parametrize("one_start", [False, True])
+@pytest.mark.parametrize("sigma", [0.004, 0.02, 0.1, 1.0])
+def test_false_alarms_stay_within_the_chance_given_to_them(sigma, one_start):
+    """0.004 nats are the scatter of the stored sessions; wider scatter is that of models that train at high rates."""
+    assert rate(0.0, sigma, one_start) <= 1.5 * RESTART_ALPHA
+
+
+def test_what_zero3_kept_is_found_at_its_own_scatter():
+    assert rate(-0.17, 0.05, fp8_sigma=0.005) > 0.9
+    assert rate(-0.17, 0.05) > 0.5
