@@ -29,6 +29,7 @@ from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, referen
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
+from pytest_fp8.questions.loss.restart import with_doubt
 from pytest_fp8.questions.loss.rounding import with_rounding
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
@@ -229,8 +230,8 @@ class Fp8Pair(NotesUse):
         def look() -> tuple[LossEvidence, LossGap]:
             judge = partial(judge_gap, frozen_margin=frozen)
             looks = with_rounding(self._arms, loss_looks(self._arms, twin=not frozen, nats=nats), judge)
-            evidence, gap = look_again(looks, judge)
-            return with_moved_first_losses(self._arms, evidence), gap
+            evidence, _ = look_again(looks, lambda each: with_doubt(judge(each), each))
+            return with_moved_first_losses(self._arms, evidence), judge(evidence)
 
         return self._arms.once("loss", look)
 

@@ -32,6 +32,11 @@ class Restart:
     def anew(self) -> bool:
         return not abs(self.gap) > max(self.bound, self.floor)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether the gap is one to speak of that chance alone may have made: more seeds tell."""
+        return self.anew and abs(self.gap) > self.floor
+
 
 def decide_restart(
     twin_gaps: Sequence[float], fp8_gaps: Sequence[float], scale: LossScale, one_start: bool = False

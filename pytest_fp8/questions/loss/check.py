@@ -68,11 +68,11 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
-    lost, still = fp8_lost_on_the_way(evidence), weights_stand_still(evidence)
+    lost, still, kept = fp8_lost_on_the_way(evidence), weights_stand_still(evidence), does_not_restart(evidence)
     hard = (
         _other_data,
         _constant,
-        does_not_restart,
+        lambda _: kept,
         trained_otherwise,
         lambda _: still,
         first_step,
@@ -82,8 +82,9 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     )
     for rule in hard:
         found = found or rule(evidence)
-    # These name what went wrong; what leaves FP8 or holds weights still may show in the ledgers, too, by its own work.
-    numbers["named"] = found is not None and (found is lost or found is still)
+    # These name what went wrong; what leaves FP8, holds weights still or is kept from curve to curve may show in the
+    # ledgers, too, by its own work.
+    numbers["named"] = found is not None and any(found is each for each in (lost, still, kept))
     if found is None:
         gap = gap or judge_gap(evidence, frozen_margin)
         numbers |= {"gap": gap.gap, "bound": gap.bound}

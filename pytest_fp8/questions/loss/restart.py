@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.rules.loss import tail_gap
-from pytest_fp8.rules.restart import decide_restart
+from pytest_fp8.rules.loss import LossGap, tail_gap
+from pytest_fp8.rules.restart import Restart, decide_restart
 from pytest_fp8.verdicts import Verdict
 
 HEADLINE = "the BF16 arm does not begin its curves anew"
@@ -48,16 +50,16 @@ def _rates(evidence: LossEvidence) -> Finding | None:
     return None
 
 
+def with_doubt(gap: LossGap, evidence: LossEvidence) -> LossGap:
+    """The gap as one that does not decide, where it passes and more seeds must tell whether BF16 begins anew."""
+    if gap.verdict is Verdict.PASS and _decided(evidence, _gaps(evidence)).doubtful:
+        return replace(gap, verdict=Verdict.INCONCLUSIVE)
+    return gap
+
+
 def _losses(evidence: LossEvidence) -> Finding | None:
-    seeds = sorted(evidence.twin)
-    one_start = _one_start(evidence)
-    pairs = [(evidence.twin[s].losses, evidence.bf16[s].losses) for s in seeds]
-    if one_start:
-        # The twin is the first seed's own run there, and the curve of the seed has the moved weights.
-        pairs = [pairs[0], *((bf16, twin) for twin, bf16 in pairs[1:])]
-    gaps = [tail_gap(again, first) for again, first in pairs]
-    fp8 = [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.fp8)]
-    found = decide_restart(gaps, fp8, evidence.scale, one_start)
+    gaps = _gaps(evidence)
+    found = _decided(evidence, gaps)
     if found.anew:
         return None
     side = "below" if found.gap < 0 else "above"
@@ -71,6 +73,20 @@ def _losses(evidence: LossEvidence) -> Finding | None:
         next_step="make such state in Workload(optimizer=...), which is called for each curve, or register it as a "
         "buffer; until then the losses of neither arm can be judged",
     )
+
+
+def _gaps(evidence: LossEvidence) -> list[float]:
+    """What the second runs end higher by than the first ones."""
+    pairs = [(evidence.twin[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.twin)]
+    if _one_start(evidence):
+        # The twin is the first seed's own run there, and the curve of the seed has the moved weights.
+        pairs = [pairs[0], *((bf16, twin) for twin, bf16 in pairs[1:])]
+    return [tail_gap(again, first) for again, first in pairs]
+
+
+def _decided(evidence: LossEvidence, gaps: list[float]) -> Restart:
+    fp8 = [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.fp8)]
+    return decide_restart(gaps, fp8, evidence.scale, _one_start(evidence))
 
 
 def _one_start(evidence: LossEvidence) -> bool:
