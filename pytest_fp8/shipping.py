@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
-from pytest_fp8.zoo.storage import storage_of
+from pytest_fp8.zoo.storage import same_storage, storage_of
 
 NO_FILE = "<dynamic-code>"
 """cloudpickle's name for the file of code that it sends."""
@@ -105,6 +105,7 @@ def _pickled(value: Any) -> bytes:
     import cloudpickle
 
     torch = sys.modules.get("torch")
+    storages: dict[tuple[int, int, Any], Any] = {}
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, held: Any) -> Any:
@@ -118,6 +119,11 @@ def _pickled(value: Any) -> bytes:
                 # Its public attributes warn that the class will go.
                 untyped = held._untyped_storage
                 if untyped.device.type == "cpu":
+                    # Each view has a storage object of its own: batches that were split off one tensor would
+                    # each carry all of it.
+                    first = storages.setdefault((untyped.data_ptr(), untyped.nbytes(), held.dtype), held)
+                    if first is not held and untyped.nbytes():
+                        return same_storage, (first,)
                     content = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy().tobytes()
                     return storage_of, (content, held.dtype)
             if isinstance(held, type) and "_forward_cls" in vars(held):

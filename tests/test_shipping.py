@@ -163,3 +163,16 @@ def test_a_test_file_may_set_flags_of_cudnn(pytester):
         """
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_views_of_one_tensor_travel_with_one_copy_of_it():
+    """Batches that were split off one tensor, as a user keeps them beside the test."""
+    import torch
+
+    tokens = torch.arange(1 << 18)
+    rows = [*tokens.split(1 << 8), torch.arange(3)]
+    sent = ship(lambda step: rows[step], "a batch")
+    assert len(sent) < 2 * tokens.nbytes
+    batch = unship(sent)
+    assert [int(batch(step)[1]) for step in (0, 1, 1023, 1024)] == [1, 257, 1023 * 256 + 1, 1]
+    assert batch(0).untyped_storage().data_ptr() == batch(1023).untyped_storage().data_ptr()
