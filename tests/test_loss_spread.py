@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.curve_pair import CurvePair
+from helpers.curve_pair import DriftingPair
 from helpers.evidence import verdict_of
 from helpers.learning import arm, decided
-from pytest_fp8 import Case, Verdict
+from pytest_fp8 import Verdict
 from pytest_fp8.baselines.store import load_baseline
 from pytest_fp8.pair import look_again
-from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
-from pytest_fp8.questions.loss.evidence import Curve, LossEvidence, loss_looks
+from pytest_fp8.questions.loss.evidence import LossEvidence, loss_looks
 from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, decide_loss, loss_margin, loss_noise
 
 BASELINES = Path(__file__).parents[1] / "baselines"
@@ -75,36 +74,17 @@ def test_the_margin_is_of_the_arm_with_more_noise():
     assert loss_margin([0.012, -0.008], LossScale(1.0), fp8_gaps=[0.001]) == pytest.approx(loss_noise([0.012, -0.008]))
 
 
-class Arms(CurvePair):
-    def __init__(self, gap, drift):
-        super().__init__()
-        self.case = Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=3)
-        self.bf16, self.fp8 = Arm(self, "bf16", 0.0, 0.0), Arm(self, "fp8", gap, drift)
-
-
-class Arm:
-    def __init__(self, arms, name, gap, drift):
-        self.arms, self.name, self.gap, self.drift = arms, name, gap, drift
-
-    def request(self, operation, seed, steps, jitter=False, watch=False):
-        self.arms.asked.append((self.name, seed, jitter))
-        assert watch == (self.name == "fp8" and not jitter)
-        end = self.gap * (1 + seed / 50) + self.drift * (-1) ** seed * jitter
-        losses = [5 + seed / 1e4 - t / steps + (end if t else 0.0) for t in range(steps)]
-        return to_plain(Curve(seed, losses, [1.0 + (self.name == "fp8")] * steps))
-
-
 @pytest.mark.parametrize(("drift", "verdict"), [(0.0, Verdict.FAIL), (0.014, Verdict.PASS)])
 def test_no_gap_fails_before_the_fp8_arms_own_spread_is_known(drift, verdict):
     """0.03 nats are more than the smallest margin, and less than three times 0.014."""
-    arms = Arms(0.03, drift)
+    arms = DriftingPair(0.03, drift)
     evidence, gap = look_again(loss_looks(arms, twin=True), judge_gap)
     assert gap.verdict is verdict
     assert sorted(evidence.fp8_twin) == [0, 1, 2]
 
 
 def test_seeds_that_pass_at_once_ask_no_twin_of_the_fp8_arm():
-    arms = Arms(0.001, 0.0)
+    arms = DriftingPair(0.001, 0.0)
     evidence, gap = look_again(loss_looks(arms, twin=True), judge_gap)
     assert gap.verdict is Verdict.PASS
     assert not evidence.fp8_twin
@@ -112,7 +92,7 @@ def test_seeds_that_pass_at_once_ask_no_twin_of_the_fp8_arm():
 
 
 def test_a_stored_margin_asks_no_twin_at_all():
-    arms = Arms(0.06, 0.0)
+    arms = DriftingPair(0.06, 0.0)
     look_again(loss_looks(arms, twin=False), lambda evidence: judge_gap(evidence, [0.001] * 3))
     assert not any(jitter for _, _, jitter in arms.asked)
 
