@@ -68,7 +68,8 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
-    lost, still, kept = fp8_lost_on_the_way(evidence), weights_stand_still(evidence), does_not_restart(evidence)
+    lost, still = fp8_lost_on_the_way(evidence), weights_stand_still(evidence)
+    kept = None if found else does_not_restart(evidence)
     hard = (
         _other_data,
         _constant,

@@ -172,7 +172,9 @@ def loss_looks(arms: PairArms, twin: bool, nats: bool = True) -> Iterator[LossEv
             for arm, curve in new.items():
                 curves[arm][seed] = curve
             seed += 1
-            if not all(curve.finite for curve in new.values()) or len({curve.data for curve in new.values()}) > 1:
+            # The twin of a moved run is the first seed's, which may have other batches.
+            alike = {curve.data for arm, curve in new.items() if arm != "twin" or not moved}
+            if not all(curve.finite for curve in new.values()) or len(alike) > 1:
                 yield _evidence(curves, nats)
                 return
         looks += 1
