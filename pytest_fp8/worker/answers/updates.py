@@ -16,8 +16,8 @@ from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import is_plain, is_sharded, local
 from pytest_fp8.worker.training.phases import around_step, closure_of, innermost
 from pytest_fp8.worker.training.ranks import rank
+from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.training.step import schedule_kept
 from pytest_fp8.worker.watch.ledger_modules import digest_of
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """One arm's model: built, converted, compiled and trained. Runs in the arm's own process, never in pytest's.
 
-The order of construction is the one that works: build, convert, activation checkpointing, compile, parallelize, warm
-up.
+The order of construction is the one that works: convert, checkpoint activations, compile, parallelize, warm up.
 """
 
 from __future__ import annotations
@@ -33,9 +32,15 @@ from pytest_fp8.worker.training import ranks
 from pytest_fp8.worker.training.given import checked_precision, converted
 from pytest_fp8.worker.training.parallel import inner_model, parallelized
 from pytest_fp8.worker.training.phases import StepCounts, has_hooks
-from pytest_fp8.worker.training.preparation import checkpoint_activations, compile_blocks, prefer_fast_attention
+from pytest_fp8.worker.training.preparation import (
+    checkpoint_activations,
+    compile_blocks,
+    prefer_fast_attention,
+    require_device,
+)
+from pytest_fp8.worker.training.schedule import settings_now, step_schedule
 from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss, step_schedule
+from pytest_fp8.worker.training.step import Step, muted, require_whole, run_step, step_of_loss
 from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
 from pytest_fp8.worker.watch.ledger_weights import weights_of
 from pytest_fp8.workload import Workload
@@ -54,7 +59,7 @@ class Engine:
         """``explain_failure`` is called when the first steps fail, and may raise a better error than theirs; with
         emulated FP8 before them, since a CPU multiplies sizes that no FP8 kernel takes."""
         self.spec, self.case = spec, spec.case
-        _require_device(torch.device(spec.device))
+        require_device(torch.device(spec.device))
         self.device = ranks.join(self.case, torch.device(spec.device))
         self.backend = backend(self.case.backend)
         if spec.threads:
@@ -111,6 +116,7 @@ class Engine:
         made = parallel.optimizer or prepared.optimizer
         self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
         self._renews_optimizer = own is not None and made is None
+        self._put_settings_back = settings_now(self.optimizer)
         # After the conversion, so that what convert() set is the arm's own.
         self._own_state = OwnState(self.model)
 
@@ -197,6 +203,8 @@ class Engine:
         if self._renews_optimizer:
             # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
             self.optimizer = self.setup.optimizer(self.model)
+        else:
+            self._put_settings_back()
 
     def renew_scales(self) -> None:
         """Bring scaling state to that of a fresh, calibrated model: after a restart, and after weights were loaded."""
@@ -284,14 +292,6 @@ class Engine:
         yield
         self.synchronize()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-
-def _require_device(device: torch.device) -> None:
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"this arm must run on a GPU and torch {torch.__version__} sees none "
-            f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
-        )
 
 
 def _require_recipe(chosen: Backend, case: Case) -> None:

@@ -12,7 +12,7 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state import optimizer_extras
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
-from pytest_fp8.worker.training.step import schedule_of
+from pytest_fp8.worker.training.schedule import schedule_of
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 SCHEDULE = "schedule.pt"

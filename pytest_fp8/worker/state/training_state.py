@@ -23,7 +23,7 @@ from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import values_kept
-from pytest_fp8.worker.training.step import schedule_of
+from pytest_fp8.worker.training.schedule import schedule_of
 
 FILE = "training_state.pt"
 SWITCHES = ("foreach", "fused", "capturable", "differentiable")

@@ -12,6 +12,15 @@ import torch
 from pytest_fp8.worker.training.recompute import NothingRecomputes, Recompute, recompute_with
 
 
+def require_device(device: torch.device) -> None:
+    """Raises ``RuntimeError`` where this process has no such device."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"this arm must run on a GPU and torch {torch.__version__} sees none "
+            f"(built for CUDA {torch.version.cuda}); it will not fall back to the CPU"
+        )
+
+
 def prefer_fast_attention(device: torch.device) -> ExitStack:
     """Ask for cuDNN's attention first, then flash attention, for as long as the returned stack is open.
 

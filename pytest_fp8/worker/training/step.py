@@ -12,6 +12,7 @@ import torch
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, innermost
 from pytest_fp8.worker.training.restored import replaced, values_kept
+from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.zoo.training import LossFunction, Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
@@ -117,21 +118,6 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
-    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
-    rates = [dict(group, params=None) for group in optimizer.param_groups]
-    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
-    try:
-        yield
-    finally:
-        if schedule is not None:
-            schedule.load_state_dict(before)
-        for group, old in zip(optimizer.param_groups, rates, strict=True):
-            group.update({key: value for key, value in old.items() if key != "params"})
-
-
-@contextmanager
 def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Restore weights and optimizer state afterwards, also where the optimizer's step raises."""
     state = {parameter: copy.deepcopy(entries) for parameter, entries in optimizer.state.items()}
@@ -141,20 +127,6 @@ def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         optimizer.state.clear()
         optimizer.state.update(state)
-
-
-def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
-    """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
-    return getattr(innermost(optimizer), "scheduler", None)
-
-
-def step_schedule(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """Step the schedule, where there is one, as a training loop does: once, and with the loss where it goes by that."""
-    schedule = schedule_of(optimizer)
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        schedule.step(loss)
-    elif schedule is not None:
-        schedule.step()
 
 
 @contextmanager

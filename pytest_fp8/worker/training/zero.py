@@ -6,7 +6,7 @@ Each rank holds a part of every parameter, gradients in buffers of DeepSpeed's o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -27,6 +27,30 @@ MASTER = "master"
 """Among what the optimizer keeps of a parameter: its weights in float32."""
 
 
+class GroupOfWhole(MutableMapping[str, Any]):
+    """A group of the optimizer that DeepSpeed steps, with the model's own parameters in place of DeepSpeed's buffers.
+    A setting that is changed here is changed there: a learning rate."""
+
+    def __init__(self, stepped: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        self._stepped, self._parameters = stepped, parameters
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parameters if key == "params" else self._stepped[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key != "params":
+            self._stepped[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._stepped[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stepped)
+
+    def __len__(self) -> int:
+        return len(self._stepped)
+
+
 class ZeroOptimizer(torch.optim.Optimizer):
     """Steps through DeepSpeed's engine. Its groups hold the model's own parameters; its state is that of the buffers,
     float32 parts of several parameters, that DeepSpeed steps."""
@@ -34,7 +58,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def __init__(self, engine: Any, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
         self._engine = engine
-        self.state = engine.optimizer.optimizer.state
+        stepped = engine.optimizer.optimizer
+        self.state = stepped.state
+        self.param_groups = [
+            GroupOfWhole(theirs, group["params"])  # type: ignore[misc]
+            for theirs, group in zip(stepped.param_groups, groups, strict=True)
+        ]
+        self.scheduler = getattr(stepped, "scheduler", None)
+        """The schedule that the workload gave with its optimizer."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self._engine.step()

@@ -1,0 +1,56 @@
+"""The learning-rate schedule of an optimizer and the settings of its groups: stepped as a loop does, and put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_fp8.worker.training.phases import innermost
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
+    """The learning-rate schedule that a workload's ``optimizer()`` set as ``optimizer.scheduler``, or ``None``."""
+    return getattr(innermost(optimizer), "scheduler", None)
+
+
+def step_schedule(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Step the schedule, where there is one, as a training loop does: once, and with the loss where it goes by that."""
+    schedule = schedule_of(optimizer)
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        schedule.step(loss)
+    elif schedule is not None:
+        schedule.step()
+
+
+@contextmanager
+def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The schedule at ``optimizer.scheduler`` and the settings of the groups are afterwards what they were."""
+    put_back = settings_now(optimizer)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def settings_now(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """What puts the schedule at ``optimizer.scheduler`` and the settings of the groups back to what they are now."""
+    optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
+    settings = [copy.deepcopy(dict(group, params=None)) for group in optimizer.param_groups]
+    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
+
+    def put_back() -> None:
+        if schedule is not None:
+            schedule.load_state_dict(copy.deepcopy(before))
+        for group, old in zip(optimizer.param_groups, settings, strict=True):
+            for key in old.keys() - {"params"}:
+                # Compiled code holds a rate that is a tensor.
+                if isinstance(old[key], torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(old[key])
+                else:
+                    group[key] = copy.deepcopy(old[key])
+
+    return put_back
