@@ -46,12 +46,26 @@ def test_of_one_process(backend):
         begins_each_curve_anew(arm)
 
 
+def own_step(model, batch, optimizer, precision):
+    with precision():
+        loss = (model(batch) - batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.scheduler.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_of_zero3():
+@pytest.mark.parametrize(
+    ("backend", "step"), [("torchao", None), ("torchao", own_step), ("accelerate_torchao", None)], ids=str
+)
+def test_of_zero3(backend, step):
     """DeepSpeed steps an optimizer whose groups hold its own buffers."""
+    functions = {"loss": None, "step": step} if step else {}
     with closing(RankedProcess(2, fork=True)) as arm:
-        arm.build(own("zero3", optimizer=falling))
+        arm.build(own("zero3", backend, optimizer=falling, **functions))
         begins_each_curve_anew(arm)
 
 

@@ -16,9 +16,9 @@ def micro(parallel="", backend="torchao", **more):
     return Case("micro", backend, recipe, emulated=True, **several, **more)
 
 
-def own(parallel="ddp", **functions):
+def own(parallel="ddp", backend="torchao", **functions):
     workload = Workload(**{"build": make_model, "batch": make_batch, "loss": square, **functions})
-    case = Case("own", "torchao", "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
+    case = Case("own", backend, "tensorwise", emulated=True, gpus=2, parallel=parallel, compile=parallel != "zero3")
     return ArmSpec(case, "cpu", workload.ship("a test"), threads=1)
 
 
