@@ -70,8 +70,8 @@ def _losses(evidence: LossEvidence) -> Finding | None:
         + ", ".join(f"{gap:+.3g}" for gap in gaps),
         cause="it keeps something from one curve for the next that is no parameter, buffer or optimizer state of its "
         "model: moments or an average in the step, master weights, a counter",
-        next_step="keep such state in a buffer of the model, or in the optimizer's state or groups, which all begin each "
-        "curve anew; until then the losses of neither arm can be judged",
+        next_step="keep such state in a buffer of the model, or in the optimizer's state or groups, which all begin "
+        "each curve anew; until then the losses of neither arm can be judged",
     )
 
 
