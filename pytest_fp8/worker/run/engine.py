@@ -115,8 +115,8 @@ class Engine:
         self.backward = parallel.backward or prepared.backward
         made = parallel.optimizer or prepared.optimizer
         self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
-        self._renews_optimizer = own is not None and made is None
-        self._put_settings_back = settings_now(self.optimizer)
+        # A workload makes a new optimizer for each curve; nothing may keep the old one.
+        self._put_settings_back = None if own is not None and made is None else settings_now(self.optimizer)
         # After the conversion, so that what convert() set is the arm's own.
         self._own_state = OwnState(self.model)
 
@@ -200,7 +200,7 @@ class Engine:
             copy_values(self.model, values, self.fused_params, seed if jitter else None)
         self.optimizer.state.clear()
         self.renew_scales()  # by the old one: what stands beside a new one begins its curve without these passes
-        if self._renews_optimizer:
+        if self._put_settings_back is None:
             # The learning rates too: a schedule hangs on the optimizer that it was made for, and has moved them.
             self.optimizer = self.setup.optimizer(self.model)
         else:
