@@ -58,9 +58,7 @@ def own_step(model, batch, optimizer, precision):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-@pytest.mark.parametrize(
-    ("backend", "step"), [("torchao", None), ("torchao", own_step), ("accelerate_torchao", None)], ids=str
-)
+@pytest.mark.parametrize(("backend", "step"), [("torchao", None), ("torchao", own_step), ("accelerate_torchao", None)])
 def test_of_zero3(backend, step):
     """DeepSpeed steps an optimizer whose groups hold its own buffers."""
     functions = {"loss": None, "step": step} if step else {}
