@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -112,93 +113,88 @@ def within(module: str, *folders: str) -> bool:
     return any(module == folder or module.startswith(f"{folder}.") for folder in folders)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_torch_is_imported_on_the_arm_s_side_alone(path):
-    if within(name_of(path), *WITH_TORCH):
-        return
+def test_torch_is_imported_on_the_arm_s_side_alone():
     where = {
         (name_of(path), getattr(statement, "name", "the module itself"))
+        for path in FILES
+        if not within(name_of(path), *WITH_TORCH)
         for statement in tree(path).body
         if {name.partition(".")[0] for name in imported(statement)} & set(TORCH)
     }
-    assert where <= MODEL_FIXTURES
+    assert where == MODEL_FIXTURES
 
 
-def circle(start: str) -> list[str]:
-    """A way from a module back to itself along its imports, or an empty list."""
-    ways = [[start]]
-    seen: set[str] = set()
-    while ways:
-        way = ways.pop(0)
-        for other in sorted(needs(way[-1])):
-            if other == start:
-                return [*way, other]
-            if other not in seen:
-                seen.add(other)
-                ways.append([*way, other])
-    return []
+def test_no_module_imports_itself_through_others():
+    """A circle is in what is raised."""
+    TopologicalSorter({module: needs(module) for module in MODULES if module}).prepare()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name])
-def test_no_module_imports_itself_through_others(module):
-    assert circle(module) == []
+def imports(folder: str) -> Iterator[tuple[str, str]]:
+    """(a module in this folder, one of this package that it imports)."""
+    modules = [name for name in MODULES if within(name, folder)]
+    assert modules
+    yield from ((module, other) for module in modules for other in sorted(needs(module)))
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "rules")])
-def test_rules_are_pure_statistics(module):
-    assert [other for other in sorted(needs(module)) if not within(other, "rules", "verdicts")] == []
+def test_rules_are_pure_statistics():
+    assert [each for each in imports("rules") if not within(each[1], "rules", "verdicts")] == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if within(name, *NEVER)])
-def test_imports_go_one_way(module):
-    folder = module.partition(".")[0]
-    wrong = [other for other in sorted(needs(module)) if within(other, *NEVER[folder])]
-    assert [other for other in wrong if other not in CROSSES_THE_PIPE] == []
+@pytest.mark.parametrize("folder", NEVER)
+def test_imports_go_one_way(folder):
+    wrong = [each for each in imports(folder) if within(each[1], *NEVER[folder])]
+    assert [each for each in wrong if each[1] not in CROSSES_THE_PIPE] == []
 
 
 @pytest.mark.parametrize("folder", ARM_S_FOLDERS)
 def test_each_folder_of_an_arm_builds_on_those_below_it(folder):
-    modules = [name for name in MODULES if within(name, f"worker.{folder}")]
-    assert modules
     above = [f"worker.{other}" for other in ARM_S_FOLDERS[ARM_S_FOLDERS.index(folder) + 1 :]]
-    found = {(module, other) for module in modules for other in needs(module) if within(other, *above)}
-    assert found == set()
+    assert [each for each in imports(f"worker.{folder}") if within(each[1], *above)] == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "worker")])
-def test_an_arm_gives_evidence_and_judges_nothing(module):
-    names = imported(tree(MODULES[module]))
-    assert [name for name in names if name.rpartition(".")[2].startswith("check_")] == []
+def test_an_arm_gives_evidence_and_judges_nothing():
+    modules = [name for name in MODULES if within(name, "worker")]
+    judges = [
+        (module, name)
+        for module in modules
+        for name in imported(tree(MODULES[module]))
+        if name.rpartition(".")[2].startswith("check_")
+    ]
+    assert modules
+    assert judges == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_file_says_first_what_lives_there(path):
-    assert path.read_text().startswith('"""')
+def test_a_file_says_first_what_lives_there():
+    assert [path for path in FILES if not path.read_text().startswith('"""')] == []
 
 
-@pytest.mark.parametrize("path", [*FILES, *OTHERS], ids=place_of)
-def test_a_file_is_short(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= LONGEST_FILE
+def test_files_are_short():
+    lines = {place_of(path): len(path.read_text().splitlines()) for path in (*FILES, *OTHERS)}
+    assert {place: count for place, count in lines.items() if count > LONGEST_FILE} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_functions_are_short(path):
-    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    lines = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
-    assert [(name, count) for name, count in lines if count > LONGEST_FUNCTION] == []
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_a_test_module_imports_no_other_one(path):
+def test_functions_are_short():
+    lines = {
+        (name_of(path), each.name): (each.end_lineno or 0) - each.lineno + 1
+        for path in FILES
+        for each in functions(path)
+    }
+    assert {place: count for place, count in lines.items() if count > LONGEST_FUNCTION} == {}
+
+
+def test_a_test_module_imports_no_other_one():
     """What several need stands in tests/helpers."""
-    assert [name for name in imported(tree(path)) if name.startswith(("test_", "tests."))] == []
+    names = [(path.stem, name) for path in TESTS for name in imported(tree(path))]
+    assert [each for each in names if each[1].startswith(("test_", "tests."))] == []
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_names_of_tests_fit_a_line(path):
-    names = [node.name for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    assert [name for name in names if len(f"def {name}") > LONGEST_NAME] == []
+def test_names_of_tests_fit_a_line():
+    names = [(path.stem, each.name) for path in TESTS for each in functions(path)]
+    assert [each for each in names if len(f"def {each[1]}") > LONGEST_NAME] == []
 
 
 def at_its_top(path: Path) -> Iterator[str]:
@@ -231,7 +227,7 @@ def loads_torch(path: Path) -> bool:
     return any(name.partition(".")[0] in TORCH for name in names) or any(loads_torch(file) for file in files if file)
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_a_module_that_imports_torch_is_marked_as_slow(path):
+def test_modules_that_import_torch_are_marked_as_slow():
     """Whole: the fast set would not start."""
-    assert "\npytestmark = pytest.mark.slow\n" in path.read_text() or not loads_torch(path)
+    marked = [path for path in TESTS if "\npytestmark = pytest.mark.slow\n" in path.read_text()]
+    assert [path.stem for path in TESTS if path not in marked and loads_torch(path)] == []

@@ -36,19 +36,18 @@ def prose(name):
 
 def blocks(name, language):
     """(the line above, the code) of each fenced block."""
-    return re.findall(rf"([^\n]*)\n```{language}\n(.*?)^```$", TEXTS[name].read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^([^\n]*)\n```{language}\n(.*?)^```$", TEXTS[name].read_text(), re.MULTILINE | re.DOTALL)
 
 
+@cache
 def commands(name):
     """The commands of the shell blocks and of the inline code, as argument lists."""
     lines = [line for _, block in blocks(name, "sh") for line in block.splitlines()]
     lines += [line.partition("run: ")[2] for _, block in blocks(name, "yaml") for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", prose(name).replace("\\|", "|"))
-    for line in lines:
-        for command in re.split(r" && | > ", line):
-            words = shlex.split(command, comments=True) if command.split(" ")[0] in TOOLS else []
-            if len(words) > 1 or words[:1] == [".ci/run"]:
-                yield words
+    found = [command for line in lines for command in re.split(r" && | > ", line) if command.split(" ")[0] in TOOLS]
+    words = [shlex.split(command, comments=True) for command in found]
+    return [each for each in words if len(each) > 1 or each[:1] == [".ci/run"]]
 
 
 def every_command(*start):
