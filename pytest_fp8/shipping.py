@@ -115,17 +115,18 @@ def _pickled(value: Any) -> bytes:
                 for name, module in list(sys.modules.items()):
                     if module is held:
                         return importlib.import_module, (name,)
-            if torch is not None and type(held) is torch.storage.TypedStorage:
-                # Its public attributes warn that the class will go.
-                untyped = held._untyped_storage
+            if torch is not None and type(held) in (torch.storage.TypedStorage, torch.UntypedStorage):
+                # Public attributes of the first warn that the class will go. Tensors of float8 say that they have the
+                # second one, and are made again from the first, of bytes.
+                untyped, dtype = getattr(held, "_untyped_storage", held), getattr(held, "dtype", torch.uint8)
                 if untyped.device.type == "cpu":
                     # Each view has a storage object of its own: batches that were split off one tensor would
                     # each carry all of it.
-                    first = storages.setdefault((untyped.data_ptr(), untyped.nbytes(), held.dtype), held)
+                    first = storages.setdefault((untyped.data_ptr(), untyped.nbytes(), dtype), held)
                     if first is not held and untyped.nbytes():
                         return same_storage, (first,)
                     content = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy().tobytes()
-                    return storage_of, (content, held.dtype)
+                    return storage_of, (content, dtype)
             if isinstance(held, type) and "_forward_cls" in vars(held):
                 return getattr, (vars(held)["_forward_cls"], "_backward_cls")
             return super().reducer_override(held)

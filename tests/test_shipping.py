@@ -165,6 +165,20 @@ def test_a_test_file_may_set_flags_of_cudnn(pytester):
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "uint16", "bfloat16", "complex64", "bool"])
+def test_tensors_of_every_type_travel(name):
+    """Frozen FP8 weights, or tokens of 16 bits, that a test file holds."""
+    import torch
+
+    held = torch.arange(6).to(getattr(torch, name)).reshape(2, 3)
+    sent = ship(lambda: [held, held[1]], "a batch")
+    whole, row = unship(sent)()
+    assert whole.dtype == row.dtype == held.dtype
+    assert whole.to(torch.complex64).equal(held.to(torch.complex64))
+    assert row.to(torch.complex64).equal(held[1].to(torch.complex64))
+    assert row.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
 def test_views_of_one_tensor_travel_with_one_copy_of_it():
     """Batches that were split off one tensor, as a user keeps them beside the test."""
     import torch
