@@ -1,4 +1,4 @@
-"""BF16 products on a CPU without BF16 instructions: a float32 product, rounded once."""
+"""BF16 products and convolutions on a CPU without BF16 instructions: those of float32, rounded once."""
 
 from __future__ import annotations
 
@@ -12,29 +12,51 @@ from pytest_fp8.worker.watch import cpu_products
 
 pytestmark = pytest.mark.slow
 
-# In a process of its own, because what is registered for a torch operator stays for the rest of the process.
+# In processes of their own, because what is registered for a torch operator stays for the rest of the process.
 PROGRAM = """
 import torch
-from pytest_fp8.worker.watch.cpu_products import multiply_bfloat16_through_float32
+from torch.nn.functional import conv1d, conv2d, conv_transpose2d
+from pytest_fp8.worker.watch.cpu_products import OPERANDS, multiply_bfloat16_through_float32
 
-torch.manual_seed(0)
 torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: False
-given, weight, gradient = (torch.randn(*size) for size in ((96, 512), (80, 512), (96, 80)))
+OPERATORS = {
+    "nn": (torch.mm, (96, 80), (80, 48)),
+    "nt": (lambda x, y: x @ y.t(), (96, 80), (48, 80)),
+    "tn": (lambda x, y: x.t() @ y, (80, 96), (80, 48)),
+    "with bias": (torch.nn.functional.linear, (5, 7, 80), (48, 80), (48,)),
+    "with factors": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), (48,), (96, 80), (80, 48)),
+    "many": (torch.bmm, (3, 96, 80), (3, 80, 48)),
+    "many with bias": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.5), (3, 96, 48), (3, 96, 80), (3, 80, 48)),
+    "convolution": (lambda x, w, b: conv2d(x, w, b, stride=2, padding=1), (2, 4, 9, 9), (6, 4, 3, 3), (6,)),
+    "in groups, without bias": (lambda x, w: conv1d(x, w, groups=2), (2, 4, 9), (6, 2, 3)),
+    "transposed": (conv_transpose2d, (2, 4, 9, 9), (4, 5, 3, 3), (5,)),
+}
 
-def products(given, weight, gradient):
-    return {"fprop": given @ weight.t(), "dgrad": gradient @ weight, "wgrad": gradient.t() @ given}
+def answers(dtype):
+    torch.manual_seed(0)
+    for name, (function, *sizes) in OPERATORS.items():
+        operands = [torch.randn(size).bfloat16().to(dtype).requires_grad_() for size in sizes]
+        found = function(*operands)
+        gradient = torch.randn(found.shape).bfloat16().to(dtype)
+        yield name, (found, *torch.autograd.grad(found, operands, gradient))
 
-exact = [x.bfloat16().float() for x in (given, weight, gradient)]
-expected = products(*exact)
-asked, addmm = [], torch.addmm
-torch.addmm = lambda bias, left, right, **more: asked.append(left.dtype) or addmm(bias, left, right, **more)
+plain = dict(answers(torch.float32))
 multiply_bfloat16_through_float32(torch.device("cpu"))
-found, plain = products(*(x.bfloat16() for x in exact)), products(*exact)
-assert asked == [torch.float32] * 6, asked
-for role, product in found.items():
-    assert product.dtype == torch.bfloat16, role
-    assert torch.equal(product, expected[role].bfloat16()), role
-    assert torch.equal(plain[role], expected[role]), f"{role} of float32 operands"
+assert all("cpu_products.py" in torch._C._dispatch_dump(f"aten::{name}") for name in OPERANDS)
+again = dict(answers(torch.float32))
+for name, found in answers(torch.bfloat16):
+    for exact, one, same in zip(plain[name], found, again[name]):
+        assert one.dtype == torch.bfloat16, name
+        assert torch.equal(same, exact), f"{name} of float32 operands"
+        # A bias's gradient, and one of a sum of views, is taken in BF16 by other operators than these.
+        assert torch.equal(one, exact.bfloat16()) or one.dim() == 1, name
+for mixed in (torch.mm, lambda x, y: torch.addmm(y[0], x, x)):
+    try:
+        mixed(torch.ones(4, 4).bfloat16(), torch.ones(4, 4))
+    except RuntimeError as error:
+        assert "same dtype" in str(error), error
+    else:
+        raise AssertionError("operands of two types were multiplied")
 print("equal")
 """
 
@@ -73,7 +95,7 @@ def test_attentions_backward_pass_is_as_close_to_float32_as_torchs_own():
     assert done.stdout == "equal\n", done.stderr
 
 
-def test_all_three_layouts_are_float32_products_rounded_once():
+def test_products_and_convolutions_are_those_of_float32_rounded_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
 
