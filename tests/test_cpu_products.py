@@ -48,7 +48,7 @@ for name, found in answers(torch.bfloat16):
     for exact, one, same in zip(plain[name], found, again[name]):
         assert one.dtype == torch.bfloat16, name
         assert torch.equal(same, exact), f"{name} of float32 operands"
-        # A bias's gradient, and one of a sum of views, is taken in BF16 by other operators than these.
+        # A bias's gradient is a sum, which other operators take in BF16.
         assert torch.equal(one, exact.bfloat16()) or one.dim() == 1, name
 for mixed in (torch.mm, lambda x, y: torch.addmm(y[0], x, x)):
     try:
