@@ -7,9 +7,9 @@ wall time: starting is one thread's work, and what else the machine does meanwhi
 a tenth of a bare collection where the machine is so slow that this takes longer than 300 ms. Pairs are added, up to
 MOST (30), until the median difference lies three standard errors from it. Exits with 1 where it is above.
 
-With PYTHONDONTWRITEBYTECODE=1, as many container images set it: pytest then rewrites and compiles a plugin's modules anew
-each time, beside all that it does where it may keep them. The package itself is compiled, as pip does when it installs
-one.
+With PYTHONDONTWRITEBYTECODE=1, as many container images set it: pytest then rewrites and compiles a plugin's modules
+anew each time, beside all that it does where it may keep them. The package itself is compiled, as pip does when it
+installs one.
 """
 
 from __future__ import annotations
