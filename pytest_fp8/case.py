@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pytest_fp8.case_types import require_sense, require_types, writable
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
     FULL_BACKENDS,
@@ -108,10 +109,11 @@ class Case:
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
             otherwise = "leave model= out, and bring a model of your own with the fixture fp8_workload"
-            refuse_unknown(f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
+            refuse_unknown(UNCODED, f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
         if self.emulated:
             if self.backend not in EMULATED_BACKENDS:
                 refuse(
+                    UNCODED,
                     f"{self.backend!r} cannot be emulated",
                     expected="torchao, alone or through Accelerate, whose numerics run on any processor",
                     seen=self.backend,
@@ -121,20 +123,24 @@ class Case:
             object.__setattr__(self, "compile", False)
         if self.lora < 0 or (self.lora_targets and not self.lora):
             refuse(
-                "lora of a case", expected="a rank from 1 with its targets, or 0 and no targets", seen=str(self.lora)
+                UNCODED,
+                "lora of a case",
+                expected="a rank from 1 with its targets, or 0 and no targets",
+                seen=str(self.lora),
             )
         if self.backend in ADAPTERS_ALONE:
             self._require_adapters()
         if self.name and self.model != OWN:
-            refuse("name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
+            refuse(UNCODED, "name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
         if self.chip not in CHIPS:
-            refuse_unknown(f"unknown chip {self.chip!r}", self.chip, CHIPS)
+            refuse_unknown(UNCODED, f"unknown chip {self.chip!r}", self.chip, CHIPS)
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
-            refuse_unknown(f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
+            refuse_unknown(UNCODED, f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
         self._require_ranks()
         if not 0 < self.tolerance < 1:
             refuse(
+                UNCODED,
                 "tolerance of a case",
                 expected="a fraction between 0 and 1",
                 seen=repr(self.tolerance),
@@ -143,12 +149,13 @@ class Case:
         formats = self.checkpoint_formats
         if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
-            refuse("checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+            refuse(UNCODED, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
 
     def _require_ranks(self) -> None:
         """Raise :class:`SettingsError` for ranks that cannot train this case together."""
         if (self.gpus > 1) != bool(self.parallel) or self.gpus < 1:
             refuse(
+                UNCODED,
                 "gpus and parallel of a case",
                 expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
                 seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
@@ -156,21 +163,32 @@ class Case:
             )
         if self.options.get("float8_all_gather") and self.parallel not in ("fsdp2", "own"):
             refuse(
-                "float8_all_gather", expected="FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'", seen=self.id
+                UNCODED,
+                "float8_all_gather",
+                expected="FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
+                seen=self.id,
             )
         if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
-            refuse("precompute_scale", expected="float8_all_gather, whose scales it computes at once", seen=self.id)
+            refuse(
+                UNCODED,
+                "precompute_scale",
+                expected="float8_all_gather, whose scales it computes at once",
+                seen=self.id,
+            )
         if not self.parallel:
             return
         if self.parallel not in PARALLEL:
-            refuse_unknown(f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
+            refuse_unknown(UNCODED, f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
         known = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
         if self.backend not in known:
-            refuse(f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)
+            refuse(UNCODED, f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)
         if self.parallel == "own" and self.model != OWN:
-            refuse("parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model)
+            refuse(
+                UNCODED, "parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model
+            )
         if self.parallel == "zero3" and self.compile:
             refuse(
+                UNCODED,
                 "parallel='zero3' is DeepSpeed's, which runs uncompiled",
                 expected="compile=False",
                 seen="compile=True",
@@ -179,6 +197,7 @@ class Case:
         tokens = self.tokens
         if tokens is not None and tokens[0] % self.gpus:
             refuse(
+                UNCODED,
                 "batch of a case on several GPUs",
                 expected=f"a number of sequences that {self.gpus} ranks can share evenly",
                 seen=str(tokens[0]),
@@ -188,6 +207,7 @@ class Case:
     def _require_adapters(self) -> None:
         if not self.lora:
             refuse(
+                UNCODED,
                 f"{self.backend!r} trains LoRA adapters alone",
                 expected="lora= a rank from 1",
                 seen="lora=0, which trains all weights",
@@ -198,6 +218,7 @@ class Case:
             )
         if self.model == OWN or self.activation_checkpointing or not self.compile:
             refuse(
+                UNCODED,
                 f"{self.backend!r} builds and compiles its model itself",
                 expected="a model of the suite, compile=True and activation_checkpointing=False",
                 seen=f"model={self.model!r}, compile={self.compile}, "

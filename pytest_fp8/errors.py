@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
+from pytest_fp8.codes import Code  # R for the example
+
 
 class Fp8Error(Exception):
     """A problem that a person can act on: what was expected, what was seen, the likely cause, and what to type next.
 
-    >>> print(Fp8Error("unknown GPU", expected="h100 or h200", seen="'v100'", next_step="pytest --fp8-gpu=h100"))
-    unknown GPU
+    >>> print(Fp8Error(R.UNKNOWN_GPU, "unknown GPU", expected="h100 or h200", seen="'v100'", next_step="nvidia-smi -L"))
+    FP8-R01: unknown GPU
       expected: h100 or h200
       seen:     'v100'
-      next:     pytest --fp8-gpu=h100
+      next:     nvidia-smi -L
     """
 
     told: tuple[str, str] | None = None
@@ -21,6 +23,7 @@ class Fp8Error(Exception):
 
     def __init__(
         self,
+        code: Code | None,
         headline: str,
         *,
         expected: str = "",
@@ -28,6 +31,7 @@ class Fp8Error(Exception):
         cause: str = "",
         next_step: str = "",
     ) -> None:
+        self.code = code
         self.headline = headline
         self.expected = expected
         self.seen = seen
@@ -37,26 +41,19 @@ class Fp8Error(Exception):
 
     @property
     def message(self) -> str:
-        return explain(self.headline, self.expected, self.seen, self.cause, self.next_step)
+        first = f"{self.code}: {self.headline}" if self.code else self.headline
+        return explain(first, self.expected, self.seen, self.cause, self.next_step)
 
 
 class SettingsError(Fp8Error):
     """An option, marker argument or environment variable that is wrong."""
 
 
-OUT_OF_MEMORY = "out of memory"
-"""The kind of the error of an arm that the GPU has no room for, alone or beside another."""
-
-
 class ArmError(Fp8Error):
-    """An arm's process raised, hung, ran out of memory or died. ``kind`` says which."""
+    """An arm's process raised, hung, ran out of memory or died: ``code`` says which."""
 
     arm: str = ""
     """The key of the arm that was asked; empty where a question found it out."""
-
-    def __init__(self, kind: str, headline: str, **lines: str) -> None:
-        self.kind = kind
-        super().__init__(headline, **lines)
 
 
 class BaselineError(Fp8Error):
@@ -84,13 +81,15 @@ def first_line(text: str, width: int = 140) -> str:
     return shorten(text.strip().partition("\n")[0], width, placeholder=" ...")
 
 
-def refuse(headline: str, **lines: str) -> NoReturn:
+def refuse(code: Code | None, headline: str, **lines: str) -> NoReturn:
     """Raise a :class:`SettingsError`."""
     __tracebackhide__ = True
-    raise SettingsError(headline, **lines)
+    raise SettingsError(code, headline, **lines)
 
 
-def refuse_unknown(headline: str, seen: object, known: Iterable[str], otherwise: str = "") -> NoReturn:
+def refuse_unknown(
+    code: Code | None, headline: str, seen: object, known: Iterable[str], otherwise: str = ""
+) -> NoReturn:
     """Raise a :class:`SettingsError` for a name that is none of ``known``. The next step is the name that was probably
     meant, or ``otherwise`` where none is near."""
     from difflib import get_close_matches
@@ -98,6 +97,7 @@ def refuse_unknown(headline: str, seen: object, known: Iterable[str], otherwise:
     names = list(known)
     near = get_close_matches(str(seen), names, n=1)
     refuse(
+        code,
         headline,
         expected=", ".join(names) or "none",
         seen=repr(seen),

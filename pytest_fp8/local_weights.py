@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import refuse
 
 
@@ -19,9 +20,15 @@ def weights_of(given: Any) -> dict[str, str]:
     for entry in entries:
         model, separator, folder = entry.partition("=")
         if not separator or model not in SHAPES:
-            refuse(f"--fp8-weights {entry}", expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}", seen=entry)
+            refuse(
+                UNCODED,
+                f"--fp8-weights {entry}",
+                expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}",
+                seen=entry,
+            )
         if not (Path(folder) / "config.json").is_file():
             refuse(
+                UNCODED,
                 f"--fp8-weights {entry}: that is not a folder of weights",
                 expected="a folder with config.json and *.safetensors, as transformers saves them",
                 seen=f"no {Path(folder) / 'config.json'}",

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.arm import Arm
-from pytest_fp8.arms.memory_plan import TOO_LARGE
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.case_types import require_floor
+from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.again import look_again
@@ -43,7 +43,7 @@ from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.rules.variance import MEASURED, Components
 from pytest_fp8.unasked import NotesUse
-from pytest_fp8.verdicts import CheckFailed, Decision, Verdict
+from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
 
 if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison
@@ -268,14 +268,14 @@ class Fp8Pair(NotesUse):
         """In an update a decision for which there was no baseline passes: this run stores one."""
         if not self._settings.update or decision.verdict is not Verdict.NOT_EXERCISED:
             return decision
-        return Decision(decision.question, Verdict.PASS, decision.seen + "; stored", numbers=decision.numbers)
+        return passed(decision.seen + "; stored").answer(decision.question, decision.numbers)
 
     def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
         __tracebackhide__ = True
         try:
             decision = decide()
         except Fp8Error as error:
-            if getattr(error, "kind", "") != TOO_LARGE:
+            if error.code is not R.TOO_LARGE:
                 self._ledger.error(self.row, error)
                 # The failure is reported at the user's line; the frames in between are this plugin's own.
                 raise error.with_traceback(None) from None

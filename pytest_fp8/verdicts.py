@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from pytest_fp8.codes import Code
 from pytest_fp8.errors import explain
 
 
@@ -44,21 +45,40 @@ SHOWN_AS = {
 
 
 @dataclass(frozen=True)
-class Decision:
-    """One check's answer. ``numbers`` is plain data for tables and reports, with units in the names."""
+class Finding:
+    """What a check found. ``code`` says which cause; ``None`` for PASS alone."""
 
-    question: str
+    code: Code | None
     verdict: Verdict
     headline: str
     expected: str = ""
     seen: str = ""
     cause: str = ""
     next_step: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
+    """The layer, weight, operator or setting that it is about."""
 
     @property
     def message(self) -> str:
-        return explain(f"{self.verdict.value}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
+        first = " ".join(filter(None, (self.verdict.value, self.code)))
+        return explain(f"{first}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
+
+    def answer(self, question: str, numbers: Mapping[str, Any] | None = None) -> Decision:
+        """This finding as the answer to ``question``, with its figures."""
+        lines = {field.name: getattr(self, field.name) for field in fields(Finding)}
+        return Decision(**lines, question=question, numbers=numbers or {})
+
+
+@dataclass(frozen=True)
+class Decision(Finding):
+    """One question's answer: what was found, and the figures behind it."""
+
+    question: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def passed(headline: str) -> Finding:
+    return Finding(None, Verdict.PASS, headline)
 
 
 class CheckFailed(AssertionError):

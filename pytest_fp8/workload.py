@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Workload:
         __tracebackhide__ = True
         if isinstance(self.leave, str):
             refuse(
+                UNCODED,
                 "the workload's leave= is a text",
                 expected="a tuple of name patterns",
                 seen=repr(self.leave),
@@ -124,6 +126,7 @@ class Workload:
         ):
             if not sound:
                 refuse(
+                    UNCODED,
                     f"the workload's {name}= cannot be used",
                     expected=expected,
                     seen=f"{getattr(self, name)!r:.80}, a {type(getattr(self, name)).__name__}",
@@ -154,6 +157,7 @@ class Workload:
     def _require_both(self) -> None:
         if (self.save is None) != (self.load is None):
             refuse(
+                UNCODED,
                 "a workload needs both save= and load=, or neither",
                 expected="Workload(save=..., load=...): what one writes, the other reads",
                 seen="save= alone" if self.load is None else "load= alone",
@@ -178,6 +182,7 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     if is_model or not callable(function):
         kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
         refuse(
+            UNCODED,
             f"{what} is no function" if what else f"the workload's {name}= is no function",
             expected=f"a function, called as {call}",
             seen=kind,
@@ -198,6 +203,7 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     # Not inside the except: pytest would show that error's traceback as well.
     if problem:
         refuse(
+            UNCODED,
             f"{what} takes other arguments than it is called with"
             if what
             else f"the workload's {name}= takes other arguments than it is called with",
@@ -237,6 +243,7 @@ class WorkloadReference:
         module, separator, attribute = self.text.partition(":")
         if not (separator and module and attribute.isidentifier()):
             refuse(
+                UNCODED,
                 f"{self.text!r} does not name a workload",
                 expected="package.module:attribute, e.g. my_project.fp8:workload",
                 seen=self.text,

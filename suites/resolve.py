@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.precision import VARIABLE, Switches
@@ -64,7 +65,7 @@ def answers(
     lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise ArmError(
-            "raised",
+            R.ARM_RAISED,
             f"Accelerate and the Trainer did not say which precision they use: exit status {done.returncode}",
             expected="one line for each question",
             seen=done.stderr.strip()[-1500:],
@@ -89,7 +90,7 @@ def run_program(command: list[str], environment: dict[str, str]) -> subprocess.C
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise ArmError(
-            "hung",
+            R.ARM_HUNG,
             f"Accelerate and the Trainer did not say which precision they use: no answer in {SECONDS} s",
             expected="one line for each question",
             seen="nothing",

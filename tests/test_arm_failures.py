@@ -17,6 +17,7 @@ from helpers.arms import all_end, call, either_way, fresh_process, live_arm, run
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 from pytest_fp8.shipping import ship
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def fresh(request):
 def test_an_exception_in_the_arm_is_quoted_and_the_arm_lives_on(arm):
     with pytest.raises(ArmError, match="unknown operation 'dance'") as error:
         arm.request("dance")
-    assert error.value.kind == "raised"
+    assert error.value.code is R.ARM_RAISED
     assert error.value.seen == "ValueError: unknown operation 'dance'"
     assert error.value.headline.startswith("ValueError: unknown operation 'dance', in the arm '")
     assert "in answer" in error.value.cause, "without a better cause, the trace"
@@ -52,7 +53,7 @@ def test_an_arm_killed_in_the_middle_is_one_clear_error_and_takes_what_it_starte
     threading.Timer(0.3, os.kill, (fresh.pid, signal.SIGKILL)).start()
     with pytest.raises(ArmError, match="died of SIGKILL") as error:
         fresh.request("curve", seed=0, steps=100_000)
-    assert error.value.kind == "died"
+    assert error.value.code is R.ARM_DIED
     assert not running(fresh.pid)
     assert all_end(child)
 
@@ -90,7 +91,7 @@ def test_an_arm_that_hangs_is_stopped_and_says_where_it_was(fresh):
     fresh.build(spec())  # however long this machine takes to import, the arm hangs where it is told to
     with pytest.raises(ArmError, match="no answer to 'call' in 3 s") as error:
         fresh.request("call", timeout=3, function=ship(hang, "a function"))
-    assert error.value.kind == "hung"
+    assert error.value.code is R.ARM_HUNG
     assert "in hang" in str(error.value), "the stack of the place it hung in"
     assert not running(fresh.pid)
 
@@ -150,7 +151,7 @@ def out_of_memory():
 def test_running_out_of_memory_is_named(fresh):
     with pytest.raises(ArmError, match="ran out of GPU memory") as error:
         fresh.build(spec(build=out_of_memory))
-    assert error.value.kind == "out of memory"
+    assert error.value.code is R.OUT_OF_MEMORY
     assert "smaller batch" in str(error.value)
 
 

@@ -85,9 +85,9 @@ def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, mon
 
 def test_on_another_host_the_comparison_with_base_answers_alone():
     def stored(headline):
-        return Decision("speedup", Verdict.INVALID, headline)
+        return Decision(None, Verdict.INVALID, headline, question="speedup")
 
-    compared = Comparison("a", Decision("same session", Verdict.PASS, "as fast as base's"))
+    compared = Comparison("a", Decision(None, Verdict.PASS, "as fast as base's", question="same session"))
     assert with_base(stored(OUTSIDE_BAND), compared).verdict is Verdict.PASS
     assert with_base(stored("another process used the GPU"), compared).verdict is Verdict.INVALID
 

@@ -24,6 +24,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import Stopwatch
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.worker.run.fault_points import FaultPoints, fault_points_of
@@ -138,7 +139,7 @@ class FakeArm:
     def receive(self, timeout):
         spec, self.due = self.due, None
         if spec.case.weights:
-            raise ArmError("raised", f"no weights in {spec.case.weights}")
+            raise ArmError(R.ARM_RAISED, f"no weights in {spec.case.weights}")
         FakeArm.built[make_key(spec)] += 1
         return {}
 

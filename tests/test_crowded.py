@@ -15,6 +15,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.room import Room
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 from pytest_fp8.compare.session import Model, compare_in
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
@@ -113,7 +114,7 @@ def test_what_was_answered_before_stays(pair, world, monkeypatch):
 
 def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, monkeypatch):
     def asked(self, **arguments):
-        raise ArmError("out of memory", "no room at all")
+        raise ArmError(R.OUT_OF_MEMORY, "no room at all")
 
     monkeypatch.setattr(FakeProcess, "numerics", asked)
     with pytest.raises(ArmError, match="no room at all"):
@@ -132,7 +133,7 @@ def test_arms_built_ahead_make_room_before_a_pair_is_separated(world, monkeypatc
 
     def numerics(self, **arguments):
         if len(alive(world)) > 2:
-            raise ArmError("out of memory", "no room beside what was built ahead")
+            raise ArmError(R.OUT_OF_MEMORY, "no room beside what was built ahead")
         return real(self, **arguments)
 
     monkeypatch.setattr(FakeProcess, "numerics", numerics)
@@ -157,7 +158,7 @@ def test_the_reference_on_one_gpu_has_the_pairs_memory_too(world, monkeypatch, f
 
     def receive(self, timeout=0):
         if self.asked is None and self.spec.case.gpus == 1 and (len(alive(world)) > 2 or not fits_alone):
-            raise ArmError("out of memory", "one GPU does not hold it")
+            raise ArmError(R.OUT_OF_MEMORY, "one GPU does not hold it")
         return real(self, timeout)
 
     monkeypatch.setattr(FakeProcess, "receive", receive)
@@ -185,13 +186,13 @@ def test_sides_of_a_comparison_that_are_crowded_take_turns_and_the_case_s_pair_d
     assert not pair.takes_turns
 
 
-@pytest.mark.parametrize("kind", ["raised", "died", "hung"])
-def test_no_other_error_is_asked_again(pair, world, monkeypatch, kind):
+@pytest.mark.parametrize("code", [R.ARM_RAISED, R.ARM_DIED, R.ARM_HUNG])
+def test_no_other_error_is_asked_again(pair, world, monkeypatch, code):
     asked = []
 
     def fails(self, **arguments):
         asked.append(self)
-        raise ArmError(kind, "something else")
+        raise ArmError(code, "something else")
 
     monkeypatch.setattr(FakeProcess, "numerics", fails)
     with pytest.raises(ArmError, match="something else"):

@@ -9,6 +9,7 @@ from helpers.fakes import H200, FakeProcess, timed
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed.evidence import judged_busy, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
@@ -118,7 +119,7 @@ def test_blocks_whose_busy_times_had_no_room_beside_arms_built_ahead_are_taken_a
 
     def asked(self, **arguments):
         if len(alive(world)) > 2:
-            raise ArmError("out of memory", "no room beside what was built ahead")
+            raise ArmError(R.OUT_OF_MEMORY, "no room beside what was built ahead")
         return real(self, **arguments)
 
     monkeypatch.setattr(FakeProcess, operation, asked)

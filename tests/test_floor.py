@@ -9,6 +9,7 @@ import pytest
 
 from helpers.fakes import H200, SUITE, FakeProcess, install
 from helpers.sessions import CHECKPOINTS, UPDATE
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 
 
@@ -65,7 +66,7 @@ def test_what_is_known_to_be_slower_fails_for_that_alone(pytester, monkeypatch, 
     if world.pop("fails_blocks", False):
 
         def blocks(self, **_):
-            raise ArmError("died", "blocks went wrong")
+            raise ArmError(R.ARM_DIED, "blocks went wrong")
 
         monkeypatch.setattr(FakeProcess, "blocks", blocks)
     install(monkeypatch, H200, **world)
@@ -120,7 +121,7 @@ def test_the_suite_expects_a_slow_host_to_miss_the_floor_and_nothing_else(pytest
 
 def test_the_suite_reports_an_arm_that_dies_while_it_is_timed(pytester, monkeypatch):
     def blocks(self, **_):
-        raise ArmError("died", "blocks went wrong")
+        raise ArmError(R.ARM_DIED, "blocks went wrong")
 
     install(monkeypatch, H200)
     monkeypatch.setattr(FakeProcess, "blocks", blocks)

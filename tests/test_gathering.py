@@ -11,6 +11,7 @@ from helpers.fakes import H100, FakeProcess
 from helpers.pairs import live_pair
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.coroutines import NAME
+from pytest_fp8.codes import R
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_who_waits_for_evidence_that_fails_asks_for_itself(pair):
         pair.fp8.request("park")
         tries.append(1)
         if len(tries) == 1:
-            raise ArmError("raised", "once")
+            raise ArmError(R.ARM_RAISED, "once")
         return "evidence"
 
     errors = pair.gather({name: lambda: pair.once("it", ask) for name in ("one", "two")})

@@ -166,7 +166,7 @@ def test_an_update_measures_until_the_strictest_tolerance_can_be_gated_at(pytest
 
 
 def decision(verdict: Verdict) -> Decision:
-    return Decision("loss", verdict, verdict.value.lower())
+    return Decision(None, verdict, verdict.value.lower(), question="loss")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

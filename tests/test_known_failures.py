@@ -180,7 +180,7 @@ def test_dies({where}):
 def test_what_workers_learned_is_put_together_in_any_order():
     def worker(known):
         ledger = Ledger()
-        ledger.note("case", "layers", Decision("layers", Verdict.FAIL, "no"))
+        ledger.note("case", "layers", Decision(None, Verdict.FAIL, "no", question="layers"))
         entry = ledger.entries["case"]
         (entry.known if known else entry.failed).append("layers")
         return json.loads(json.dumps(ledger.to_json()))

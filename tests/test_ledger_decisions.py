@@ -13,7 +13,7 @@ from pytest_fp8.verdicts import Decision, Verdict
 
 
 def test_where_numerics_fail_on_other_work_that_is_said_first():
-    failed = Decision("numerics", Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's")
+    failed = Decision(None, Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's", question="numerics")
     blamed = blame_in_ledger(failed, ledgers(operators={"": {"nll_loss_forward float32 2,-100": 1}}))
     verdict_of(blamed, Verdict.FAIL, "do not do the same work", "2 of 3 gradients differ", "0.76 times")
     assert blame_in_ledger(failed, ledgers()) is failed
@@ -27,14 +27,14 @@ def test_other_data_concerns_the_loss_alone():
 
 
 def test_a_decision_about_arms_that_do_other_work_is_invalid():
-    decision = Decision("speedup", Verdict.PASS, "1.96x", numbers={"ratio": 1.96})
+    decision = Decision(None, Verdict.PASS, "1.96x", numbers={"ratio": 1.96}, question="speedup")
     halved = ledgers(entered=entered(replace(GIVEN, shape=[24, 64])))
     verdict_of(unless_unlike(decision, halved), Verdict.INVALID, "other work in one arm", "24x64")
     assert unless_unlike(decision, halved).numbers == {"ratio": 1.96}
     assert unless_unlike(decision, ledgers()) is decision
     broken = ledgers(after=weights(digest="2"))
     assert unless_unlike(decision, broken) is decision, "the layers question reports what the conversion broke"
-    disturbed = Decision("speedup", Verdict.INVALID, "another process used the GPU")
+    disturbed = Decision(None, Verdict.INVALID, "another process used the GPU", question="speedup")
     assert unless_unlike(disturbed, halved) is disturbed
 
 
@@ -42,9 +42,9 @@ def test_a_decision_about_arms_that_do_other_work_is_invalid():
 @pytest.mark.parametrize("seen", [Verdict.PASS, Verdict.FAIL, Verdict.INVALID])
 def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(members, seen):
     lost = ledgers(optimizer=optimizer(members=members))
-    decision = unless_unlike(Decision("loss", seen, "the curves"), lost)
+    decision = unless_unlike(Decision(None, seen, "the curves", question="loss"), lost)
     verdict_of(decision, Verdict.FAIL, "in no optimizer", "never stepped: lm_head.weight")
-    timed = Decision("speedup", Verdict.PASS, "1.96x")
+    timed = Decision(None, Verdict.PASS, "1.96x", question="speedup")
     assert unless_unlike(timed, lost) is timed
 
 
@@ -58,10 +58,10 @@ def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(m
 )
 def test_why_no_optimizer_steps_a_weight_is_told_by_what_the_conversion_made_of_it(after, cause):
     lost = ledgers(after=after, optimizer=optimizer(members={"up.weight": 0, "lm_head.weight": 0}))
-    decision = unless_unlike(Decision("loss", Verdict.PASS, "the curves"), lost)
+    decision = unless_unlike(Decision(None, Verdict.PASS, "the curves", question="loss"), lost)
     verdict_of(decision, Verdict.FAIL, "never stepped: q.weight", cause)
 
 
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():
-    left = Decision("loss", Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"named": True})
+    left = Decision(None, Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"named": True}, question="loss")
     assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left

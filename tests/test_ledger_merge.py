@@ -17,7 +17,7 @@ def worker(*models):
         row = ledger.row("own", identity)
         if case_hash:
             ledger.begin(row, case_hash, "emulated")
-            ledger.note(row, "layers", Decision("layers", Verdict.PASS, f"layers of {case_hash}"))
+            ledger.note(row, "layers", Decision(None, Verdict.PASS, f"layers of {case_hash}", question="layers"))
             ledger.asserted(row, "layers")
             ledger.measure(row, "fp8_layers", [len(case_hash)])
         else:

@@ -11,6 +11,7 @@ from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_process_that_cannot_be_started_ahead_stops_no_other_test(world, monke
     one.start(timed=True)
 
     def fail(self, spec):
-        raise ArmError("died", "no process")
+        raise ArmError(R.ARM_DIED, "no process")
 
     monkeypatch.setattr(FakeProcess, "start_build", fail)
     alive = sum(process.alive for process in world.processes)
@@ -175,7 +176,7 @@ def test_waits_for_builds_that_hang_end_together(world, monkeypatch):
     def hangs(self, timeout=0):
         if self.spec.case.recipe.startswith("rowwise"):
             now[0] += timeout
-            raise ArmError("hung", "no answer")
+            raise ArmError(R.ARM_HUNG, "no answer")
         return {**receive(self, timeout), "memory": {"peak": 13 * GIB, "allocated": 7 * GIB}}
 
     monkeypatch.setattr(FakeProcess, "receive", hangs)

@@ -15,6 +15,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.room import Room
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_pair_without_memory_is_built_once_more_without_what_was_built_ahead(w
     def crowded(self, timeout=0):
         others = [each for each in world.processes if each.alive and each.spec and each is not self]
         if self.spec.case.recipe == "rowwise" and (always or len(others) > 1):
-            raise ArmError("out of memory", "no room")
+            raise ArmError(R.OUT_OF_MEMORY, "no room")
         return receive(self, timeout)
 
     monkeypatch.setattr(FakeProcess, "receive", crowded)

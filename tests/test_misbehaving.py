@@ -14,6 +14,7 @@ import pytest
 from helpers.arms import all_end, spec
 from pytest_fp8 import ArmError
 from pytest_fp8.arms.process import ArmProcess
+from pytest_fp8.codes import R
 from pytest_fp8.shipping import ship, unship
 
 pytestmark = pytest.mark.slow
@@ -37,11 +38,11 @@ def call(arm, function, timeout=30.0):
     return unship(arm.request("call", timeout, function=ship(lambda model: function(), "a function")))
 
 
-def ends_in(arm, function, kind, timeout=30.0):
+def ends_in(arm, function, code, timeout=30.0):
     start = time.monotonic()
     with pytest.raises(ArmError) as error:
         call(arm, function, timeout)
-    assert error.value.kind == kind, error.value
+    assert error.value.code is code, error.value
     assert time.monotonic() - start < timeout + 5
     assert error.value.__suppress_context__ or error.value.__context__ is None
     return error.value
@@ -62,14 +63,14 @@ def test_a_segfault_shows_the_stack_of_the_thread_that_crashed(arm):
 
         faulthandler._sigsegv()
 
-    error = ends_in(arm, crash, "died")
+    error = ends_in(arm, crash, R.ARM_DIED)
     assert "SIGSEGV" in error.headline
     assert "Segmentation fault" in error.seen
     assert "in crash" in error.seen
 
 
 def test_an_exit_inside_the_arm_is_an_exception_of_the_users(arm):
-    assert "SystemExit: 7" in ends_in(arm, lambda: sys.exit(7), "raised").seen
+    assert "SystemExit: 7" in ends_in(arm, lambda: sys.exit(7), R.ARM_RAISED).seen
     assert call(arm, lambda: 3) == 3, "the arm still answers"
 
 
@@ -78,7 +79,7 @@ def test_garbage_on_the_socket_is_one_error(arm):
         for fd in sockets():
             os.write(fd, b"what is this\n")
 
-    error = ends_in(arm, write, "unreadable")
+    error = ends_in(arm, write, R.UNREADABLE_ANSWER)
     assert "begins with b'what'" in error.seen
     assert not arm.alive
 
@@ -102,7 +103,7 @@ def test_a_death_is_seen_at_once_although_a_child_holds_the_socket(arm):
         os._exit(5)
 
     start = time.monotonic()
-    assert "exited with 5" in ends_in(arm, leave_a_child, "died").headline
+    assert "exited with 5" in ends_in(arm, leave_a_child, R.ARM_DIED).headline
     assert time.monotonic() - start < 5
 
 
@@ -113,7 +114,7 @@ def test_an_arm_that_prints_much_costs_little_memory_and_time(arm):
         os._exit(1)
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    error = ends_in(arm, shout, "died")
+    error = ends_in(arm, shout, R.ARM_DIED)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
     assert len(error.message) < 20_000
 
@@ -132,7 +133,7 @@ def test_an_arm_that_exits_as_python_does_had_an_exception_only_where_it_shows_o
         os.write(2, output.encode())
         os._exit(1)
 
-    assert cause in ends_in(arm, leave, "died").cause
+    assert cause in ends_in(arm, leave, R.ARM_DIED).cause
 
 
 def test_what_an_arm_prints_moves_no_terminal(arm):
@@ -140,7 +141,7 @@ def test_what_an_arm_prints_moves_no_terminal(arm):
         os.write(2, b"\x1b[2J\x1b]0;title\x07 mine\n")
         os._exit(1)
 
-    error = ends_in(arm, colour, "died")
+    error = ends_in(arm, colour, R.ARM_DIED)
     assert "mine" in error.seen
     assert "\x1b" not in error.message
 

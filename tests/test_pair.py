@@ -13,6 +13,7 @@ from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8 import ArmError, Case, CheckFailed, Verdict
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 from pytest_fp8.pair import Fp8Pair
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.report.ledger import Ledger
@@ -76,7 +77,7 @@ def test_a_measurement_that_failed_is_taken_anew_as_a_whole(ask, monkeypatch):
     def fails_once(self, **asked):
         calls.append(asked)
         if len(calls) == 6:
-            raise ArmError("died", "the arm died")
+            raise ArmError(R.ARM_DIED, "the arm died")
         return real(self, **asked)
 
     monkeypatch.setattr(FakeProcess, "blocks", fails_once)

@@ -9,6 +9,7 @@ from helpers.later_arms import GIB, ahead, built, pairs
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.layers.evidence import reference_layers
 from pytest_fp8.questions.memory import memory_of
@@ -65,7 +66,7 @@ def test_arms_that_do_not_fit_together_take_turns(world, monkeypatch):
 
     def crowded(self, timeout=0):
         if any(other is not self for other in alive):
-            raise ArmError("out of memory", "no room")
+            raise ArmError(R.OUT_OF_MEMORY, "no room")
         alive.append(self)
         return receive(self, timeout)
 

@@ -12,6 +12,7 @@ from helpers.arms import all_end, square
 from helpers.ranks import own, rank, two_ranks
 from pytest_fp8 import ArmError
 from pytest_fp8.arms import ranks
+from pytest_fp8.codes import R
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def test_a_rank_that_dies_is_named_and_takes_the_others_along(fresh):
     threading.Timer(0.5, os.kill, (fresh.ranks[1].pid, signal.SIGKILL)).start()
     with pytest.raises(ArmError, match=r"rank 1 of 2.*SIGKILL") as failure:
         fresh.request("curve", seed=0, steps=100_000)
-    assert failure.value.kind == "died"
+    assert failure.value.code is R.ARM_DIED
     assert all_end(*pids)
 
 
@@ -59,7 +60,7 @@ def test_a_rank_without_memory_is_an_arm_without_memory(fresh, monkeypatch):
 
     with pytest.raises(ArmError, match=r"rank 1 of 2.*ran out of GPU memory") as failure:
         fresh.build(own(loss=loss))
-    assert failure.value.kind == "out of memory"
+    assert failure.value.code is R.OUT_OF_MEMORY
 
 
 def test_ranks_that_raise_alike_end_since_a_step_may_have_stopped_in_the_middle(fresh):

@@ -10,6 +10,7 @@ from helpers.fakes import H100, FakeProcess, install
 from helpers.residence import ARMS, RECIPES, REFERENCE, noted, run
 from pytest_fp8 import ArmError
 from pytest_fp8.arms.coroutines import NAME
+from pytest_fp8.codes import R
 
 
 @pytest.fixture
@@ -17,26 +18,28 @@ def told(monkeypatch):
     return noted(monkeypatch)
 
 
-def fails(monkeypatch, operation, kind, arm=ARMS[0]):
-    """The arm ends in an error of this kind when it is asked that; ``died`` and ``hung`` end its process."""
+def fails(monkeypatch, operation, code, arm=ARMS[0]):
+    """The arm ends in an error of this code when it is asked that; one that died or hung ends its process."""
     real = getattr(FakeProcess, operation)
 
     def failing(self, *arguments, **named):
         if self.spec.case.id == arm:
-            if kind in ("died", "hung"):
+            if code in (R.ARM_DIED, R.ARM_HUNG):
                 self.close()
-            raise ArmError(kind, f"it {kind} while it was asked to {operation}")
+            raise ArmError(code, f"it {code.slug} while it was asked to {operation}")
         return real(self, *arguments, **named)
 
     monkeypatch.setattr(FakeProcess, operation, failing)
 
 
-@pytest.mark.parametrize(("kind", "builds"), [("raised", 3), ("out of memory", 3), ("died", 4), ("hung", 4)])
-def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypatch, told, kind, builds):
+@pytest.mark.parametrize(
+    ("code", "builds"), [(R.ARM_RAISED, 3), (R.OUT_OF_MEMORY, 3), (R.ARM_DIED, 4), (R.ARM_HUNG, 4)]
+)
+def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypatch, told, code, builds):
     install(monkeypatch, H100)
-    fails(monkeypatch, "numerics", kind)
+    fails(monkeypatch, "numerics", code)
     result = run(pytester)
-    result.stdout.fnmatch_lines([f"*it {kind} while it was asked to numerics*", "*FAILED *test_numerics*"])
+    result.stdout.fnmatch_lines([f"*it {code.slug} while it was asked to numerics*", "*FAILED *test_numerics*"])
     result.assert_outcomes(failed=1, passed=4)
     assert len(told.order) == builds
     assert told.alive == 0
@@ -45,7 +48,7 @@ def test_an_arm_that_fails_in_one_question_answers_the_others(pytester, monkeypa
 @pytest.mark.parametrize("operation", ["blocks", "layers", "save", "load"])
 def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, monkeypatch, told, operation):
     install(monkeypatch, H100)
-    fails(monkeypatch, operation, "raised")
+    fails(monkeypatch, operation, R.ARM_RAISED)
     result = run(pytester)
     need = {
         "blocks": {"test_speedup", "test_faster"},
@@ -57,7 +60,7 @@ def test_what_several_questions_need_fails_each_of_them_and_no_other(pytester, m
 
 def test_the_tests_of_a_question_share_its_error_and_build_no_arm_again(pytester, monkeypatch, told):
     install(monkeypatch, H100)
-    fails(monkeypatch, "blocks", "died")
+    fails(monkeypatch, "blocks", R.ARM_DIED)
     result = run(pytester, "-k", "speedup or faster")
     result.assert_outcomes(failed=2)
     assert told.order == [REFERENCE, ARMS[0], ARMS[0]], "the other answers are gathered all the same"
@@ -65,7 +68,7 @@ def test_the_tests_of_a_question_share_its_error_and_build_no_arm_again(pytester
 
 def test_an_arm_that_cannot_be_built_gives_all_questions_its_error(pytester, monkeypatch, told):
     world = install(monkeypatch, H100)
-    world.fails[ARMS[0]] = "died"
+    world.fails[ARMS[0]] = R.ARM_DIED
     result = run(pytester, recipes=RECIPES[:2])
     failed = [line for line in result.outlines if line.startswith("FAILED")]
     assert len(failed) == 7
@@ -81,7 +84,7 @@ def test_an_error_of_the_reference_is_no_evidence_for_the_next_case(pytester, mo
     def once(self):
         if not self.is_fp8 and left:
             left.pop()
-            raise ArmError("raised", "it raised once")
+            raise ArmError(R.ARM_RAISED, "it raised once")
         return real(self)
 
     monkeypatch.setattr(FakeProcess, "memory", once)

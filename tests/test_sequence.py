@@ -10,6 +10,7 @@ from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.sequence import Sequences
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.layers.evidence import fp8_layers
 from pytest_fp8.questions.ledger.evidence import ledgers_of
@@ -169,7 +170,7 @@ def test_a_real_arm_that_is_killed_between_two_requests_is_one_error_with_its_ca
             patch.setattr(ArmProcess, "request", request)
             with pytest.raises(ArmError, match="died of SIGKILL") as error:
                 transfers_of(pair)
-        assert error.value.kind == "died"
+        assert error.value.code is R.ARM_DIED
         assert "out-of-memory killer" in error.value.cause
         assert check_checkpoints(transfers_of(pair)).verdict is Verdict.PASS
     finally:

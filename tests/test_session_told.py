@@ -230,7 +230,9 @@ def session(tmp_path, clock):
 
 def ends(session, case):
     """A test of the case ends."""
-    session.ledger.note(session.ledger.row(case, case), "memory", Decision("memory", Verdict.PASS, "0.9x"))
+    session.ledger.note(
+        session.ledger.row(case, case), "memory", Decision(None, Verdict.PASS, "0.9x", question="memory")
+    )
     session.save(news=True)
 
 
@@ -271,7 +273,7 @@ def test_reports_that_take_long_are_few(session, clock, monkeypatch):
 
 def test_a_candidate_that_cannot_be_written_keeps_nothing_else_back(session, monkeypatch):
     def refuse(*arguments):
-        raise BaselineError("not a readable baseline")
+        raise BaselineError(None, "not a readable baseline")
 
     monkeypatch.setattr("pytest_fp8.report.files.candidate", refuse)
     monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)

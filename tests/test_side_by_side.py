@@ -9,6 +9,7 @@ from helpers.later_arms import GIB, pairs
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 from pytest_fp8.questions.loss.evidence import loss_looks
 
 EMULATED = Case("tiny", "torchao", "tensorwise", emulated=True)
@@ -87,7 +88,7 @@ def test_an_answer_that_nobody_fetches_goes_with_its_process(world, monkeypatch)
 
     def fail(self, *arguments, **named):
         if not self.is_fp8:
-            raise ArmError("raised", "the reference failed")
+            raise ArmError(R.ARM_RAISED, "the reference failed")
         return curve(self, *arguments, **named)
 
     monkeypatch.setattr(FakeProcess, "curve", fail)

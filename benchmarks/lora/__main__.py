@@ -74,6 +74,7 @@ def point(case: Case, baseline: Baseline) -> Point:
     for arm in ("bf16_ms", "fp8_ms"):
         if not baseline.values(arm):
             raise BaselineError(
+                None,
                 f"the baseline of {case.id} has no step times",
                 expected="bf16_ms and fp8_ms, from the speedup question",
                 seen=f"no {arm}",
@@ -90,6 +91,7 @@ def fit_or_say(full: Case, points: Sequence[Point], gpu: str) -> Fit:
     except ValueError as error:
         ranks = sorted({p.rank for p in points if p.rank})
         raise BaselineError(
+            None,
             f"too few ranks of {full.id} on {gpu} to fit a line to",
             expected=f"baselines of {RANKS} ranks of adapters, e.g. 8, 16, 32 and 64",
             seen=", ".join(f"rank {rank}" for rank in ranks) or "none with adapters",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from pytest_fp8.arms.output import STACK
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 
 WAITING = re.compile(
@@ -33,7 +34,7 @@ def hung(name: str, asked: str, seconds: float, ranks: int, tails: Mapping[int, 
     else:
         what = f"{_ranks([*tails])} gave none, and their stacks do not say which of them began"
     return ArmError(
-        "hung",
+        R.ARM_HUNG,
         f"the arm {name!r} gave no answer to {asked!r} in {seconds:.0f} s and was stopped: {what}",
         expected=f"an answer of all {ranks} ranks within {seconds:.0f} s",
         seen="\n".join(f"the end of the output of rank {rank}:\n{tails[rank]}" for rank in [*elsewhere, *others]),

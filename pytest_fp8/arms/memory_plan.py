@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -31,8 +32,6 @@ OVER_BF16 = {"transformer_engine": 1.25, "te_fused": 1.25, "accelerate_te": 1.29
 """Backend -> the peak of its step over BF16's, where it is more: Transformer Engine keeps FP8 copies of weights and of
 activations. Seen on an H200 at 8B: 1.246 to 1.249 in its three recipes, 1.291 through Accelerate, in stored baselines;
 0.94 to 1.00 with torchao."""
-TOO_LARGE = "too large"
-"""The kind of the error of an arm that does not fit the GPU, although no other arm is there."""
 GIB = 2.0**30
 LOOKED_AT = 1.85
 """What a step takes that is looked at, in either arm, over the larger peak of a pair's compiled steps: it is not
@@ -101,11 +100,11 @@ def too_large(error: ArmError, case: Case, gpu: Gpu) -> ArmError:
     """The error of an arm that ran out of memory alone on this GPU, as :data:`peak_bytes` says it must; any other error
     as it is."""
     needed = peak_bytes(case)
-    if error.kind != OUT_OF_MEMORY or needed <= gpu.memory:
+    if error.code is not R.OUT_OF_MEMORY or needed <= gpu.memory:
         return error
     over = OVER_BF16.get(case.backend)
     return ArmError(
-        TOO_LARGE,
+        R.TOO_LARGE,
         f"{case.id} does not fit this GPU: about {(needed - gpu.memory) / GIB:.0f} GiB are missing",
         expected=f"about {needed / GIB:.0f} GiB for weights, optimizer state and one step (an estimate)",
         seen=f"{gpu.memory / GIB:.1f} GiB on {gpu.name}, no other arm on it; {error.seen}",

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 
 SCARCE: dict[int | None, str] = {
@@ -31,7 +32,7 @@ def told_as_arm_error(name: str) -> Iterator[None]:
     except OSError as error:
         place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"  # gettempdir() raises where none can be written
         raise ArmError(
-            "not started",
+            R.NOT_STARTED,
             f"the arm {name!r} could not be started: {error.strerror or error}",
             expected=f"room for another process, for its open files, and for a folder below {place}",
             seen=f"{type(error).__name__}: {error}",

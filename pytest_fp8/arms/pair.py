@@ -16,7 +16,8 @@ from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, conditions
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ class TwoArms:
                 with self.pool.sequences.one():
                     return ask()
             except ArmError as error:
-                mine = error.kind == OUT_OF_MEMORY and error.arm in ("", *self._keys())
+                mine = error.code is R.OUT_OF_MEMORY and error.arm in ("", *self._keys())
                 if not mine or not self.pool.make_room(self.reference, self.other):
                     raise
 

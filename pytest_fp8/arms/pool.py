@@ -26,7 +26,8 @@ from pytest_fp8.arms.spares import Spares
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import AHEAD, BUILD, Stopwatch
 from pytest_fp8.case import Case
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Gpu
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class ArmPool:
                 self._separate(reference, fp8)
                 self.renew(fp8)
         except ArmError as error:
-            if error.kind != OUT_OF_MEMORY or fp8.spec.device != "cuda":
+            if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
                 raise
             if self._meanwhile.arms or any(map(self.is_alive, ahead)):
                 # Once more, without what was built ahead.
@@ -246,7 +247,7 @@ class ArmPool:
             if self.gpu is None:
                 raise
             found = memory_plan.too_large(error, arm.spec.case, self.gpu)
-            if found.kind == memory_plan.TOO_LARGE:
+            if found.code is R.TOO_LARGE:
                 self._too_large[arm.key] = found
             raise found from None
 

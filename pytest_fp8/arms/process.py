@@ -28,7 +28,8 @@ from pytest_fp8.arms.left_behind import end_processes_of
 from pytest_fp8.arms.output import printable, tail_of
 from pytest_fp8.arms.scratch import new_folder, remove
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError, first_line
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError, first_line
 from pytest_fp8.plain import to_plain
 
 if TYPE_CHECKING:
@@ -192,9 +193,9 @@ class ArmProcess(Asked):
     def _raise_error(self, answer: dict[str, Any]) -> NoReturn:
         said = {key: printable(text) for key, text in answer.items() if isinstance(text, str)}
         cause, line = said["cause"], said["line"]
-        out_of_memory = said["kind"] == OUT_OF_MEMORY
+        out_of_memory = said["code"] == R.OUT_OF_MEMORY
         raise ArmError(
-            said["kind"],
+            R(said["code"]),
             f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"
             if out_of_memory
             else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
@@ -215,7 +216,7 @@ class ArmProcess(Asked):
         tail = self.tail()
         self.close()
         self._end = ArmError(
-            "hung",
+            R.ARM_HUNG,
             f"the arm {self.name!r} gave no answer to {self._asked!r} in {timeout:.0f} s and was stopped",
             expected=f"an answer within {timeout:.0f} s",
             seen=f"the end of its output:\n{tail}",
@@ -228,7 +229,7 @@ class ArmProcess(Asked):
         tail = self.tail()
         self.close()
         self._end = ArmError(
-            "unreadable",
+            R.UNREADABLE_ANSWER,
             f"what the arm {self.name!r} gave to {self._asked!r} is no answer, and it was stopped",
             expected="one JSON document, with the number of the request",
             seen=f"{what}\nthe end of its output:\n{tail or '(nothing)'}",
@@ -258,7 +259,7 @@ class ArmProcess(Asked):
         if code is not None and code < 0:
             how = f"died of {_signal_name(-code)}"
         self._end = ArmError(
-            "died",
+            R.ARM_DIED,
             f"the arm {self.name!r} {how} {when}",
             expected=expected,
             seen=f"the end of its output:\n{tail or '(nothing)'}",

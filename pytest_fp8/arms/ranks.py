@@ -23,7 +23,8 @@ from pytest_fp8.arms.hung import DETAIL, hung
 from pytest_fp8.arms.merging import merged
 from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.environment import ArmEnvironment
@@ -179,7 +180,7 @@ class RankedProcess(Asked):
         if not PORT_TAKEN.search(error.seen):
             return error
         return ArmError(
-            "raised",
+            R.PORT_TAKEN,
             f"the ranks of the arm {self.name!r} could not meet: port {self.port} is in use",
             expected=f"{ADDRESS}:{self.port}, which was free when the arm was started",
             seen=error.seen,
@@ -190,7 +191,7 @@ class RankedProcess(Asked):
     def _other_collectives(self, error: ArmError) -> ArmError:
         """Whichever rank notices is killed by gloo: it is not known to be the one that began."""
         return ArmError(
-            error.kind,
+            R.OTHER_COLLECTIVES,
             f"the ranks of the arm {self.name!r} called other collectives than each other, or with other sizes, while "
             f"they were asked to {self._asked!r}",
             expected="the same collectives of the same sizes in the same order on every rank",
@@ -202,7 +203,7 @@ class RankedProcess(Asked):
 
     def _disagreement(self, difference: RanksDisagree) -> ArmError:
         return ArmError(
-            "ranks disagree",
+            R.RANKS_DISAGREE,
             f"rank {difference.rank} of the arm {self.name!r} differs from rank 0: {difference.what}",
             expected=f"the same on all {len(self.ranks)} ranks",
             seen=f"rank 0: {difference.first}\nrank {difference.rank}: {difference.other}",
@@ -228,9 +229,9 @@ def reserved_port() -> socket.socket:
 
 def _began(errors: dict[int, ArmError]) -> ArmError:
     """The error that the others follow from: a death or a lack of memory first, a broken connection last."""
-    first = ("died", OUT_OF_MEMORY)
+    first = (R.ARM_DIED, R.OUT_OF_MEMORY)
 
     def order(rank: int) -> tuple[bool, bool, int]:
-        return errors[rank].kind not in first, bool(CONSEQUENCE.search(errors[rank].seen)), rank
+        return errors[rank].code not in first, bool(CONSEQUENCE.search(errors[rank].seen)), rank
 
     return errors[min(errors, key=order)]

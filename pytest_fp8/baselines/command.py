@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.variance import add_variance
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import BaselineError, SettingsError, refuse
 from pytest_fp8.report.results import add_results
 
@@ -109,6 +110,7 @@ def show(options: argparse.Namespace) -> int:
     if options.json and len(chosen) > 1:
         gpus = sorted(gpu for gpu, _ in wanted)
         refuse(
+            UNCODED,
             f"{options.case} is stored for {len(gpus)} GPUs",
             expected="one baseline, for --json",
             seen=", ".join(gpus),
@@ -133,13 +135,16 @@ def diff(options: argparse.Namespace) -> int:
 
     if options.git is None and options.b is None:
         raise SettingsError(
+            UNCODED,
             "diff needs two sides",
             expected="A and B, or --git REV for the old side",
             seen="one" if options.a else "none",
             next_step="pytest-fp8 baselines diff baselines .fp8-report/candidates",
         )
     if options.git is not None and options.b is not None:
-        raise SettingsError("diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two")
+        raise SettingsError(
+            UNCODED, "diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two"
+        )
     if options.git is not None:
         old = readable(read_revision(options.dir, options.git))
         gone = options.a is None and bool(old) and not options.dir.exists()

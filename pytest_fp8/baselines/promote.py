@@ -15,6 +15,7 @@ from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.update import too_few
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import BaselineError, SettingsError
 
 
@@ -36,7 +37,7 @@ def promote_candidates(
     for an unreadable candidate among them, and :class:`SettingsError` without a reason or where a named case has none.
     """
     if not reason.strip():
-        raise SettingsError("a promotion needs a reason", expected='--reason "why"', seen="an empty one")
+        raise SettingsError(UNCODED, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
     found = readable(read_folder(candidates), wanted=cases)
     listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
     wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}

@@ -18,6 +18,7 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.store import unreadable
 from pytest_fp8.baselines.strict import parse
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import BaselineError, refuse
 from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
 
@@ -80,6 +81,7 @@ def read_components(source: Source, gpu: str) -> Components:
         return _parsed(parse(text)) if text is not None else MEASURED
     except ValueError as error:
         raise unreadable(source.label(name), error) or BaselineError(
+            UNCODED,
             f"{source.label(name)} does not hold variance components",
             expected="what pytest-fp8 baselines variance writes",
             seen=str(error),
@@ -132,6 +134,7 @@ def run(options: argparse.Namespace) -> int:
     files, options.dir = of_all_gpus(read_folder(named), named)
     if named.is_file():
         refuse(
+            UNCODED,
             "the components are those of all cases of a GPU",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=f"one file, {named}",
@@ -141,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
     if not gpus:
         raise BaselineError(
+            UNCODED,
             f"no baselines{f' of {options.gpu}' if options.gpu else ''} in {options.dir}",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=", ".join(sorted({gpu for gpu, _ in found})) or "none",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.compare.session import Model, Side, compare_in, environments
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.questions.speed.check import OUTSIDE_BAND
@@ -46,6 +47,7 @@ def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:
     mine, theirs = (".".join(side.versions["python"].split(".")[:2]) for side in (head, base))
     if mine != theirs:
         raise SettingsError(
+            UNCODED,
             "base runs another Python, which cannot read the model of this test file",
             expected=f"an interpreter of Python {mine} for --fp8-base-python",
             seen=f"{base.python}: Python {theirs}",

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.case import Case
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 if TYPE_CHECKING:
     from pytest_fp8.arms.pair import TwoArms
@@ -123,6 +124,7 @@ def require_gpu(case: Case) -> Gpu:
     gpu, absent = detect()
     if case.emulated or gpu is None:
         raise SettingsError(
+            UNCODED,
             f"case {case.id} cannot be compared for speed here",
             expected="a GPU, and a case that runs on it",
             seen="FP8 emulated on the CPU, at no speed that means anything" if case.emulated else absent,
@@ -208,7 +210,7 @@ def judge(
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
 
     def decision(verdict: Verdict, headline: str, cause: str = "", next_step: str = "", what: str = seen) -> Decision:
-        return Decision(QUESTION, verdict, headline, expected, what, cause, next_step)
+        return Finding(UNCODED, verdict, headline, expected, what, cause, next_step).answer(QUESTION)
 
     if disturbed:
         return decision(

@@ -1,21 +1,19 @@
-"""What a check found: a verdict with the lines of its message, and the words they are made of. Pure."""
+"""The words that findings are made of. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.codes import Code
+from pytest_fp8.verdicts import Finding, Verdict
 
 SHOWN = 4
 """Names quoted in a message before it says how many more there are."""
 
-Finding = tuple[Verdict, dict[str, str]]
-"""A verdict, and the fields of a ``Decision`` that explain it: headline, expected, seen, cause, next_step."""
 
-
-def fail(headline: str, **lines: str) -> Finding:
-    return Verdict.FAIL, {"headline": headline, **lines}
+def fail(code: Code | None, headline: str, **lines: str) -> Finding:
+    return Finding(code, Verdict.FAIL, headline, **lines)
 
 
 def some(names: Any) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import PairArms
-from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.rules.undecided import NO_BASELINE
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 QUESTION = "memory"
 TOLERANCE = 0.02
@@ -90,8 +90,7 @@ def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> De
         numbers |= {f"{arm}_activation_gib": size / GIB for arm, size in held.items()}
         seen += f"; the forward pass adds {numbers['activation_ratio']:.3f}x"
     numbers |= {"baseline": max(baseline)} if baseline else {NO_BASELINE: True}
-    verdict, lines = _judge(ratio, baseline, seen)
-    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+    return _judge(ratio, baseline, seen).answer(QUESTION, numbers)
 
 
 def _peaks(arm: StepMemory) -> dict[str, float]:
@@ -101,28 +100,34 @@ def _peaks(arm: StepMemory) -> dict[str, float]:
 
 def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
     if not baseline:
-        return Verdict.NOT_EXERCISED, {
-            "headline": "no baseline to hold the memory ratio against",
-            "expected": "a stored baseline",
-            "seen": seen,
-            "next_step": 'run once with --fp8-update-baselines --fp8-reason "first measurement"',
-        }
+        return Finding(
+            UNCODED,
+            Verdict.NOT_EXERCISED,
+            headline="no baseline to hold the memory ratio against",
+            expected="a stored baseline",
+            seen=seen,
+            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+        )
     stored = max(baseline)
     if ratio > stored * (1 + TOLERANCE):
-        return Verdict.FAIL, {
-            "headline": "FP8 takes more memory against BF16 than in the baseline",
-            "expected": f"at most {stored:.3f}x +{TOLERANCE:.0%}",
-            "seen": seen,
-            "cause": "FP8 copies of weights or activations kept beside the high-precision ones",
-            "next_step": "compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger "
+        return Finding(
+            UNCODED,
+            Verdict.FAIL,
+            headline="FP8 takes more memory against BF16 than in the baseline",
+            expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
+            seen=seen,
+            cause="FP8 copies of weights or activations kept beside the high-precision ones",
+            next_step="compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger "
             "forward peak is activations, a larger optimizer peak is weights or their states",
-        }
+        )
     if ratio < min(baseline) * (1 - TOLERANCE):
-        return Verdict.IMPROVED, {
-            "headline": "FP8 takes less memory against BF16 than in the baseline",
-            "expected": f"{stored:.3f}x +-{TOLERANCE:.0%}",
-            "seen": seen,
-            "cause": "copies that are no longer kept; the old baseline no longer guards that",
-            "next_step": 'update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
-        }
-    return Verdict.PASS, {"headline": f"{seen}; baseline {stored:.3f}x"}
+        return Finding(
+            UNCODED,
+            Verdict.IMPROVED,
+            headline="FP8 takes less memory against BF16 than in the baseline",
+            expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
+            seen=seen,
+            cause="copies that are no longer kept; the old baseline no longer guards that",
+            next_step='update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
+        )
+    return Finding(UNCODED, Verdict.PASS, headline=f"{seen}; baseline {stored:.3f}x")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail
+from pytest_fp8.verdicts import Decision, passed
 
 QUESTION = "precision"
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -38,17 +40,15 @@ def check_precision(switches: Switches) -> Decision:
     """PASS where Accelerate trains in FP8; else FAIL, naming what decided."""
     numbers = {**asdict(switches), "winner": winner(switches)}
     if switches.used == "fp8":
-        return Decision(QUESTION, Verdict.PASS, f"fp8, by {winner(switches)}", numbers=numbers)
-    return Decision(
-        QUESTION,
-        Verdict.FAIL,
+        return passed(f"fp8, by {winner(switches)}").answer(QUESTION, numbers)
+    return fail(
+        UNCODED,
         f"trains in {_word(switches.used) or 'what the program says itself'}, not in fp8",
         expected=f"fp8, asked for by {_askers(switches)}",
         seen=f"{_word(switches.used)}, by {winner(switches)}" if switches.used else "no Accelerator was made",
         cause=who_won(switches),
         next_step=_next_step(switches),
-        numbers=numbers,
-    )
+    ).answer(QUESTION, numbers)
 
 
 def winner(switches: Switches) -> str:

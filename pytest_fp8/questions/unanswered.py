@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pytest_fp8.case import Case
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 ON_A_GPU = ("speedup", "memory")
 """Questions that emulated FP8 cannot answer."""
@@ -13,8 +14,8 @@ ON_A_GPU = ("speedup", "memory")
 def cannot(case: Case, question: str) -> Decision:
     """The case is emulated and the question one of speed or memory, or its own list of questions leaves it out."""
     emulated = case.emulated and question in ON_A_GPU
-    return Decision(
-        question,
+    return Finding(
+        UNCODED,
         Verdict.NOT_EXERCISED,
         f"case {case.id} cannot answer for {question}",
         expected="a case on a GPU" if emulated else f"{question!r} among the questions of the mark",
@@ -23,17 +24,11 @@ def cannot(case: Case, question: str) -> Decision:
         next_step="run the same case without emulated=True on a Hopper GPU"
         if emulated
         else f"add {question!r} to questions= in the mark, or leave questions= out",
-    )
+    ).answer(question)
 
 
 def not_held(question: str, error: Fp8Error) -> Decision:
     """``error``: of an arm that does not fit the GPU alone."""
-    return Decision(
-        question,
-        Verdict.NOT_EXERCISED,
-        error.headline,
-        expected=error.expected,
-        seen=error.seen,
-        cause=error.cause,
-        next_step=error.next_step,
-    )
+    return Finding(
+        error.code, Verdict.NOT_EXERCISED, error.headline, error.expected, error.seen, error.cause, error.next_step
+    ).answer(question)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.bytecode import keep_bytecode
+from pytest_fp8.codes import R
 from pytest_fp8.ending import when_parent_ends
-from pytest_fp8.errors import OUT_OF_MEMORY
 from pytest_fp8.worker import compilers
 
 
@@ -183,7 +183,7 @@ def _told(error: BaseException) -> dict[str, Any]:
     except Exception as further:
         said = traceback.format_exception_only(error)[-1].strip()[:2000]
         cause = f"no more can be said, as the arm then raised {type(further).__name__}: {str(further)[:500]}"
-        return {"error": said, "kind": "raised", "trace": "", "line": "", "cause": cause, "next": ""}
+        return {"error": said, "code": R.ARM_RAISED, "trace": "", "line": "", "cause": cause, "next": ""}
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
@@ -198,14 +198,14 @@ def _describe(error: BaseException) -> dict[str, Any]:
     described = {
         "error": (f"the workload's {raised_by} raised " if raised_by else "")
         + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
-        "kind": "raised",
+        "code": R.ARM_RAISED,
         "trace": error_trace.trace_of(error),
         "line": error_trace.telling_lines(error),
         "cause": cause,
         "next": next_step,
     }
     if isinstance(error, torch.OutOfMemoryError):
-        described["kind"] = OUT_OF_MEMORY
+        described["code"] = R.OUT_OF_MEMORY
         described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"
         described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
         torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ from helpers.fakes import H200, FakeProcess, install, timed
 from pytest_fp8 import ArmError, Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import R
 
 
 def alive(world):
@@ -26,7 +27,7 @@ def beside_another(monkeypatch, world, operation, fails):
     def crowded(arguments):
         if operation == "blocks":
             return timed([100.0] * arguments["count"], retries=arguments["count"] * arguments["steps"])
-        raise ArmError("out of memory", "no room beside the other")
+        raise ArmError(R.OUT_OF_MEMORY, "no room beside the other")
 
     monkeypatch.setattr(FakeProcess, operation, asked)
 

@@ -27,6 +27,7 @@ import pytest_fp8.pair
 import pytest_fp8.report.header
 import pytest_fp8.report.terminal  # noqa: F401
 from helpers.fake_answers import FakeAnswers
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.gpu import Conditions, Gpu
 
@@ -148,7 +149,7 @@ class FakeProcess(FakeAnswers):
         self.alive = False
 
     def death(self) -> ArmError:
-        return ArmError("died", f"the arm {self.spec.name!r} died between two requests")
+        return ArmError(R.ARM_DIED, f"the arm {self.spec.name!r} died between two requests")
 
     def send(self, operation: str, **arguments: Any) -> None:
         self.asked = operation, arguments

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.flags import left_behind
 from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.checkpoints.scales import check_scales, words_on_scales
-from pytest_fp8.questions.findings import Finding, fail, some
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
 
 QUESTION = "checkpoints"
 LOGITS = (0.05, 1.0)
@@ -65,18 +67,17 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
         for rule in _OWN_RULES if transfer.saved.own is not None else _RULES:
             found = rule(transfer)
             if found is not None:
-                verdict, lines = found
                 left = left_behind(transfers) if rule in (_logits, check_resumed) else None
                 direction = "fp8 -> fp8" if rule is _scaling_state else transfer.direction
-                where = f"{direction} through {transfer.store}: {lines['headline']}"
-                lines = {**left[1], "seen": f"{left[1]['seen']}; {where}"} if left else {**lines, "headline": where}
-                return Decision(QUESTION, verdict, numbers=numbers, **lines)
+                where = f"{direction} through {transfer.store}: {found.headline}"
+                said = replace(left, seen=f"{left.seen}; {where}") if left else replace(found, headline=where)
+                return said.answer(QUESTION, numbers)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
-    said = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
-    return Decision(QUESTION, Verdict.PASS, f"{what} bit-equal after {ways}{said}", numbers=numbers)
+    more = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
+    return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, numbers)
 
 
 def _scaling_state(t: Transfer) -> Finding | None:
@@ -101,6 +102,7 @@ def _untied(t: Transfer) -> Finding | None:
         return None
     name, other = alone[0], untied[alone[0]]
     return fail(
+        UNCODED,
         "a weight that was tied is one of its own after the conversion",
         expected=f"{name} to stay one with {other}",
         seen=f"{name} has values of its own in FP8, and no place beside {other} in BF16",
@@ -121,6 +123,7 @@ def _keys(t: Transfer) -> Finding | None:
     ):
         if wrong:
             return fail(
+                UNCODED,
                 headline,
                 expected=f"all {len(t.saved.keys)} weights, each with one home",
                 seen=some(list(wrong)),
@@ -136,6 +139,7 @@ def _weights(t: Transfer) -> Finding | None:
         return None
     if t.saved.wrapped:
         return fail(
+            UNCODED,
             "the checkpoint was loaded into nothing",
             expected="bit-equal weights after loading",
             seen=f"{len(changed)} weights are not the stored ones; on disk: {some(list(t.saved.wrapped))}",
@@ -143,6 +147,7 @@ def _weights(t: Transfer) -> Finding | None:
             next_step="load with strict=True, and save the module inside the wrapper",
         )
     return fail(
+        UNCODED,
         "weights changed on the way",
         expected="bit-equal weights after loading",
         seen=f"{len(changed)} differ: {some(changed)}",
@@ -156,6 +161,7 @@ def _stale(t: Transfer) -> Finding | None:
         return None
     load = "load_state_dict" if t.saved.own is None else "load()"
     return fail(
+        UNCODED,
         f"{len(t.loaded.stale)} FP8 layer(s) compute with weights of before the load",
         expected=f"an evaluation after {load} multiplies by the loaded weights",
         seen=f"after an evaluation, {load} and another evaluation these layers still multiply by the old weights: "
@@ -175,16 +181,19 @@ def _logits(t: Transfer) -> Finding | None:
     if t.logit_distance <= t.logit_limit:  # false of NaN
         return None
     if math.isnan(t.logit_distance):
-        return Verdict.INVALID, {
-            "headline": "the trained model's outputs are not finite, so nothing tells whether it arrived",
-            "expected": "finite outputs of the arm that saved, after a few steps of training",
-            "seen": f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal",
-            "cause": "its training diverged before it saved",
-            "next_step": "ask assert_loss(), which names the arm and the step",
-        }
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
+            headline="the trained model's outputs are not finite, so nothing tells whether it arrived",
+            expected="finite outputs of the arm that saved, after a few steps of training",
+            seen=f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal",
+            cause="its training diverged before it saved",
+            next_step="ask assert_loss(), which names the arm and the step",
+        )
     if not t.same_input:
         return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
     return fail(
+        UNCODED,
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
         seen=f"{t.logit_distance:.3f}",

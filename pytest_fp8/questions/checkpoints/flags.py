@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.checkpoints.evidence import Transfer
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.verdicts import Finding
 
 Flags = Mapping[str, Sequence[str]]
 
@@ -27,6 +29,7 @@ def left_behind(transfers: Sequence[Transfer]) -> Finding | None:
 def _left(which: str, arm: str, flags: Flags) -> Finding:
     seen = "; ".join(f"{words}: {some(list(names))}" for words, names in flags.items())
     return fail(
+        UNCODED,
         f"{which}() leaves the {arm} model in another state",
         expected=f"modes of modules and trained parameters after {which}() as before it, as in the other arm",
         seen=seen,

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.checkpoints.evidence import OwnLoaded, OwnSaved, Transfer
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.verdicts import Finding
 
 EXACT = 1e-6
 """Relative difference of a number of the schedule or of a group that counts as none: the same rate, stored as float32
@@ -54,6 +56,7 @@ def _changed_by_saving(saved: OwnSaved) -> Finding | None:
     if not saved.changed_by_saving:
         return None
     return fail(
+        UNCODED,
         "saving changed the model itself",
         expected="the same weights after save() as before it",
         seen=f"{len(saved.changed_by_saving)} changed: {some(list(saved.changed_by_saving))}",
@@ -66,6 +69,7 @@ def _strays(loaded: OwnLoaded) -> Finding | None:
     if not loaded.strays:
         return None
     return fail(
+        UNCODED,
         "after load() the optimizer steps parameters that the model does not have",
         expected="the parameters of the model in the optimizer, as before load()",
         seen="others",
@@ -87,6 +91,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
         return stored_in_fp8(f"{len(changed)} arrive rounded to FP8: {some(changed)}")
     if cast:
         return fail(
+            UNCODED,
             f"weights were cast to {cast} on the way",
             expected="bit-equal weights after loading",
             seen=f"{len(changed)} arrive rounded to {cast}: {some(changed)}",
@@ -94,6 +99,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
             next_step="save the weights in the dtype that they have",
         )
     return fail(
+        UNCODED,
         "weights changed on the way",
         expected="bit-equal weights after loading",
         seen=f"{len(changed)} differ: {some(changed)}",
@@ -104,6 +110,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
 
 def stored_in_fp8(seen: str) -> Finding:
     return fail(
+        UNCODED,
         "weights were stored in FP8",
         expected="high-precision weights on disk",
         seen=seen,
@@ -118,6 +125,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
     seen = f"{len(left)} hold what they held before load(): {some(left)}"
     if len(left) == len(t.saved.digests):
         return fail(
+            UNCODED,
             "load() loaded nothing",
             expected=expected,
             seen=seen,
@@ -127,6 +135,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
         )
     if set(changed) <= set(saved.buffers):
         return fail(
+            UNCODED,
             "buffers were not carried",
             expected=expected,
             seen=seen,
@@ -134,6 +143,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
             next_step="save model.state_dict() in place of model.parameters() or named_parameters()",
         )
     return fail(
+        UNCODED,
         "weights were not loaded",
         expected=expected,
         seen=seen,
@@ -170,6 +180,7 @@ def optimizer_lost(t: Transfer, narrowed: Mapping[str, int]) -> Finding | None:
     else:
         cause = "the optimizer's state was cast or changed on the way"
     return fail(
+        UNCODED,
         "the optimizer's state did not arrive",
         expected=f"{want} optimizer tensors, bit-equal",
         seen=f"{have} tensors; {len(lost)} lost or changed: {some(_plain(lost))}",
@@ -198,6 +209,7 @@ def _kept(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
         lost = {key: pair for key, pair in _differing(source, target, EXACT).items() if key in later}
         if lost:
             return fail(
+                UNCODED,
                 headline,
                 expected="after load() what the source had when it saved",
                 seen=some([_change(key, *pair) for key, pair in lost.items()]),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.findings import Finding, fail
+from pytest_fp8.questions.findings import fail
 from pytest_fp8.rules.loss import LOSS_MARGIN
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 MOST_NATS = 14.0
 """No loss in nats per token is larger: guessing among a million tokens costs that. A larger one is a sum over the
@@ -57,14 +58,17 @@ def check_resumed(t: Transfer) -> Finding | None:
         return None
     if not all(map(math.isfinite, source)):
         arm = t.direction.partition(" ")[0].upper()
-        return Verdict.INVALID, {
-            "headline": f"the {arm} arm's own loss is not finite after it saved",
-            "expected": "finite losses of the arm that saved, to compare those of the arm that loaded with",
-            "seen": f"{_losses(source)} of the source, {_losses(resumed)} resumed",
-            "cause": f"the {arm} arm's training diverges, with the checkpoint having no part in it",
-            "next_step": "ask assert_loss(), which says in which arm and from which step on",
-        }
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
+            headline=f"the {arm} arm's own loss is not finite after it saved",
+            expected="finite losses of the arm that saved, to compare those of the arm that loaded with",
+            seen=f"{_losses(source)} of the source, {_losses(resumed)} resumed",
+            cause=f"the {arm} arm's training diverges, with the checkpoint having no part in it",
+            next_step="ask assert_loss(), which says in which arm and from which step on",
+        )
     return fail(
+        UNCODED,
         "training does not go on where the source was",
         expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
         seen=f"{_losses(resumed)} ({gap:+.3g})",
@@ -78,16 +82,18 @@ def check_resumed(t: Transfer) -> Finding | None:
 
 def other_data(seen: str) -> Finding:
     """The comparison is none: the target was given other data than the source."""
-    return Verdict.INVALID, {
-        "headline": "the resumed run was given other data",
-        "expected": "the batches that the source trained on after saving",
-        "seen": seen,
-        "cause": "batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the resumed run was given other data",
+        expected="the batches that the source trained on after saving",
+        seen=seen,
+        cause="batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
         "DataLoader, a generator that is not seeded), so that a resumed run draws another order; or loss() or the step "
         "makes other inputs of the same batch in one arm",
-        "next_step": "let the data depend on the step alone, or save and load the position of the data with the "
+        next_step="let the data depend on the step alone, or save and load the position of the data with the "
         "checkpoint",
-    }
+    )
 
 
 def _losses(values: Sequence[float]) -> str:

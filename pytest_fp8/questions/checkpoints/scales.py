@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.checkpoints.evidence import Scales
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.verdicts import Finding
 
 
 def check_scales(scales: Scales | None) -> Finding | None:
@@ -66,6 +68,7 @@ def _lost(scales: Scales, lost: list[str], headline: str, cause: str) -> Finding
         return None
     as_new = sum(scales.reset.get(name) == scales.loaded.get(name) for name in lost)
     return fail(
+        UNCODED,
         headline,
         expected=f"{len(scales.stored)} tensors of scaling state bit-equal after dcp.save(), dcp.load() and "
         "load_state_dict()",

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.beside import beside
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -16,7 +17,7 @@ from pytest_fp8.questions.layers.wire import find_on_wire, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, passed
 
 QUESTION = "layers"
 COUNTED = {
@@ -55,8 +56,7 @@ def check_layers(
         or _share(numbers["fp8_share"], baseline_share)
     )
     if found is not None:
-        verdict, lines = found
-        return Decision(QUESTION, verdict, numbers=numbers, **lines)
+        return found.answer(QUESTION, numbers)
     notes = beside(evidence, ledgers)
     wire = travelled(ledgers.fp8) if ledgers is not None else ""
     said = [
@@ -65,7 +65,7 @@ def check_layers(
         *notes,
         *([f"on the wire, a step of a rank: {wire}"] if wire else []),
     ]
-    return Decision(QUESTION, Verdict.PASS, "; ".join(said), numbers={**numbers, "notes": notes})
+    return passed("; ".join(said)).answer(QUESTION, {**numbers, "notes": notes})
 
 
 def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
@@ -96,6 +96,7 @@ def _counts(now: Mapping[str, int], baseline: Mapping[str, int]) -> Finding | No
     for name, stored in baseline.items():
         if now.get(name, 0) < stored:
             return fail(
+                UNCODED,
                 f"fewer {COUNTED[name]} than in the baseline",
                 expected=f"{stored}, exactly as stored",
                 seen=f"{now.get(name, 0)}",
@@ -108,6 +109,7 @@ def _counts(now: Mapping[str, int], baseline: Mapping[str, int]) -> Finding | No
 def _scaling(evidence: LayersEvidence) -> Finding | None:
     if evidence.stale_amax:
         return fail(
+            UNCODED,
             f"the amax history of {len(evidence.stale_amax)} layers does not change in a training step",
             expected="a new entry in each layer's history after each step",
             seen=f"unchanged: {some(evidence.stale_amax)}",
@@ -120,6 +122,7 @@ def _scaling(evidence: LayersEvidence) -> Finding | None:
 def _share(share: float, baseline: Sequence[float]) -> Finding | None:
     if baseline and share < min(baseline) - 1e-6:
         return fail(
+            UNCODED,
             "less of the step runs in FP8 than in the baseline",
             expected=f"{min(baseline):.2%} of GEMM FLOPs",
             seen=f"{share:.2%}",

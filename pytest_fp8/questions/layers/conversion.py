@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import Finding, fail, some, words
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some, words
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.precision import Switches, who_won
 from pytest_fp8.recipes import LIBRARIES, recipe_facts
+from pytest_fp8.verdicts import Finding
 
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
 """Backend -> how the module path of its layers begins."""
@@ -24,6 +26,7 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
         return _nothing_converted(case, evidence)
     if converted - live:
         return fail(
+            UNCODED,
             "layers that should have been converted are not FP8 layers",
             expected=f"{len(converted)} FP8 layers",
             seen=f"not FP8: {some(converted - live)}",
@@ -38,6 +41,7 @@ def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
     unaccounted = set(evidence.originals) - converted - skipped
     if unaccounted:
         return fail(
+            UNCODED,
             "Linears that were neither converted nor left with a reason",
             expected="a reason for each layer that stays in high precision",
             seen=some(unaccounted),
@@ -52,6 +56,7 @@ def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str
     name = sorted(wrong)[0]
     reason = evidence.skipped[name]
     return fail(
+        UNCODED,
         "a layer that was to stay in high precision is an FP8 layer",
         expected=f"{name} left alone ({reason})",
         seen=f"FP8: {some(wrong)}",
@@ -65,6 +70,7 @@ def _changed_beside(evidence: LayersEvidence) -> Finding | None:
     """What the conversion changed besides the precision."""
     if evidence.dropped_behaviour:
         return fail(
+            UNCODED,
             f"{len(evidence.dropped_behaviour)} converted layer(s) lost what they did besides their product",
             expected="an FP8 layer that does all that the Linear did",
             seen=some([f"{name}: {what}" for name, what in evidence.dropped_behaviour.items()]),
@@ -112,6 +118,7 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
         foreign = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
         if foreign:
             return fail(
+                UNCODED,
                 f"the FP8 layers are another library's: {library}",
                 expected=f"layers of {case.backend}",
                 seen=f"{evidence.kinds[foreign[0]]}: {some(foreign)}",
@@ -120,6 +127,7 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
             )
     cause, next_step = _why_nothing(evidence)
     return fail(
+        UNCODED,
         "no layer was converted to FP8",
         expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
         seen=_what_stayed(evidence),
@@ -195,6 +203,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
             continue
         if seen.get("recipe") == "off":
             return fail(
+                UNCODED,
                 "FP8 was off inside the forward pass",
                 expected=words(asked),
                 seen=f"off, in {name}",
@@ -203,6 +212,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
             )
         custom = seen.get("recipe") == "custom"
         return fail(
+            UNCODED,
             "another recipe was in force than the one asked for",
             expected=words({key: pair[0] for key, pair in wrong.items()}),
             seen=f"{words({key: pair[1] for key, pair in wrong.items()})}, in {name}",

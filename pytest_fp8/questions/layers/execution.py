@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import SHOWN, Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import SHOWN, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
 from pytest_fp8.recipes import RECOMPUTE, Role, recipe_facts
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 OTHERS_CALLED = {
     "seen": "no FP8 layer was called",
@@ -31,6 +32,7 @@ def find_in_execution(
     converted = {call.name for call in evidence.calls if call.fp8}
     if not converted:
         return fail(
+            UNCODED,
             "converted layers were never called in the training step",
             expected="the model's forward pass to go through its FP8 layers",
             **(OTHERS_CALLED if evidence.calls or step.others else NOTHING_CALLED),
@@ -45,6 +47,7 @@ def find_in_execution(
             return _not_in_fp8(evidence, role, mine, wrong)
         if wrong:
             return fail(
+                UNCODED,
                 f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
                 expected=f"no {role} product in FP8",
                 seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
@@ -60,18 +63,21 @@ def _not_in_fp8(
     """Of the products ``mine`` in one role, those in ``wrong`` did not run in FP8."""
     if all(a.kind == "unknown kernel" for a in wrong):
         unknown = {p.kernel for p in evidence.verified() if p.kind == "unknown kernel"}
-        return Verdict.INCONCLUSIVE, {
-            "headline": f"{role} ran on kernels that are of no learned family",
-            "expected": f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
-            "seen": ", ".join(sorted(unknown)[:SHOWN]),
-            "cause": "a library that multiplies FP8 with kernels of its own",
-            "next_step": "profile the layer alone and report the kernel's name",
-        }
+        return Finding(
+            UNCODED,
+            Verdict.INCONCLUSIVE,
+            headline=f"{role} ran on kernels that are of no learned family",
+            expected=f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
+            seen=", ".join(sorted(unknown)[:SHOWN]),
+            cause="a library that multiplies FP8 with kernels of its own",
+            next_step="profile the layer alone and report the kernel's name",
+        )
     sure = all(a.sure for a in wrong)
     doubt = "" if sure else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
     often = len({a.layer for a in mine}) < len(mine)
     sometimes = often and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
     return fail(
+        UNCODED,
         f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",

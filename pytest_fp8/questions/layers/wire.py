@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.case import Case
-from pytest_fp8.questions.findings import Finding, fail
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
+from pytest_fp8.verdicts import Finding
 
 PADDING = 0.02
 """Share of bytes more than the weights take. FSDP2 pads each shard: 0.3 % with the micro model's weights, the smallest
@@ -25,6 +27,7 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
     before, now = (_bytes(_gathers(arm)) for arm in (ledgers.reference, ledgers.fp8))
     if not before:
         return fail(
+            UNCODED,
             "FP8 all-gather was asked for, and nothing is gathered",
             expected="weights that FSDP2 shards, and gathers for each forward pass",
             seen=f"no all-gather in the reference's forward pass; {travelled(ledgers.fp8) or 'nothing'} in FP8",
@@ -39,6 +42,7 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
     if now <= promised * (1 + PADDING):
         return None
     return fail(
+        UNCODED,
         "FP8 all-gather was asked for, and BF16 is gathered",
         expected=f"{_words(promised)} gathered in a forward pass: BF16's {_words(before)}, with one byte in place of "
         f"two for each element of the {len(sizes)} converted weights that are sharded",

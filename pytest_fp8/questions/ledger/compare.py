@@ -6,8 +6,10 @@ A new class of fault needs a row in :data:`ROWS`, not a new check.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from pytest_fp8.questions.findings import SHOWN, Finding
+from pytest_fp8.codes import C
+from pytest_fp8.questions.findings import SHOWN
 from pytest_fp8.questions.ledger.conversion_rows import (
     gradients_there,
     layers_called,
@@ -35,7 +37,7 @@ from pytest_fp8.questions.ledger.work_rows import (
     recomputed_the_same,
     waits_alike,
 )
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 Row = Callable[[TwoLedgers, Explained], Iterator[Difference]]
 ROWS: tuple[Row, ...] = (
@@ -73,19 +75,17 @@ def compare(ledgers: TwoLedgers) -> list[Difference]:
 
 def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
     """The first difference that changes the answer to ``question``, or ``None``."""
-    found = [d for d in compare(ledgers) if question in (d.fails if d.verdict is Verdict.FAIL else d.questions)]
+    found = [d for d in compare(ledgers) if question in d.questions]
     if not found:
         return None
     first = next((d for d in found if d.verdict is Verdict.FAIL), found[0])
-    also = list(dict.fromkeys(d.what for d in found if d is not first and d.what != first.what))
+    also = list(dict.fromkeys(d.about for d in found if d.about != first.about))
     more = f" and {len(also) - SHOWN} more" if len(also) > SHOWN else ""
-    return first.verdict, {
-        "headline": first.headline,
-        "expected": f"as in the BF16 arm: {first.reference}",
-        "seen": first.fp8 + (f"; other differences: {', '.join(also[:SHOWN])}{more}" if also else ""),
-        "cause": first.cause,
-        "next_step": first.next_step,
-    }
+    return replace(
+        first,
+        expected=f"as in the BF16 arm: {first.expected}",
+        seen=first.seen + (f"; other differences: {', '.join(also[:SHOWN])}{more}" if also else ""),
+    )
 
 
 def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Finding | None:
@@ -95,16 +95,20 @@ def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Find
     return find_in_ledger(ledgers, question) if missing else None
 
 
+STANDS = frozenset({C.FP8_LOST, C.TOO_EXACT, C.WEIGHTS_STAND_STILL, C.NOT_ANEW})
+"""Said before what the ledger finds, which may be a symptom: what leaves FP8, holds weights still or is kept from curve
+to curve has work of its own in one arm."""
+
+
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
     """``decision``, or in its place what the ledgers say where the arms differ in what its question compares. FP8 that
     was left on the way and weights that stand still are said first: what does that may be what differs."""
-    if decision.numbers.get("named"):
+    if decision.code in STANDS:
         return decision
     found = find_in_ledger(ledgers, decision.question)
-    if found is None or decision.verdict is found[0] is Verdict.INVALID:
+    if found is None or decision.verdict is found.verdict is Verdict.INVALID:
         return decision
-    verdict, lines = found
-    return Decision(decision.question, verdict, numbers=decision.numbers, **lines)
+    return found.answer(decision.question, decision.numbers)
 
 
 def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
@@ -112,8 +116,8 @@ def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
     found = find_in_ledger(ledgers, "loss")
     if found is None:
         return decision
-    lines = {**found[1], "seen": f"{found[1]['seen']}; it follows that {decision.headline}: {decision.seen}"}
-    return Decision(decision.question, decision.verdict, numbers=decision.numbers, **lines)
+    seen = f"{found.seen}; it follows that {decision.headline}: {decision.seen}"
+    return replace(found, verdict=decision.verdict, seen=seen).answer(decision.question, decision.numbers)
 
 
 def never_called(ledgers: TwoLedgers) -> list[str]:

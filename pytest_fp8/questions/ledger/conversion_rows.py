@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import EVERY, FAIL, INVALID, LAYERS, LOSS, Difference, Explained, size
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, Weight
@@ -21,13 +22,15 @@ def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
     ]
     for name in gone[:1]:
         yield Difference(
-            headline=f"{len(gone)} parameter(s) or buffer(s) are gone since the conversion",
-            what=name,
-            reference=f"{name}, {before[name].dtype} {size(before[name].shape)}",
-            fp8=f"not in the converted model: {some(gone)}",
+            UNCODED,
+            FAIL,
+            f"{len(gone)} parameter(s) or buffer(s) are gone since the conversion",
+            about=name,
+            expected=f"{name}, {before[name].dtype} {size(before[name].shape)}",
+            seen=f"not in the converted model: {some(gone)}",
             cause="the conversion put a layer in its place that does not take it over, as a bias that is dropped",
             next_step="make the new layer with all that the old one has: bias=old.bias is not None",
-            verdict=FAIL,
+            questions=(LAYERS,),
         )
     for name, was in before.items():
         if name in after and not (was.buffer and explained.owner(name.rpartition(".")[0])):
@@ -49,7 +52,17 @@ def _kept(name: str, was: Weight, now: Weight, other: str) -> Iterator[Differenc
     """``other``: the parameter whose values this one has now."""
 
     def changed(headline: str, reference: object, fp8: object, cause: str, next_step: str = KEEP) -> Difference:
-        return Difference(headline, name, f"{name}: {reference}", f"{name}: {fp8}", cause, next_step, FAIL)
+        return Difference(
+            UNCODED,
+            FAIL,
+            headline,
+            f"{name}: {reference}",
+            f"{name}: {fp8}",
+            cause,
+            next_step,
+            name,
+            questions=(LAYERS,),
+        )
 
     if list(was.shape) != list(now.shape):
         yield changed(
@@ -114,14 +127,15 @@ def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference
         facts = [(w.dtype, size(w.shape), f"content {w.digest}", w.trained) if w else ("none",) for w in (one, two)]
         if facts[0] != facts[1]:
             yield Difference(
-                headline="the arms do not build the same model",
-                what=name,
-                reference=f"{name}: {', '.join(map(str, facts[0]))}",
-                fp8=f"{name}: {', '.join(map(str, facts[1]))}",
+                UNCODED,
+                INVALID,
+                "the arms do not build the same model",
+                about=name,
+                expected=f"{name}: {', '.join(map(str, facts[0]))}",
+                seen=f"{name}: {', '.join(map(str, facts[1]))}",
                 cause="build() gives other weights in each process: it draws them from a generator that torch does not "
                 "seed, or it looks at how FP8 is switched on",
                 next_step="draw weights with torch's own generators, which are seeded before each build()",
-                verdict=INVALID,
                 questions=(LAYERS, LOSS),
             )
             return
@@ -139,15 +153,17 @@ def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             continue
         where = f" on rank {rank}" if rank else ""
         yield Difference(
-            headline=f"{len(passed)} converted layer(s) are never called, which the reference calls{where}",
-            what=passed[0],
-            reference=f"{passed[0]} is called{where}",
-            fp8=f"never called{where}: {some(passed)}",
+            UNCODED,
+            FAIL,
+            f"{len(passed)} converted layer(s) are never called, which the reference calls{where}",
+            about=passed[0],
+            expected=f"{passed[0]} is called{where}",
+            seen=f"never called{where}: {some(passed)}",
             cause="the FP8 arm goes past the layer: a block that keeps a reference to the unconverted module or to the "
             "weight, F.linear(x, layer.weight), or a forward pass that looks at the layer's class",
             next_step="call the layer itself, and convert before anything takes references to layers; where it is a "
             "library that goes past them, they run in BF16 all the same: Workload(leave=(names,)) says so",
-            verdict=FAIL,
+            questions=(LAYERS,),
         )
         return
 
@@ -172,25 +188,28 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     for name in missing[:1]:
         cause, next_step = _why_not_stepped(missing, ledgers.fp8.after)
         yield Difference(
-            headline=f"{len(missing)} weights are in no optimizer of the FP8 arm",
-            what=name,
-            reference=f"all {len(reference)} weights that BF16 trains",
-            fp8=f"never stepped: {some(missing)}",
+            UNCODED,
+            FAIL,
+            f"{len(missing)} weights are in no optimizer of the FP8 arm",
+            about=name,
+            expected=f"all {len(reference)} weights that BF16 trains",
+            seen=f"never stepped: {some(missing)}",
             cause=cause,
             next_step=next_step,
-            verdict=FAIL,
-            fails=(LAYERS, LOSS),
+            questions=(LAYERS, LOSS),
         )
     added = [] if missing else sorted(set(fp8) - set(reference))
     for name in added[:1]:
         yield Difference(
-            headline="the FP8 arm trains weights that the reference does not train",
-            what=name,
-            reference=f"{name} is in no optimizer",
-            fp8=f"stepped: {some(added)}",
+            UNCODED,
+            INVALID,
+            "the FP8 arm trains weights that the reference does not train",
+            about=name,
+            expected=f"{name} is in no optimizer",
+            seen=f"stepped: {some(added)}",
             cause="the conversion added parameters or made frozen ones trainable, and the optimizer was given them",
             next_step="give both arms' optimizers the same parameters",
-            verdict=INVALID,
+            questions=EVERY,
         )
 
 
@@ -201,12 +220,13 @@ def gradients_there(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     missing = sorted(set(ledgers.reference.gradients) - set(ledgers.fp8.gradients))
     for name in missing[:1]:
         yield Difference(
-            headline=f"{len(missing)} weight(s) get no gradient in the FP8 arm",
-            what=name,
-            reference=f"{name} has a gradient when the optimizer steps",
-            fp8=f"no gradient: {some(missing)}",
+            UNCODED,
+            FAIL,
+            f"{len(missing)} weight(s) get no gradient in the FP8 arm",
+            about=name,
+            expected=f"{name} has a gradient when the optimizer steps",
+            seen=f"no gradient: {some(missing)}",
             cause="the FP8 layer's backward pass gives none, or the layer is cut off from the loss, as by .detach()",
             next_step="run one step without pytest-fp8 and look at this weight's .grad after loss.backward()",
-            verdict=FAIL,
-            questions=EVERY,
+            questions=(LAYERS,),
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 LAYERS, LOSS, SPEED, MEMORY = "layers", "loss", "speedup", "memory"
 EVERY = (LAYERS, LOSS, SPEED, MEMORY)
@@ -25,21 +26,13 @@ BRANCHES = "the step, the loss, the model or convert() does something in one arm
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One value that differs between the arms and that FP8 does not explain."""
+class Difference(Finding):
+    """One value that differs between the arms and that FP8 does not explain. ``expected``: the reference's value;
+    ``seen``: the FP8 arm's."""
 
-    headline: str
-    what: str
-    """The layer, parameter, flag or tensor."""
-    reference: str
-    fp8: str
-    cause: str
-    next_step: str
-    verdict: Verdict
     questions: tuple[str, ...] = EVERY
-    """The questions whose answer it changes."""
-    fails: tuple[str, ...] = (LAYERS,)
-    """Those that report a FAIL. The others are answered all the same, and then say what they see."""
+    """Those whose answer it changes. A FAIL is reported by the questions that answer for it; the others say what they
+    see."""
 
 
 class Explained:
@@ -92,23 +85,27 @@ def size(shape: object) -> str:
 
 def other_work(what: str, reference: str, fp8: str, cause: str = BRANCHES) -> Difference:
     return Difference(
-        headline=f"the arms do not do the same work: {what}",
-        what=what,
-        reference=reference,
-        fp8=fp8,
+        UNCODED,
+        INVALID,
+        f"the arms do not do the same work: {what}",
+        about=what,
+        expected=reference,
+        seen=fp8,
         cause=f"{cause}: other work in one arm, so that neither times nor losses can be compared",
         next_step=SAME,
-        verdict=INVALID,
+        questions=EVERY,
     )
 
 
 def other_precision(what: str, reference: str, fp8: str) -> Difference:
     return Difference(
-        headline=f"another precision outside FP8: {what}",
-        what=what,
-        reference=reference,
-        fp8=fp8,
+        UNCODED,
+        INVALID,
+        f"another precision outside FP8: {what}",
+        about=what,
+        expected=reference,
+        seen=fp8,
         cause="one arm computes in another precision where no FP8 layer is: autocast, .float(), .half(), a switch",
         next_step=SAME,
-        verdict=INVALID,
+        questions=EVERY,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, size
 from pytest_fp8.questions.ledger.evidence import Draw, TwoLedgers
 from pytest_fp8.recipes import RECOMPUTE
@@ -38,14 +39,15 @@ def drawn_otherwise(ledgers: TwoLedgers) -> Difference:
         for draw, all_of in ((ours, one), (theirs, two))
     ]
     return Difference(
-        headline="the arms draw other random numbers in the same step",
-        what=f"random numbers of {where.owner or 'the model itself'}" if where else "random numbers",
-        reference=f"{words[0]}: {seen[0]}".rstrip(": "),
-        fp8=f"{words[1]}: {seen[1]}".rstrip(": "),
+        UNCODED,
+        INVALID,
+        "the arms draw other random numbers in the same step",
+        about=f"random numbers of {where.owner or 'the model itself'}" if where else "random numbers",
+        expected=f"{words[0]}: {seen[0]}".rstrip(": "),
+        seen=f"{words[1]}: {seen[1]}".rstrip(": "),
         cause=cause,
         next_step="draw the same random numbers in both arms: seed before the step alone, and compare "
         "torch.get_rng_state() of both arms before this operator",
-        verdict=INVALID,
         questions=(LAYERS, LOSS),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, Explained
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.ledger.differences import EVERY, INVALID, LAYERS, LOSS, Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 
 ATTENTION = "sdp_enabled"
@@ -25,14 +26,16 @@ def switches_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differ
             if ATTENTION in name and explained.other_modules:
                 continue
             yield Difference(
-                headline=f"another precision or setting outside FP8: {name}",
-                what=name,
-                reference=f"{name} = {one[name]} {when}",
-                fp8=f"{name} = {two[name]}",
+                UNCODED,
+                INVALID,
+                f"another precision or setting outside FP8: {name}",
+                about=name,
+                expected=f"{name} = {one[name]} {when}",
+                seen=f"{name} = {two[name]}",
                 cause="convert(), precision(), build() or a library set it in one arm's process alone, so that this "
                 "switch is measured besides FP8",
                 next_step="set it in build(), which runs in both arms",
-                verdict=INVALID,
+                questions=EVERY,
             )
 
 
@@ -62,13 +65,14 @@ def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
 
 def _other(what: str, reference: str, fp8: str) -> Difference:
     return Difference(
-        headline=f"the arms' optimizers differ: {what}",
-        what=what,
-        reference=reference,
-        fp8=fp8,
+        UNCODED,
+        INVALID,
+        f"the arms' optimizers differ: {what}",
+        about=what,
+        expected=reference,
+        seen=fp8,
         cause="optimizer() looks at the model or its parameters' classes, a schedule is in another place, or convert() "
         "made or changed an optimizer",
         next_step="give both arms the same optimizer, with the same settings for each parameter",
-        verdict=INVALID,
         questions=(LAYERS, LOSS),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.ledger.differences import (
     BRANCHES,
     INVALID,
@@ -96,14 +97,15 @@ def _tensors(
     alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
     if exact and alike and Counter(digests[0]) != Counter(digests[1]):
         yield Difference(
-            headline=OTHER_DATA,
-            what=where,
-            reference=f"{where}: content {_first(digests[0], digests[1])}",
-            fp8=f"{where}: content {_first(digests[1], digests[0])}",
+            UNCODED,
+            INVALID,
+            OTHER_DATA,
+            about=where,
+            expected=f"{where}: content {_first(digests[0], digests[1])}",
+            seen=f"{where}: content {_first(digests[1], digests[0])}",
             cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator, a "
             "loader that keeps its place from step to step",
             next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
-            verdict=INVALID,
             questions=(LOSS,),
         )
 
@@ -160,13 +162,14 @@ def clipped_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     one, two = ledgers.reference.norm_kept, ledgers.fp8.norm_kept
     if min(one, two) > 0 and max(one, two) / min(one, two) > CLIPS:
         yield Difference(
-            headline="gradients are clipped or scaled in one arm alone",
-            what="the gradients' norm between the backward pass and the optimizer's step",
-            reference=f"{one:.3g} times the norm at the end of the backward pass",
-            fp8=f"{two:.3g} times it",
+            UNCODED,
+            INVALID,
+            "gradients are clipped or scaled in one arm alone",
+            about="the gradients' norm between the backward pass and the optimizer's step",
+            expected=f"{one:.3g} times the norm at the end of the backward pass",
+            seen=f"{two:.3g} times it",
             cause=BRANCHES,
             next_step=SAME,
-            verdict=INVALID,
             questions=(LAYERS, LOSS),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, Explained
@@ -35,15 +36,16 @@ def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
         return
     worst = max(other, key=lambda name: other[name][0] / max(other[name][1], 1e-30))
     yield Difference(
-        headline="the same gradients give other updates in the FP8 arm: the optimizer's own rule differs",
-        what=f"updates of {worst}",
-        reference=f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps",
-        fp8=f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}",
+        UNCODED,
+        INVALID,
+        "the same gradients give other updates in the FP8 arm: the optimizer's own rule differs",
+        about=f"updates of {worst}",
+        expected=f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps",
+        seen=f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}",
         cause="the optimizer rounds, clips or scales by itself in one arm alone: rounding of weights or gradients, a "
         "bound on updates, a rate that the step sets, a rate or state that is in no parameter group",
         next_step="make the same optimizer with the same attributes in both arms, and compare one step on equal "
         "gradients",
-        verdict=INVALID,
         questions=(LAYERS, LOSS),
     )
 

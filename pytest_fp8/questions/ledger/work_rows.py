@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import (
     FAIL,
@@ -82,15 +83,16 @@ def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[D
     invalid = ((INVALID, (LAYERS, LOSS)),)
     for verdict, questions in ((FAIL, (LAYERS,)), (INVALID, (LOSS,))) if two else invalid:
         yield Difference(
-            headline="recomputation computes something else than the first forward in one arm alone",
-            what=f"recomputation of {layers[0]}",
-            reference=f"recomputation has {other if one else same}",
-            fp8=f"recomputation has {other if two else same}",
+            UNCODED,
+            verdict,
+            "recomputation computes something else than the first forward in one arm alone",
+            about=f"recomputation of {layers[0]}",
+            expected=f"recomputation has {other if one else same}",
+            seen=f"recomputation has {other if two else same}",
             cause="recomputation computes something else than the first forward (random state not preserved?): the "
             f"gradients are those of another dropout mask or noise; seen at {layers[0]}",
             next_step="checkpoint(..., preserve_rng_state=True), and nothing in the recomputed part that changes from "
             "call to call",
-            verdict=verdict,
             questions=questions,
         )
 
@@ -204,14 +206,15 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         phase, _, owner = key.partition(" ")
         arm = "the reference" if ours > theirs else "the FP8 arm"
         yield Difference(
-            headline=f"{arm} waits for the GPU where the other arm does not",
-            what=f"waits in the {phase} part",
-            reference=f"{ours} waits in the {phase} part, {owner or 'the model itself'}",
-            fp8=f"{theirs} waits in the {phase} part, {owner or 'the model itself'}",
+            UNCODED,
+            INVALID,
+            f"{arm} waits for the GPU where the other arm does not",
+            about=f"waits in the {phase} part",
+            expected=f"{ours} waits in the {phase} part, {owner or 'the model itself'}",
+            seen=f"{theirs} waits in the {phase} part, {owner or 'the model itself'}",
             cause="a value read by .item(), float() or if in each step, a copy to the CPU, a synchronisation, a sleep: "
             "the arm that waits is slower by that, and not by its precision",
             next_step="log values in neither arm, or keep them on the GPU and read them every hundred steps in both",
-            verdict=INVALID,
             questions=(LAYERS, SPEED),
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_fp8.questions.findings import Finding, fail
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.loss.first_step import first_step
@@ -23,7 +24,7 @@ from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
 from pytest_fp8.questions.loss.rare_products import rare_products
 from pytest_fp8.questions.loss.restart import does_not_restart
 from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 QUESTION = "loss"
 COARSE = 2**-10
@@ -68,24 +69,19 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         "least_moved": least_moved(evidence),
     }
     found = _not_finite(evidence, numbers)
-    lost, still = fp8_lost_on_the_way(evidence), weights_stand_still(evidence)
-    kept = None if found else does_not_restart(evidence)
     hard = (
         _other_data,
         _constant,
-        lambda _: kept,
+        does_not_restart,
         trained_otherwise,
-        lambda _: still,
+        weights_stand_still,
         first_step,
         _bit_equal,
-        lambda _: lost,
+        fp8_lost_on_the_way,
         rare_products,
     )
     for rule in hard:
         found = found or rule(evidence)
-    # These name what went wrong; what leaves FP8, holds weights still or is kept from curve to curve may show in the
-    # ledgers, too, by its own work.
-    numbers["named"] = found is not None and any(found is each for each in (lost, still, kept))
     if found is None:
         gap = gap or judge_gap(evidence, frozen_margin)
         numbers |= {"gap": gap.gap, "bound": gap.bound}
@@ -93,8 +89,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise, evidence.rounding)
         if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
             found = weights_move_less(evidence) or nothing_learnt(evidence) or found
-    verdict, lines = found
-    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+    return found.answer(QUESTION, numbers)
 
 
 def _twin_gaps(evidence: LossEvidence) -> list[float]:
@@ -141,16 +136,20 @@ def _explain_not_finite(name: str, seed: int, step: int, curve: Curve, bf16: Cur
         "seen": f"{what} = {value} at step {step}, seed {seed}{before}",
     }
     if name == "BF16":
-        return Verdict.INVALID, {
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
             **lines,
-            "cause": "the training itself diverges, with FP8 having no part in it",
-            "next_step": "lower the learning rate or mend the data; FP8 cannot be judged on this",
-        }
-    return Verdict.FAIL, {
+            cause="the training itself diverges, with FP8 having no part in it",
+            next_step="lower the learning rate or mend the data; FP8 cannot be judged on this",
+        )
+    return Finding(
+        UNCODED,
+        Verdict.FAIL,
         **lines,
-        "cause": "an FP8 value that overflowed to NaN: e4m3 has no infinity",
-        "next_step": "save the batch and the weights of that step, and look at the largest activation per layer",
-    }
+        cause="an FP8 value that overflowed to NaN: e4m3 has no infinity",
+        next_step="save the batch and the weights of that step, and look at the largest activation per layer",
+    )
 
 
 def _other_data(evidence: LossEvidence) -> Finding | None:
@@ -159,6 +158,7 @@ def _other_data(evidence: LossEvidence) -> Finding | None:
         return None
     seed = other[0]
     return fail(
+        UNCODED,
         "the arms trained on different data",
         expected="the same batch in each step of both arms",
         seen=f"checksums {evidence.bf16[seed].data:08x} (BF16) and {evidence.fp8[seed].data:08x} (FP8), seed {seed}",
@@ -182,18 +182,22 @@ def _constant(evidence: LossEvidence) -> Finding | None:
         }
         apart = loss_scale([bf16], evidence.eps).spacing
         if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
-            return Verdict.NOT_EXERCISED, {
+            return Finding(
+                UNCODED,
+                Verdict.NOT_EXERCISED,
                 **lines,
-                "cause": f"the loss is computed in a type of 16 bits, whose numbers are {apart:.2g} apart there: these "
+                cause=f"the loss is computed in a type of 16 bits, whose numbers are {apart:.2g} apart there: these "
                 "steps move it by less; or its value is constant and only its gradient is used",
-                "next_step": "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
+                next_step="take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
                 "@pytest.mark.fp8(loss_steps=...)",
-            }
-        return Verdict.INVALID, {
+            )
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
             **lines,
-            "cause": "the value of this loss is constant and only its gradient is used; or it is detached or masked",
-            "next_step": "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
-        }
+            cause="the value of this loss is constant and only its gradient is used; or it is detached or masked",
+            next_step="Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
+        )
     return None
 
 
@@ -205,6 +209,7 @@ def _bit_equal(evidence: LossEvidence) -> Finding | None:
         if list(mine.losses) != list(reference.losses) or list(mine.gradient_norms) != list(reference.gradient_norms):
             return None
     return fail(
+        UNCODED,
         "FP8 and BF16 gave bit-equal curves",
         expected="losses and gradient norms that differ by rounding",
         seen=f"both equal in every step of {len(evidence.fp8)} seeds",

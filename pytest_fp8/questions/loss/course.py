@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.loss.evidence import Course, LossEvidence
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 RATES = 1e-6
 """Relative difference of two learning rates that is none: float32."""
@@ -27,8 +28,7 @@ def trained_otherwise(evidence: LossEvidence) -> Finding | None:
 
 
 def _unlike(headline: str, expected: str, seen: str, cause: str, next_step: str) -> Finding:
-    lines = {"headline": headline, "expected": expected, "seen": seen, "cause": cause, "next_step": next_step}
-    return Verdict.INVALID, lines
+    return Finding(UNCODED, Verdict.INVALID, headline, expected, seen, cause, next_step)
 
 
 def _stepped(bf16: Course, fp8: Course, twin: Course) -> Finding | None:
@@ -112,6 +112,7 @@ def _alone(evidence: LossEvidence) -> Finding | None:
         ]
         if names:
             return fail(
+                UNCODED,
                 f"{len(names)} tensor(s) that no optimizer steps {words}",
                 expected=f"{names[0]} to {'change' if still else 'stay as it is'} over a curve, as in BF16",
                 seen=f"{'unchanged' if still else 'changed'} in FP8: {some(names)}",

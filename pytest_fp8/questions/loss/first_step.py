@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.arms import PairArms
-from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.questions.loss.rounding import moved_losses
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02
 """Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked.
@@ -39,18 +39,20 @@ def first_step(evidence: LossEvidence) -> Finding | None:
     losses = evidence.bf16[seed].losses
     largest = _largest(losses)
     verdict = Verdict.FAIL if apart > max(enough, OF_MOVED[1] * moved) else Verdict.INCONCLUSIVE
-    return verdict, {
-        "headline": "the arms disagree at the very first step",
-        "expected": f"within {limit:.0%} of {losses[0]:.4f} nats"
+    return Finding(
+        UNCODED,
+        verdict,
+        headline="the arms disagree at the very first step",
+        expected=f"within {limit:.0%} of {losses[0]:.4f} nats"
         if abs(losses[0]) == largest
         else f"{losses[0]:.4f} within {limit:.0%} of {largest:.4f}, the curve's largest loss",
-        "seen": f"{evidence.fp8[seed].losses[0]:.4f} nats at step 0, seed {seed}",
-        "cause": "the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
+        seen=f"{evidence.fp8[seed].losses[0]:.4f} nats at step 0, seed {seed}",
+        cause="the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
         "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
         "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",
-        "next_step": "compare the two models' weights: fp8_pair.fp8.call(lambda model: ...); register such state as "
+        next_step="compare the two models' weights: fp8_pair.fp8.call(lambda model: ...); register such state as "
         "a buffer, or take the step from the batch; move such behaviour out of the Linear, or leave=(its name,)",
-    }
+    )
 
 
 def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvidence:

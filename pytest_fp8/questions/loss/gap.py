@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fp8.questions.findings import Finding
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 RISES = 2.0
 """Of its first value, by which a loss may rise to its end without being said to diverge."""
@@ -20,40 +20,46 @@ def explain_gap(
     seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale, bf16, rounding)
     margin = _amount(gap.margin, scale)
     if gap.verdict is Verdict.PASS:
-        return Verdict.PASS, {"headline": f"{seen}, margin {margin.removesuffix(' nats')}{which}"}
+        return Finding(UNCODED, Verdict.PASS, headline=f"{seen}, margin {margin.removesuffix(' nats')}{which}")
     if gap.verdict is Verdict.FAIL:
-        return Verdict.FAIL, {
-            "headline": "FP8 training ends at a higher loss than BF16",
-            "expected": f"less than {margin} above BF16{which}",
-            "seen": seen,
-            "cause": "scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins "
+        return Finding(
+            UNCODED,
+            Verdict.FAIL,
+            headline="FP8 training ends at a higher loss than BF16",
+            expected=f"less than {margin} above BF16{which}",
+            seen=seen,
+            cause="scales that saturate or underflow, or a recipe too coarse for this model; or a fault that begins "
             "after the first steps, such as weights or inputs that an FP8 layer keeps from an earlier step",
-            "next_step": "ask assert_numerics(), which looks at the products after some training, too; if they are "
+            next_step="ask assert_numerics(), which looks at the products after some training, too; if they are "
             "right, leave sensitive layers in BF16, or try a recipe with finer scales",
-        }
+        )
     if gap.below:
         return _below(gap, scale, seen)
     cause, next_step = _why_undecided(scale, bf16, noise, gap.bound, gap.margin)
-    return Verdict.INCONCLUSIVE, {
-        "headline": "the seeds do not decide",
-        "expected": f"a gap clearly below or above {margin}{which}",
-        "seen": seen,
-        "cause": cause,
-        "next_step": next_step,
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INCONCLUSIVE,
+        headline="the seeds do not decide",
+        expected=f"a gap clearly below or above {margin}{which}",
+        seen=seen,
+        cause=cause,
+        next_step=next_step,
+    )
 
 
 def _below(gap: LossGap, scale: LossScale, seen: str) -> Finding:
-    return Verdict.INCONCLUSIVE, {
-        "headline": "FP8 training ends at a lower loss than BF16, by more than noise",
-        "expected": f"at most {_amount(gap.floor, scale)} below BF16: FP8 adds rounding, which does not teach",
-        "seen": seen,
-        "cause": "the two arms' losses are not the same quantity: a mean over fewer tokens in the FP8 arm (NaN that is "
+    return Finding(
+        UNCODED,
+        Verdict.INCONCLUSIVE,
+        headline="FP8 training ends at a lower loss than BF16, by more than noise",
+        expected=f"at most {_amount(gap.floor, scale)} below BF16: FP8 adds rounding, which does not teach",
+        seen=seen,
+        cause="the two arms' losses are not the same quantity: a mean over fewer tokens in the FP8 arm (NaN that is "
         "masked, labels that are ignored), dropout or another regularisation that is off in it, or another learning "
         "rate",
-        "next_step": "in a late step of each arm, count the tokens that enter the mean, and compare model.training, "
+        next_step="in a late step of each arm, count the tokens that enter the mean, and compare model.training, "
         "dropout and the optimizer's settings",
-    }
+    )
 
 
 def _amount(value: float, scale: LossScale) -> str:

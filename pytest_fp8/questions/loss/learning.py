@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED, C
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.rules.loss import loss_fall
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 MOVED = 0.10
 """Share of the weights with a gradient that a curve must move in the reference. A bfloat16 weight only moves where one
@@ -25,15 +26,15 @@ ENOUGH = 100
 
 def weights_stand_still(evidence: LossEvidence) -> Finding | None:
     """Weights that train in the reference and not in the FP8 arm."""
-    return _moved_less(evidence, STILL, "weights do not train in the FP8 arm")
+    return _moved_less(C.WEIGHTS_STAND_STILL, evidence, STILL, "weights do not train in the FP8 arm")
 
 
 def weights_move_less(evidence: LossEvidence) -> Finding | None:
     """Weights of which a large part trains in the reference alone. A loss that ends higher says more than this."""
-    return _moved_less(evidence, LESS, "weights train only in part in the FP8 arm")
+    return _moved_less(C.MOVE_LESS, evidence, LESS, "weights train only in part in the FP8 arm")
 
 
-def _moved_less(evidence: LossEvidence, share: float, words: str) -> Finding | None:
+def _moved_less(code: C, evidence: LossEvidence, share: float, words: str) -> Finding | None:
     """Weights that move so little with every seed: an expert may rest with one."""
     seeds = sorted(evidence.fp8)
     first, mine = evidence.bf16[seeds[0]].movement, evidence.fp8[seeds[0]].movement
@@ -42,6 +43,7 @@ def _moved_less(evidence: LossEvidence, share: float, words: str) -> Finding | N
         return None
     name = still[0]
     return fail(
+        code,
         f"{len(still)} of {len(first)} {words}",
         expected=f"weights that move as in BF16, where {first[name].moved:.1%} of {name} have moved at the end",
         seen=f"{mine[name].moved:.1%} in FP8: {some(still)}",
@@ -92,27 +94,29 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
     share, (_, reached) = moved_share(evidence.bf16), _sums(list(evidence.bf16.values()))
     if share is not None and share < MOVED:
         seen = f"{share:.1%} after {len(evidence.bf16[seeds[0]].losses)} steps"
-        return Verdict.NOT_EXERCISED, {
-            "headline": "too few weights move in BF16 for a loss to say anything about FP8",
-            "expected": f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end",
-            **(
-                {"seen": seen, **(SMALL_STEPS if share else STANDING)}
-                if reached
-                else {"seen": f"{seen}; {NO_GRADIENT}", **CUT_OFF}
-            ),
-        }
+        return Finding(
+            UNCODED,
+            Verdict.NOT_EXERCISED,
+            headline="too few weights move in BF16 for a loss to say anything about FP8",
+            expected=f"at least {MOVED:.0%} of the weights with a gradient differ from their start at the end",
+            **{"seen": seen, **(SMALL_STEPS if share else STANDING)}
+            if reached
+            else {"seen": f"{seen}; {NO_GRADIENT}", **CUT_OFF},
+        )
     fall = loss_fall([evidence.bf16[s].losses for s in seeds])
     if fall.learns:
         return None
-    return Verdict.NOT_EXERCISED, {
-        "headline": "BF16 learns nothing in these steps, so its loss says nothing about FP8",
-        "expected": "a loss that falls by more than it changes from step to step",
-        "seen": f"it falls by {fall.amount:.3g} +- {2 * fall.error:.2g} from the first fifth of the steps to the last",
-        "cause": "too few steps, a learning rate too small or too large, data without anything to learn, or a loss "
+    return Finding(
+        UNCODED,
+        Verdict.NOT_EXERCISED,
+        headline="BF16 learns nothing in these steps, so its loss says nothing about FP8",
+        expected="a loss that falls by more than it changes from step to step",
+        seen=f"it falls by {fall.amount:.3g} +- {2 * fall.error:.2g} from the first fifth of the steps to the last",
+        cause="too few steps, a learning rate too small or too large, data without anything to learn, or a loss "
         "that training does not lower (an adversarial one)",
-        "next_step": "more steps, @pytest.mark.fp8(loss_steps=...), another learning rate, or Workload(loss=...) that "
+        next_step="more steps, @pytest.mark.fp8(loss_steps=...), another learning rate, or Workload(loss=...) that "
         "gives a loss which training lowers",
-    }
+    )
 
 
 def moved_share(curves: Mapping[int, Curve]) -> float | None:

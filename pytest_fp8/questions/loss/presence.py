@@ -3,8 +3,10 @@ last step. Pure."""
 
 from __future__ import annotations
 
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import C
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.loss.evidence import LossEvidence, ProductCount
+from pytest_fp8.verdicts import Finding
 
 NONE = ProductCount(fp8=0, other=0)
 TOO_EXACT = 0.01
@@ -36,6 +38,7 @@ def _too_exact(evidence: LossEvidence) -> Finding | None:
         return None
     share, layer, seed, step = found[0]
     return fail(
+        C.TOO_EXACT,
         "an FP8 layer multiplied in high precision while the arm trained",
         expected=f"products of {layer} off by as much as FP8 with a scale for each row and column gives",
         seen=f"{share:.1%} of that error in step {step}, seed {seed}; "
@@ -98,6 +101,7 @@ def _in_the_last_step(evidence: LossEvidence) -> Finding | None:
 
 def _lost(before: int, step: int, nothing_left: bool, expected: str, seen: str) -> Finding:
     return fail(
+        C.FP8_LOST,
         f"FP8 ran in step {before} and not in step {step}"
         if nothing_left
         else f"less ran in FP8 in step {step} than in step {before}",

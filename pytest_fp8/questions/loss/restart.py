@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fp8.questions.findings import Finding
+from pytest_fp8.codes import C
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.rules.loss import LossGap, tail_gap
 from pytest_fp8.rules.restart import Restart, decide_restart
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 HEADLINE = "the BF16 arm does not begin its curves anew"
 OTHER_RATE = 0.01
@@ -95,5 +95,5 @@ def _trained_twice(evidence: LossEvidence) -> list[int]:
     return [s for s in sorted(evidence.twin) if s == min(evidence.bf16) or list(evidence.twin[s].losses) != first]
 
 
-def _invalid(**lines: str) -> Finding:
-    return Verdict.INVALID, {"headline": HEADLINE, **lines}
+def _invalid(expected: str, seen: str, cause: str, next_step: str) -> Finding:
+    return Finding(C.NOT_ANEW, Verdict.INVALID, HEADLINE, expected, seen, cause, next_step)

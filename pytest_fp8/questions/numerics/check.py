@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from pytest_fp8.case import Case
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import first_line
-from pytest_fp8.questions.findings import Finding
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.causes import cause_of
@@ -28,7 +28,7 @@ from pytest_fp8.questions.numerics.products import (
     judged_products,
     later_products,
 )
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
 
 QUESTION = "numerics"
 
@@ -52,8 +52,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or undecided(found)
     )
     if finding is not None:
-        verdict, lines = finding
-        return Decision(QUESTION, verdict, numbers=numbers, **lines)
+        return finding.answer(QUESTION, numbers)
     gradients = gradients_in_words(numbers)
     products = (
         f"{numbers['products']} products of {numbers['layers']} layers right (lowest SQNR {numbers['sqnr_db']:.1f} dB)"
@@ -61,7 +60,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         else "no layer's products can be seen by themselves"
     )
     said = products + (gradients and f", {gradients}") + _not_reduced(evidence) + _not_evaluated(evidence)
-    return Decision(QUESTION, Verdict.PASS, said, numbers=numbers)
+    return passed(said).answer(QUESTION, numbers)
 
 
 def _not_reduced(evidence: NumericsEvidence) -> str:
@@ -136,26 +135,30 @@ def _other_data(evidence: NumericsEvidence) -> Finding | None:
     mine, theirs = evidence.fp8.gradients.data, evidence.bf16.gradients.data
     if mine == theirs:
         return None
-    return Verdict.INVALID, {
-        "headline": "the arms got different data, so their gradients cannot be compared",
-        "expected": "the same batch in both arms",
-        "seen": f"fingerprints {theirs:08x} (BF16) and {mine:08x} (FP8)",
-        "cause": "the batch depends on the arm, or on random numbers that torch's generators do not draw",
-        "next_step": "make batch(step) give the same tensors for the same step in every process",
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the arms got different data, so their gradients cannot be compared",
+        expected="the same batch in both arms",
+        seen=f"fingerprints {theirs:08x} (BF16) and {mine:08x} (FP8)",
+        cause="the batch depends on the arm, or on random numbers that torch's generators do not draw",
+        next_step="make batch(step) give the same tensors for the same step in every process",
+    )
 
 
 def _not_finite(evidence: NumericsEvidence) -> Finding | None:
     loss = evidence.bf16.gradients.loss
     if math.isfinite(loss):
         return None
-    return Verdict.INVALID, {
-        "headline": "the BF16 arm's loss is not finite, so its gradients say nothing",
-        "expected": "a finite loss at the first weights",
-        "seen": f"{loss} in BF16, {evidence.fp8.gradients.loss} in FP8",
-        "cause": "the loss, the data or the model gives it, with FP8 having no part in it",
-        "next_step": "mend the loss or the data; FP8 cannot be judged on this",
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the BF16 arm's loss is not finite, so its gradients say nothing",
+        expected="a finite loss at the first weights",
+        seen=f"{loss} in BF16, {evidence.fp8.gradients.loss} in FP8",
+        cause="the loss, the data or the model gives it, with FP8 having no part in it",
+        next_step="mend the loss or the data; FP8 cannot be judged on this",
+    )
 
 
 def _nothing(numbers: dict[str, Any], layers: LayersEvidence, judged: Sequence[ProductCheck]) -> Finding | None:
@@ -166,14 +169,16 @@ def _nothing(numbers: dict[str, Any], layers: LayersEvidence, judged: Sequence[P
     rounded = any(product.sqnr < HIGH_PRECISION_DB for product in judged)
     if rounded or (in_fp8 and (judged or numbers["gradients"])):
         return None
-    return Verdict.NOT_EXERCISED, {
-        "headline": "no FP8 product to judge" + ("" if numbers["gradients"] else ", and no gradient to compare"),
-        "expected": "matrix products in FP8",
-        "seen": "none in the step that was watched"
+    return Finding(
+        UNCODED,
+        Verdict.NOT_EXERCISED,
+        headline="no FP8 product to judge" + ("" if numbers["gradients"] else ", and no gradient to compare"),
+        expected="matrix products in FP8",
+        seen="none in the step that was watched"
         + (f"; {len(judged)} products of converted layers are as exact as BF16's" if judged else ""),
-        "cause": "FP8 is off where the layers multiply: a precision context that is not around the forward pass, or a "
+        cause="FP8 is off where the layers multiply: a precision context that is not around the forward pass, or a "
         "layer that falls back to high precision"
         if judged
         else "the conversion left all layers in high precision, or the step calls none of them",
-        "next_step": "ask fp8_pair.assert_layers(), which names what was converted and what ran in FP8",
-    }
+        next_step="ask fp8_pair.assert_layers(), which names what was converted and what ran in FP8",
+    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import Casts, fast_accumulation, promised_casts
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
+from pytest_fp8.verdicts import Finding
 
 ROLES_OF = {"forward": (FPROP,), RECOMPUTE: (FPROP,), "backward": (DGRAD, WGRAD)}
 """Phase -> the roles whose products it holds. Both of the backward pass have the same formats in every recipe. Where
@@ -38,6 +40,7 @@ def _formats(
     seen = " x ".join(sorted(wrong[0].formats))
     wanted = " or ".join(" x ".join(pair) for pair in sorted(promised))
     return fail(
+        UNCODED,
         f"{len(wrong)} FP8 products of the {phase} pass have operands in another format than the recipe's",
         expected=wanted,
         seen=f"{seen} in {len(wrong)} of {len(products)} products, of the size of {_names(wrong, layers)}",
@@ -55,6 +58,7 @@ def _accumulation(
     if not wrong or set(fast) & set(roles):
         return None
     return fail(
+        UNCODED,
         f"{len(wrong)} FP8 products of the {phase} pass use fast accumulation",
         expected="sums in float32: this recipe asks for fast accumulation in the forward pass at most",
         seen=f"{len(wrong)} of {len(products)} products, of the size of {_names(wrong, layers)}",

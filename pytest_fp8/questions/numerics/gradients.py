@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.floats import of_text
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,13 +92,15 @@ def find_apart(evidence: NumericsEvidence) -> Finding | None:
     if bool(fp8) == bool(bf16):
         return None
     arm, other = ("FP8", "BF16") if fp8 else ("BF16", "FP8")
-    return Verdict.FAIL if fp8 else Verdict.INVALID, {
-        "headline": f"gradients are not reduced over the ranks in the {arm} arm alone",
-        "expected": f"after the backward pass the same gradients on every rank, as in the {other} arm",
-        "seen": fp8 or bf16,
-        "cause": "that arm calls the model inside the wrapper that reduces them, or leaves no_sync() open",
-        "next_step": "call the parallelized model itself in both arms; leave no_sync() before the last backward pass",
-    }
+    return Finding(
+        UNCODED,
+        Verdict.FAIL if fp8 else Verdict.INVALID,
+        headline=f"gradients are not reduced over the ranks in the {arm} arm alone",
+        expected=f"after the backward pass the same gradients on every rank, as in the {other} arm",
+        seen=fp8 or bf16,
+        cause="that arm calls the model inside the wrapper that reduces them, or leaves no_sync() open",
+        next_step="call the parallelized model itself in both arms; leave no_sync() before the last backward pass",
+    )
 
 
 def _differences(
@@ -157,6 +160,7 @@ def find_in_gradients(
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
     cause, next_step = cause_of(wrong)
     return fail(
+        UNCODED,
         f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
         f"products change it by {first.moved:.1%}",
@@ -175,17 +179,18 @@ def find_in_gradients(
 
 def undecided(found: Sequence[Difference]) -> Finding | None:
     """INCONCLUSIVE where most gradients are rounding noise: no limit would tell a wrong one."""
-    from pytest_fp8.verdicts import Verdict
 
     open_ones = [d for d in found if not d.moved < UNDECIDED]
     if 2 * len(open_ones) <= len(found):
         return None
-    return Verdict.INCONCLUSIVE, {
-        "headline": f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
-        "expected": f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves "
+    return Finding(
+        UNCODED,
+        Verdict.INCONCLUSIVE,
+        headline=f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
+        expected=f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves "
         "products",
-        "seen": f"{some([f'{d.parameter} {d.moved:.0%}' for d in open_ones])}",
-        "cause": "the loss of this batch at these weights hardly depends on what is trained, or small changes send "
+        seen=f"{some([f'{d.parameter} {d.moved:.0%}' for d in open_ones])}",
+        cause="the loss of this batch at these weights hardly depends on what is trained, or small changes send "
         "rows another way (routers); the products of each layer were judged and are right",
-        "next_step": "give a larger batch, or weights that were trained",
-    }
+        next_step="give a larger batch, or weights that were trained",
+    )

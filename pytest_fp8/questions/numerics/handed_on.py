@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import LATER, HandedOn, NumericsEvidence
+from pytest_fp8.verdicts import Finding
 
 SAME = 0.999
 """Cosine from which the reference's optimizer is given what the products gave, times a factor."""
@@ -62,6 +64,7 @@ def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) ->
     seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else _factors(worst, pairs)
     also = [pair.layer for pair in others or scaled if pair.layer != worst.layer]
     return fail(
+        UNCODED,
         f"the optimizer is given other weight gradients of {len(others or scaled)} FP8 layer(s) than their products "
         f"gave{when}",
         expected="the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import promised_casts
-from pytest_fp8.questions.findings import Finding, fail, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import LATER, NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, PLAIN_DB, Limits
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
+from pytest_fp8.verdicts import Finding
 
 FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
 ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
@@ -136,6 +138,7 @@ def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, look: _L
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
     return fail(
+        UNCODED,
         f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product" + look.when,
         expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
         f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_fp8.questions.findings import Finding
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import Turn, scattered, short_of_memory
 from pytest_fp8.questions.speed.sound import NOTICED
 from pytest_fp8.questions.speed.wire import slow_wire
 from pytest_fp8.rules.speed import Speedup
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 
 def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
@@ -61,13 +61,15 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
     if account is None or not launch_bound_arms(account):
         return None
     waits = launch_bound(account.fp8) or launch_bound(account.bf16)
-    return Verdict.INVALID, {
-        "headline": "an arm waits for its host, and the baseline has step times alone",
-        "expected": against,
-        "seen": seen,
-        "cause": f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
-        "next_step": 'store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="an arm waits for its host, and the baseline has step times alone",
+        expected=against,
+        seen=seen,
+        cause=f"{waits}: a host slower or busier than the baseline's, or code in the step that makes the GPU wait",
+        next_step='store busy times, too: --fp8-update-baselines --fp8-reason "busy times"; or a larger batch',
+    )
 
 
 def why_busy(account: Account | None, waits: bool) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from pytest_fp8.questions.findings import Finding
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.speed import causes
 from pytest_fp8.questions.speed.account import Account
@@ -22,7 +23,7 @@ from pytest_fp8.rules.change import Change, level
 from pytest_fp8.rules.speed import GATED_CASES, Speedup, decide_speedup, ratios_by_process
 from pytest_fp8.rules.undecided import NO_BASELINE
 from pytest_fp8.rules.variance import MEASURED, Components, Session
-from pytest_fp8.verdicts import Decision, Verdict
+from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 QUESTION = "speedup"
 BAND = 0.08
@@ -93,11 +94,13 @@ def check_speedup(
         found = causes.slower_by_the_host(account, seen, against) if lost else None
         found = found or (_slow_host(numbers["bf16_ms"], baseline_reference_ms, result) if lost else None)
         found = found or _explain(evidence, result, account, seen, against, baseline_file)
-    verdict, lines = found
     if account is not None:
-        where = "headline" if verdict is Verdict.PASS else "seen"
-        lines = {**lines, where: f"{lines[where]}; {account.line(on_busy)}"}
-    return Decision(QUESTION, verdict, numbers=numbers, **lines)
+        line = account.line(on_busy)
+        if found.verdict is Verdict.PASS:
+            found = replace(found, headline=f"{found.headline}; {line}")
+        else:
+            found = replace(found, seen=f"{found.seen}; {line}")
+    return found.answer(QUESTION, numbers)
 
 
 def _processes(timed: Session, judged: Session) -> str:
@@ -137,35 +140,42 @@ def _explain(
     """The rule's verdict with its lines. ``against``: the bounds in words."""
     lines = {"expected": against, "seen": seen}
     if result.verdict is Verdict.PASS:
-        return Verdict.PASS, {"headline": f"{seen}; {against}"}
+        return Finding(UNCODED, Verdict.PASS, headline=f"{seen}; {against}")
     if result.verdict is Verdict.IMPROVED:
-        return Verdict.IMPROVED, {
+        return Finding(
+            UNCODED,
+            Verdict.IMPROVED,
             **lines,
-            "headline": "FP8 is faster than its baseline",
-            "cause": "a library, a kernel or the model's FP8 path became faster; "
-            "the old baseline no longer guards that",
-            "next_step": 'update the baseline: --fp8-update-baselines --fp8-reason "faster since ..."',
-        }
+            headline="FP8 is faster than its baseline",
+            cause="a library, a kernel or the model's FP8 path became faster; the old baseline no longer guards that",
+            next_step='update the baseline: --fp8-update-baselines --fp8-reason "faster since ..."',
+        )
     if result.verdict is Verdict.NOT_EXERCISED:
-        return Verdict.NOT_EXERCISED, {
-            "headline": "no baseline to hold the speedup against",
-            "expected": baseline_file or "a stored baseline",
-            "seen": seen,
-            "cause": "this case was never stored for this GPU",
-            "next_step": 'run once with --fp8-update-baselines --fp8-reason "first measurement"',
-        }
+        return Finding(
+            UNCODED,
+            Verdict.NOT_EXERCISED,
+            headline="no baseline to hold the speedup against",
+            expected=baseline_file or "a stored baseline",
+            seen=seen,
+            cause="this case was never stored for this GPU",
+            next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
+        )
     if result.verdict is Verdict.FAIL and result.reason == "baseline":
         headline = "FP8 lost speed against BF16 since the baseline"
-        return Verdict.FAIL, {**lines, "headline": headline, **causes.SLOWER}
+        return Finding(UNCODED, Verdict.FAIL, **lines, headline=headline, **causes.SLOWER)
     if result.verdict is Verdict.FAIL:
         headline = "FP8 is not faster than the best BF16"
-        return Verdict.FAIL, {
+        return Finding(
+            UNCODED,
+            Verdict.FAIL,
             **lines,
-            "headline": headline,
+            headline=headline,
             **causes.why_slow(account, evidence.fp8_compiled, evidence.turns),
-        }
+        )
     headline = f"the blocks do not decide against the {result.reason}"
-    return Verdict.INCONCLUSIVE, {**lines, "headline": headline, **causes.why_undecided(evidence, result, account)}
+    return Finding(
+        UNCODED, Verdict.INCONCLUSIVE, **lines, headline=headline, **causes.why_undecided(evidence, result, account)
+    )
 
 
 def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
@@ -201,21 +211,25 @@ def _of_history(result: Speedup, history: Sequence[Session]) -> dict[str, Any]:
 def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[Sequence[float]]) -> Finding | None:
     """Why the blocks cannot be used, or ``None``. ``baseline_ms``: BF16's step times stored in the baseline."""
     if evidence.strangers:
-        return Verdict.INVALID, {
-            "headline": "another process used the GPU",
-            "expected": "the GPU for this session alone",
-            "seen": f"process ids {list(evidence.strangers)}",
-            "cause": "a shared GPU, or a process left by an earlier run",
-            "next_step": "nvidia-smi, then run again",
-        }
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
+            headline="another process used the GPU",
+            expected="the GPU for this session alone",
+            seen=f"process ids {list(evidence.strangers)}",
+            cause="a shared GPU, or a process left by an earlier run",
+            next_step="nvidia-smi, then run again",
+        )
     if evidence.throttles:
-        return Verdict.INVALID, {
-            "headline": "the GPU's clocks were throttled",
-            "expected": "no clock throttling",
-            "seen": ", ".join(evidence.throttles) + _clocks(evidence.clocks),
-            "cause": "heat, or a power supply that gives too little: neither comes of the code under test",
-            "next_step": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE, then run again on a cooler GPU",
-        }
+        return Finding(
+            UNCODED,
+            Verdict.INVALID,
+            headline="the GPU's clocks were throttled",
+            expected="no clock throttling",
+            seen=", ".join(evidence.throttles) + _clocks(evidence.clocks),
+            cause="heat, or a power supply that gives too little: neither comes of the code under test",
+            next_step="nvidia-smi -q -d PERFORMANCE,TEMPERATURE, then run again on a cooler GPU",
+        )
     return _other_attention(evidence) or _outside_band(bf16_ms, baseline_ms)
 
 
@@ -228,15 +242,17 @@ def _other_attention(evidence: TimingEvidence) -> Finding | None:
     if bf16 == fp8:
         return None
     two_cudnn = evidence.bf16_cudnn != evidence.fp8_cudnn
-    return Verdict.INVALID, {
-        "headline": "the arms ran different attention kernels",
-        "expected": f"the same kernels in both arms; FP8 ran {', '.join(fp8) or 'none'}",
-        "seen": f"the reference ran {', '.join(bf16) or 'none'}",
-        "cause": f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the arms ran different attention kernels",
+        expected=f"the same kernels in both arms; FP8 ran {', '.join(fp8) or 'none'}",
+        seen=f"the reference ran {', '.join(bf16) or 'none'}",
+        cause=f"two cuDNN libraries: {evidence.bf16_cudnn} in the reference, {evidence.fp8_cudnn} in the FP8 arm"
         if two_cudnn
         else "one arm lost its fast attention path, so the ratio measures attention and not FP8",
-        "next_step": "point CUDNN_HOME at torch's own cuDNN, or pin the attention backend in both arms",
-    }
+        next_step="point CUDNN_HOME at torch's own cuDNN, or pin the attention backend in both arms",
+    )
 
 
 def _slow_host(bf16_ms: float, baseline_ms: Sequence[Sequence[float]], result: Speedup) -> Finding | None:
@@ -251,13 +267,15 @@ def _outside_band(bf16_ms: float, baseline_ms: Sequence[Sequence[float]], band: 
     if not stored or min(abs(math.log(bf16_ms / each)) for each in stored) <= band:
         return None
     sessions = f"{stored[0]:.2f}" if len(stored) == 1 else f"{stored[0]:.2f} to {stored[-1]:.2f}"
-    return Verdict.INVALID, {
-        "headline": OUTSIDE_BAND,
-        "expected": f"{sessions} ms a step +-{band:.0%}, as in {len(stored)} stored session(s)",
-        "seen": f"{bf16_ms:.2f} ms",
-        "cause": "another host, power limit or BF16 library: a ratio to it says nothing about FP8",
-        "next_step": "compare driver and libraries with the baseline's provenance; measure anew if they moved",
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline=OUTSIDE_BAND,
+        expected=f"{sessions} ms a step +-{band:.0%}, as in {len(stored)} stored session(s)",
+        seen=f"{bf16_ms:.2f} ms",
+        cause="another host, power limit or BF16 library: a ratio to it says nothing about FP8",
+        next_step="compare driver and libraries with the baseline's provenance; measure anew if they moved",
+    )
 
 
 def _attention(operators: Mapping[str, Sequence[str]]) -> list[str]:

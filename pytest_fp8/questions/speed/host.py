@@ -8,7 +8,8 @@ from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
-from pytest_fp8.errors import OUT_OF_MEMORY, ArmError
+from pytest_fp8.codes import R
+from pytest_fp8.errors import ArmError
 from pytest_fp8.rules.speed import log_ratios
 from pytest_fp8.rules.statistics import robust_sigma
 
@@ -95,7 +96,7 @@ def short_of_memory(turns: Sequence[Turn], arm: str) -> dict[str, str]:
 def crowded(arm: str, seen: str) -> ArmError:
     """The error of an arm that :func:`short_of_memory` tells of; ``seen``: its cause."""
     return ArmError(
-        OUT_OF_MEMORY,
+        R.OUT_OF_MEMORY,
         f"the {arm} arm ran out of GPU memory while it was timed",
         expected="timed steps that find their memory in the allocator's cache",
         seen=seen,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pytest_fp8.questions.findings import Finding, some
+from pytest_fp8.codes import UNCODED
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import Extents, Product
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
 from pytest_fp8.questions.speed.host import short_of_memory
 from pytest_fp8.questions.speed.wire import sends_less
-from pytest_fp8.verdicts import Verdict
+from pytest_fp8.verdicts import Finding, Verdict
 
 ABOVE = 0.05
 """How far a speedup may lie above its limit. Hosts of one kind differ by up to 5 %, and the profiled step is one step.
@@ -53,14 +55,16 @@ def _compiled(compilations: Mapping[str, int]) -> Finding | None:
     seen = [f"{count} in the {arm} arm" for arm, count in compilations.items() if count]
     if not seen:
         return None
-    return Verdict.INVALID, {
-        "headline": "code was compiled inside the timed blocks",
-        "expected": "every compilation in the steps before them",
-        "seen": f"torch.compile compiled {', '.join(seen)}",
-        "cause": "the step changes while it is timed: a batch of another shape, a Python number that the code depends "
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="code was compiled inside the timed blocks",
+        expected="every compilation in the steps before them",
+        seen=f"torch.compile compiled {', '.join(seen)}",
+        cause="the step changes while it is timed: a batch of another shape, a Python number that the code depends "
         "on, or torch._dynamo.reset()",
-        "next_step": 'run with TORCH_LOGS="recompiles" to see the reason; give every batch one shape',
-    }
+        next_step='run with TORCH_LOGS="recompiles" to see the reason; give every batch one shape',
+    )
 
 
 def _less_work(account: Account) -> Finding | None:
@@ -79,13 +83,15 @@ def _less_work(account: Account) -> Finding | None:
 
 
 def _other_work(seen: str, cause: str) -> Finding:
-    return Verdict.INVALID, {
-        "headline": "the arms do not do the same work",
-        "expected": "arms that differ in products that run in FP8 and in nothing else",
-        "seen": seen,
-        "cause": cause,
-        "next_step": "find what the FP8 arm's conversion, precision or step does besides FP8; do it in both arms",
-    }
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the arms do not do the same work",
+        expected="arms that differ in products that run in FP8 and in nothing else",
+        seen=seen,
+        cause=cause,
+        next_step="find what the FP8 arm's conversion, precision or step does besides FP8; do it in both arms",
+    )
 
 
 def _flops(account: Account) -> str:
@@ -112,15 +118,17 @@ def _other_precision(account: Account, bf16: Sequence[Product], fp8: Sequence[Pr
             moved += abs(spent[0] - spent[1])
     if moved <= NOTICED * account.bf16.busy or not (types or rates):
         return None
-    return Verdict.INVALID, {
-        "headline": "products outside FP8 run in another precision in one arm",
-        "expected": "the same types and kernels in both arms wherever no FP8 is",
-        "seen": f"{some([*types, *rates])}; products of {moved:.1f} ms a step",
-        "cause": "torch.backends.cuda.matmul.allow_tf32 or set_float32_matmul_precision() in one arm alone"
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="products outside FP8 run in another precision in one arm",
+        expected="the same types and kernels in both arms wherever no FP8 is",
+        seen=f"{some([*types, *rates])}; products of {moved:.1f} ms a step",
+        cause="torch.backends.cuda.matmul.allow_tf32 or set_float32_matmul_precision() in one arm alone"
         if rates
         else "a conversion or an autocast that also changes what is no FP8 layer",
-        "next_step": "set both arms' precision outside FP8 alike, before the model is built",
-    }
+        next_step="set both arms' precision outside FP8 alike, before the model is built",
+    )
 
 
 def steady_idle(account: Account, evidence: TimingEvidence) -> float:
@@ -140,17 +148,19 @@ def _reference_waits(account: Account, idle: float, short: Mapping[str, str]) ->
     if not by_its_calls and not (idle > IDLE * waited.step and fp8.idle_share < IDLE / 2):
         return None
     calls = ", ".join(f"{name} {count} times" for name, count in waited.waits.items())
-    return Verdict.INVALID, {
-        "headline": "the reference waits for its host",
-        "expected": "a reference as fast as the GPU lets it be",
-        "seen": f"the GPU idles {waited.idle:.1f} ms of the reference's {waited.step:.1f} ms step and {fp8.idle:.1f} "
+    found = Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the reference waits for its host",
+        expected="a reference as fast as the GPU lets it be",
+        seen=f"the GPU idles {waited.idle:.1f} ms of the reference's {waited.step:.1f} ms step and {fp8.idle:.1f} "
         f"ms of the FP8 arm's {fp8.step:.1f} ms" + (f"; the reference's step calls {calls}" if calls else ""),
-        "cause": "the reference alone waits for the GPU in each step: .item() or print() of a loss, a copy to the CPU"
+        cause="the reference alone waits for the GPU in each step: .item() or print() of a loss, a copy to the CPU"
         if more_waits
         else "Python takes time in the reference's step alone: a sleep, loading of data, code that is not compiled",
-        "next_step": "take the wait out of the reference's step, or put it in both arms",
-        **short,
-    }
+        next_step="take the wait out of the reference's step, or put it in both arms",
+    )
+    return replace(found, **short)
 
 
 def _above_limit(account: Account, lowest: float, on_busy: bool) -> Finding | None:
@@ -164,17 +174,19 @@ def _above_limit(account: Account, lowest: float, on_busy: bool) -> Finding | No
     shrunk["idle time"] = 0.0 if on_busy else account.bf16.idle - account.fp8.idle
     what = max(shrunk, key=lambda name: shrunk[name])
     named = {"rest": "all other kernels"}.get(what, what)
-    return Verdict.INVALID, {
-        "headline": "the speedup is too good to be true",
-        "expected": f"at most {limit:.2f}x: products in FP8 earned {account.earned:.1f} ms of the reference's "
+    return Finding(
+        UNCODED,
+        Verdict.INVALID,
+        headline="the speedup is too good to be true",
+        expected=f"at most {limit:.2f}x: products in FP8 earned {account.earned:.1f} ms of the reference's "
         f"{account.bf16.step:.1f} ms step",
-        "seen": f"at least {lowest:.2f}x{' of busy time' if on_busy else ''}; {named}: {shrunk[what]:.1f} ms less in "
+        seen=f"at least {lowest:.2f}x{' of busy time' if on_busy else ''}; {named}: {shrunk[what]:.1f} ms less in "
         f"the FP8 arm{_flops(account)}",
-        "cause": "the reference's host holds it up, and the FP8 arm's does not"
+        cause="the reference's host holds it up, and the FP8 arm's does not"
         if what == "idle time"
         else "the FP8 arm does less work (a smaller batch, fewer layers), or has faster kernels that are not FP8's",
-        "next_step": "compare both arms' steps; what is not FP8 must be the same in both",
-    }
+        next_step="compare both arms' steps; what is not FP8 must be the same in both",
+    )
 
 
 def _by_extents(products: Sequence[Product]) -> dict[Extents, list[Product]]:
