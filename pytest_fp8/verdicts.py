@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -45,6 +45,11 @@ SHOWN_AS = {
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What a question measured, with units in the names; ``None`` where it was not measured."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """What a check found. ``code`` says which cause; ``None`` for PASS alone."""
 
@@ -63,10 +68,10 @@ class Finding:
         first = " ".join(filter(None, (self.verdict.value, self.code)))
         return explain(f"{first}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
 
-    def answer(self, question: str, numbers: Mapping[str, Any] | None = None) -> Decision:
+    def answer(self, question: str, figures: Figures | Mapping[str, Any] | None = None) -> Decision:
         """This finding as the answer to ``question``, with its figures."""
         lines = {field.name: getattr(self, field.name) for field in fields(Finding)}
-        return Decision(**lines, question=question, numbers=numbers or {})
+        return Decision(**lines, question=question, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,14 @@ class Decision(Finding):
     """One question's answer: what was found, and the figures behind it."""
 
     question: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures | Mapping[str, Any] | None = None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The figures as plain data, for reports."""
+        from pytest_fp8.plain import to_plain
+
+        return dict(to_plain(self.figures or {}))
 
 
 def passed(headline: str) -> Finding:

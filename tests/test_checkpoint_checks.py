@@ -10,6 +10,7 @@ import pytest
 
 from helpers.evidence import trained, transfer, verdict_of
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.carry import relative_distance, with_moved_reference
 from pytest_fp8.questions.checkpoints.check import check_checkpoints, logit_limit
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, OwnLoaded, OwnSaved
@@ -47,25 +48,25 @@ def test_how_far_resumed_losses_may_lie_from_the_source_s(source, within, beyond
     for sign in (1, -1):
         assert check_checkpoints([losses(source, [x + sign * within for x in source])]).verdict is Verdict.PASS
         lost = check_checkpoints([losses(source, [x + sign * beyond for x in source])])
-        verdict_of(lost, Verdict.FAIL, "training does not go on where the source was")
+        verdict_of(lost, Verdict.FAIL, K.DOES_NOT_GO_ON)
 
 
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (transfer_of(source={"on_disk": {"F8_E4M3": 2}}), "stored in FP8"),
-        (transfer_of(source={"on_disk": {"float8_e5m2": 1}}), "stored in FP8"),
-        (transfer_of(target={"missing": ["w"]}), "missing from the checkpoint"),
-        (transfer_of(target={"unexpected": ["module.w"]}), "keys with no home"),
-        (transfer_of(target={"wrong_shape": ["w"]}), "another shape"),
-        (transfer_of(target={"digests": {"w": 1, "v": 3}}), "changed on the way"),
-        (transfer_of(target={"optimizer_digests": {}}), "optimizer's state did not arrive"),
-        (transfer_of(logit_distance=1.4), "computes something else"),
-        (transfer_of(logit_distance=math.inf), "computes something else"),
-        (losses([2.0, 1.9], [3.0, 2.9]), "does not go on where the source was"),
-        (losses([2.0, 1.9], [math.nan, 2.0]), "does not go on where the source was"),
+        (transfer_of(source={"on_disk": {"F8_E4M3": 2}}), K.STORED_IN_FP8),
+        (transfer_of(source={"on_disk": {"float8_e5m2": 1}}), K.STORED_IN_FP8),
+        (transfer_of(target={"missing": ["w"]}), K.WEIGHTS_MISSING),
+        (transfer_of(target={"unexpected": ["module.w"]}), K.KEYS_WITHOUT_A_HOME),
+        (transfer_of(target={"wrong_shape": ["w"]}), K.OTHER_SHAPE),
+        (transfer_of(target={"digests": {"w": 1, "v": 3}}), K.WEIGHTS_CHANGED),
+        (transfer_of(target={"optimizer_digests": {}}), K.OPTIMIZER_LOST),
+        (transfer_of(logit_distance=1.4), K.COMPUTES_OTHERWISE),
+        (transfer_of(logit_distance=math.inf), K.COMPUTES_OTHERWISE),
+        (losses([2.0, 1.9], [3.0, 2.9]), K.DOES_NOT_GO_ON),
+        (losses([2.0, 1.9], [math.nan, 2.0]), K.DOES_NOT_GO_ON),
         (losses([0.021, 0.019], [0.06, 0.055]), "within 0.00105 on average"),
-        (losses([-0.4, 0.2], [-0.3, 0.3]), "does not go on where the source was"),
+        (losses([-0.4, 0.2], [-0.3, 0.3]), K.DOES_NOT_GO_ON),
         (losses([1900.0, 1850.0], [1960.0, 1910.0]), "within 19 on average"),
     ],
 )
@@ -83,7 +84,7 @@ def test_the_limit_of_logits_never_reaches_unrelated_weights():
 def test_a_loss_may_differ_by_twice_what_the_precisions_do():
     """A cosine loss of a healthy student and its moving average."""
     apart, target = [0.04307, 0.04107, 0.04349, 0.04258], [0.04, 0.03852, 0.04028, 0.03955]
-    verdict_of(check_checkpoints([losses(apart, target)]), Verdict.FAIL, "does not go on")
+    verdict_of(check_checkpoints([losses(apart, target)]), Verdict.FAIL, K.DOES_NOT_GO_ON)
     known = replace(losses(apart, target), start=Apart(0.03, 1, 0.0025))
     assert check_checkpoints([known]).verdict is Verdict.PASS
     lost = replace(losses(apart, [0.09, 0.09, 0.09, 0.09]), start=Apart(0.03, 1, 0.05))
@@ -106,26 +107,26 @@ class Reference:
 
 def test_a_router_that_is_undecided_after_training_is_no_fault_of_the_checkpoint():
     far = transfer(logit_distance=0.17)
-    verdict_of(check_checkpoints([far]), Verdict.FAIL, "computes something else")
+    verdict_of(check_checkpoints([far]), Verdict.FAIL, K.COMPUTES_OTHERWISE)
     undecided, steady = Reference([0.07, 0.17, 0.12], []), Reference([0.03, 0.04, 0.03], [])
     verdict_of(check_checkpoints(with_moved_reference(undecided, [far])), Verdict.PASS)
-    verdict_of(check_checkpoints(with_moved_reference(steady, [far])), Verdict.FAIL, "computes something else")
+    verdict_of(check_checkpoints(with_moved_reference(steady, [far])), Verdict.FAIL, K.COMPUTES_OTHERWISE)
     assert undecided.asked == steady.asked == ["curve", "moved_outputs"]
 
 
 def test_training_that_small_changes_send_another_way_is_no_fault_of_the_checkpoint():
     """A line search, seen on emulated FP8."""
     astray = losses([0.7915, 0.7884, 0.7222, 0.7029], [0.7916, 0.7371, 0.6641, 0.6468])
-    verdict_of(check_checkpoints([astray]), Verdict.FAIL, "does not go on")
+    verdict_of(check_checkpoints([astray]), Verdict.FAIL, K.DOES_NOT_GO_ON)
     searching, steady = Reference([], [0.006, -0.001, 0.039]), Reference([], [0.006, -0.001, 0.003])
     verdict_of(check_checkpoints(with_moved_reference(searching, [astray])), Verdict.PASS)
-    verdict_of(check_checkpoints(with_moved_reference(steady, [astray])), Verdict.FAIL, "does not go on")
+    verdict_of(check_checkpoints(with_moved_reference(steady, [astray])), Verdict.FAIL, K.DOES_NOT_GO_ON)
     assert searching.asked == ["moved_resumes"]
 
 
 def test_a_source_that_diverged_says_nothing_of_its_checkpoint():
     broken = transfer_of(logit_distance=math.nan)
-    verdict_of(check_checkpoints([transfer(), broken]), Verdict.INVALID, "outputs are not finite", "assert_loss()")
+    verdict_of(check_checkpoints([transfer(), broken]), Verdict.INVALID, K.OUTPUTS_NOT_FINITE)
     one, none = np.ones(4, dtype=np.float32), np.full(4, np.nan, dtype=np.float32)
     assert math.isnan(relative_distance(none, none))
     assert math.isnan(relative_distance(one, none))
@@ -141,15 +142,15 @@ def test_a_reference_is_asked_nothing_more_where_limits_hold_or_nothing_was_load
 
 def test_other_data_for_the_resumed_steps_is_no_fault_of_the_checkpoint():
     other = transfer(resumed=trained([2.0, 1.9], data=2))
-    verdict_of(check_checkpoints([other]), Verdict.INVALID, "the resumed run was given other data")
+    verdict_of(check_checkpoints([other]), Verdict.INVALID, K.DATA_NOT_CARRIED)
 
 
 def test_a_source_whose_own_training_diverges_says_nothing_of_the_checkpoint():
     diverged = losses([2.0, 1.9, math.nan], [2.0, 1.9, 1.8])
-    verdict_of(check_checkpoints([diverged]), Verdict.INVALID, "the FP8 arm's own loss is not finite", "assert_loss")
-    back = replace(diverged, direction="bf16 on one -> fp8 on 2 ranks")
-    verdict_of(check_checkpoints([back]), Verdict.INVALID, "the BF16 arm's own loss is not finite")
-    verdict_of(check_checkpoints([losses([2.0, 1.9], [2.0, math.nan])]), Verdict.FAIL, "does not go on", "nan")
+    verdict_of(check_checkpoints([diverged]), Verdict.INVALID, K.SOURCE_DIVERGED, "the FP8 arm")
+    back = replace(diverged, arms=("bf16", "fp8"), ranks=(" on one", " on 2 ranks"))
+    verdict_of(check_checkpoints([back]), Verdict.INVALID, K.SOURCE_DIVERGED, "the BF16 arm")
+    verdict_of(check_checkpoints([losses([2.0, 1.9], [2.0, math.nan])]), Verdict.FAIL, K.DOES_NOT_GO_ON, "nan")
 
 
 def test_other_inputs_count_only_where_the_losses_differ():
@@ -158,10 +159,10 @@ def test_other_inputs_count_only_where_the_losses_differ():
     close = transfer(source=source, resumed=trained([2.0, 1.9], inputs=[1, 3]))
     assert check_checkpoints([close]).verdict is Verdict.PASS
     apart = transfer(source=source, resumed=trained([3.0, 2.9], inputs=[1, 3]))
-    verdict_of(check_checkpoints([apart]), Verdict.INVALID, "the resumed run was given other data")
+    verdict_of(check_checkpoints([apart]), Verdict.INVALID, K.DATA_NOT_CARRIED)
     # An optimizer with a closure computes one batch's loss as often as its numbers ask for.
     again = transfer(source=source, resumed=trained([3.0, 2.9], inputs=[1, 1, 2]))
-    verdict_of(check_checkpoints([again]), Verdict.FAIL, "training does not go on where the source was")
+    verdict_of(check_checkpoints([again]), Verdict.FAIL, K.DOES_NOT_GO_ON)
 
 
 # -- through the user's own functions ---------------------------------------------------------------------------------
@@ -199,14 +200,14 @@ def untouched(*names):
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (own(changed_by_saving=["w"]), "saving changed the model itself"),
-        (own(target={"digests": {"w": 7, "v": 2}}), "weights were cast to float16 on the way"),
-        (own(target={"digests": {"w": 8, "v": 2}}), "weights changed on the way"),
-        (own(target={"digests": {"w": 8, "v": 2}, "own": untouched("w")}), "weights were not loaded"),
-        (own(target={"digests": {"w": 1, "v": 8}, "own": untouched("v")}), "buffers were not carried"),
-        (own(target={"digests": {"w": 8, "v": 8}, "own": untouched("w", "v")}), "load() loaded nothing"),
-        (own(target={"optimizer_digests": {}}), "weights were loaded and the optimizer was not"),
-        (own(target={"optimizer_digests": {"o": 9}}), "cast or changed on the way"),
+        (own(changed_by_saving=["w"]), K.CHANGED_BY_SAVING),
+        (own(target={"digests": {"w": 7, "v": 2}}), K.CAST_ON_THE_WAY),
+        (own(target={"digests": {"w": 8, "v": 2}}), K.WEIGHTS_CHANGED),
+        (own(target={"digests": {"w": 8, "v": 2}, "own": untouched("w")}), K.WEIGHTS_MISSING),
+        (own(target={"digests": {"w": 1, "v": 8}, "own": untouched("v")}), K.BUFFERS_NOT_CARRIED),
+        (own(target={"digests": {"w": 8, "v": 8}, "own": untouched("w", "v")}), K.NOTHING_LOADED),
+        (own(target={"optimizer_digests": {}}), K.OPTIMIZER_LOST),
+        (own(target={"optimizer_digests": {"o": 9}}), K.OPTIMIZER_LOST),
         (own(kept={"schedule": {"last_epoch": 0}}, later={"schedule": {"last_epoch": 4}}), "last_epoch 4 -> 0"),
         (own(kept={"groups": {"group 0: lr": 1e-3}}, later={"groups": {"group 0: lr": 1e-3}}), "0.0003 -> 0.001"),
         (own(kept={"attributes": {"count": 4}}, later={"attributes": {"count": 8}}), "ema[0] is missing"),
@@ -247,9 +248,8 @@ def test_generators_that_the_model_does_not_draw_from_are_not_mentioned():
 def left_by(arm, which, flags):
     """Both directions through the user's own functions; what ``save()`` or ``load()`` left in one arm's model."""
     found = []
-    for direction in ("fp8 -> bf16", "bf16 -> fp8"):
-        source, _, target = direction.partition(" -> ")
-        t = replace(own(), direction=direction, logit_distance=0.4)
+    for source, target in (("fp8", "bf16"), ("bf16", "fp8")):
+        t = replace(own(), arms=(source, target), logit_distance=0.4)
         said = replace(t.saved.own, flags=flags if (arm, which) == (source, "save") else {})
         arrived = replace(t.loaded.own, flags=flags if (arm, which) == (target, "load") else {})
         found.append(replace(t, saved=replace(t.saved, own=said), loaded=replace(t.loaded, own=arrived)))
@@ -259,7 +259,7 @@ def left_by(arm, which, flags):
 @pytest.mark.parametrize("which", ["save", "load"])
 def test_a_mode_that_one_arm_is_left_in_is_the_cause(which):
     decision = check_checkpoints(left_by("fp8", which, {"put into eval mode": ["the model", "0"]}))
-    words = (f"{which}() leaves the fp8 model in another state", "put into eval mode: the model, 0", "model.eval()")
+    words = (K.STATE_LEFT_BEHIND, f"{which}()", "the fp8 model", "put into eval mode: the model, 0", "model.eval()")
     verdict_of(decision, Verdict.FAIL, *words)
 
 
@@ -269,4 +269,4 @@ def test_a_mode_that_both_arms_are_left_in_is_no_cause():
         for t in left_by("fp8", "", {})
     ]
     decision = check_checkpoints(both)
-    verdict_of(decision, Verdict.FAIL, "computes something else", "neither arm keeps scaling state")
+    verdict_of(decision, Verdict.FAIL, K.COMPUTES_OTHERWISE, "neither arm keeps scaling state")

@@ -51,6 +51,31 @@ class M(Code):
 class K(Code):
     """Checkpoints: can I switch back?"""
 
+    STORED_IN_FP8 = "FP8-K01"
+    UNTIED = "FP8-K02"
+    WEIGHTS_MISSING = "FP8-K03"
+    KEYS_WITHOUT_A_HOME = "FP8-K04"
+    OTHER_SHAPE = "FP8-K05"
+    NOTHING_LOADED = "FP8-K06"
+    WEIGHTS_CHANGED = "FP8-K07"
+    CAST_ON_THE_WAY = "FP8-K08"
+    BUFFERS_NOT_CARRIED = "FP8-K09"
+    CHANGED_BY_SAVING = "FP8-K10"
+    STRAY_PARAMETERS = "FP8-K11"
+    STALE_COPIES = "FP8-K12"
+    OPTIMIZER_LOST = "FP8-K13"
+    SCHEDULE_LOST = "FP8-K14"
+    GROUPS_LOST = "FP8-K15"
+    ATTRIBUTES_LOST = "FP8-K16"
+    OUTPUTS_NOT_FINITE = "FP8-K17"
+    DATA_NOT_CARRIED = "FP8-K18"
+    COMPUTES_OTHERWISE = "FP8-K19"
+    STATE_LEFT_BEHIND = "FP8-K20"
+    SOURCE_DIVERGED = "FP8-K21"
+    DOES_NOT_GO_ON = "FP8-K22"
+    SCALES_LOST = "FP8-K23"
+    LOAD_REFUSED = "FP8-K24"
+
 
 class P(Code):
     """Precision: which mixed precision is trained in?"""
@@ -74,6 +99,7 @@ class R(Code):
     RANKS_DISAGREE = "FP8-R09"
     OTHER_COLLECTIVES = "FP8-R10"
     PORT_TAKEN = "FP8-R11"
+    NOT_ASKED_OF_THIS_CASE = "FP8-R80"
 
 
 UNCODED: Code | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.verdicts import Decision, Finding, Verdict
 
@@ -15,7 +15,7 @@ def cannot(case: Case, question: str) -> Decision:
     """The case is emulated and the question one of speed or memory, or its own list of questions leaves it out."""
     emulated = case.emulated and question in ON_A_GPU
     return Finding(
-        UNCODED,
+        R.NOT_ASKED_OF_THIS_CASE,
         Verdict.NOT_EXERCISED,
         f"case {case.id} cannot answer for {question}",
         expected="a case on a GPU" if emulated else f"{question!r} among the questions of the mark",

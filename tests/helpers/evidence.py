@@ -7,6 +7,7 @@ from base64 import b64encode
 from dataclasses import replace
 
 from pytest_fp8 import Case, Verdict
+from pytest_fp8.codes import Code
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Apart, Loaded, Resumed, Saved, Transfer
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
@@ -108,10 +109,13 @@ def curves(offset=0.0, seeds=3, steps=20, wobble=0.0005):
 
 
 def verdict_of(decision, verdict, *words):
-    """Assert the verdict and the words; what is no PASS must say what to do next."""
+    """Assert the verdict, and a code or what the message names; what is no PASS must say what to do next."""
     assert decision.verdict is verdict, decision.message
     for word in words:
-        assert word in decision.message
+        if isinstance(word, Code):
+            assert decision.code is word, decision.message
+        else:
+            assert word in decision.message
     if verdict is not Verdict.PASS:
         assert "next:" in decision.message
 
@@ -135,7 +139,7 @@ def saved(**changes):
 def transfer(saved_changes=None, loaded_changes=None, **changes):
     """A healthy checkpoint through DCP, but for changes of what was saved, of what was loaded, and of the rest."""
     made = Transfer(
-        direction="fp8 -> bf16",
+        arms=("fp8", "bf16"),
         store="dcp",
         saved=saved(**(saved_changes or {})),
         loaded=loaded(**(loaded_changes or {})),

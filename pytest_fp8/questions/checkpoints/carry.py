@@ -78,10 +78,10 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
         forth = _source(pair.case, pair.fp8, folder, stores)
         forth = replace(forth, scales=_scales(pair.fp8, folder, forth))
         apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
-        to_fp8 = [_carry(pair.case, "bf16 -> fp8", store, back, pair.fp8, apart) for store in stores]
+        to_fp8 = [_carry(pair.case, ("bf16", "fp8"), store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         pair.bf16.request("curve", seed=SEED, steps=1)
-        to_bf16 = [_carry(pair.case, "fp8 -> bf16", store, forth, pair.bf16, apart) for store in stores]
+        to_bf16 = [_carry(pair.case, ("fp8", "bf16"), store, forth, pair.bf16, apart) for store in stores]
         between = _carry_between_ranks(pair, forth, apart) if _changes_ranks(pair.case) else []
     return with_moved_reference(pair, to_bf16 + between + to_fp8)
 
@@ -105,14 +105,13 @@ def _changes_ranks(case: Case) -> bool:
 
 def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:
     """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
-    several, case = f"{pair.case.gpus} ranks", pair.case
+    several, one, case = f" on {pair.case.gpus} ranks", " on one", pair.case
     with pair.on_one_gpu() as alone, pair.temporary_folder() as folder:
-        transfers = [_carry(case, f"fp8 on {several} -> bf16 on one", DCP, forth, alone, start)]
+        there = replace(_carry(case, ("fp8", "bf16"), DCP, forth, alone, start), ranks=(several, one))
         back = _source(case, alone, folder, (DCP,))
-        transfers.append(_carry(case, f"bf16 on one -> fp8 on {several}", DCP, back, pair.fp8, start))
+        home = replace(_carry(case, ("bf16", "fp8"), DCP, back, pair.fp8, start), ranks=(one, several))
     # Ranks are given parts of each batch, so fingerprints of what was given are others.
-    seen = [replace(t.resumed, data=t.source.data, inputs=t.source.inputs) for t in transfers]
-    return [replace(transfer, resumed=each) for transfer, each in zip(transfers, seen, strict=True)]
+    return [replace(t, resumed=replace(t.resumed, data=t.source.data, inputs=t.source.inputs)) for t in (there, home)]
 
 
 def with_moved_reference(pair: PairArms, transfers: list[Transfer]) -> list[Transfer]:
@@ -168,7 +167,7 @@ def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source
     return Source(folder, saved, logits, came, _resumed(arm) if case.resume else NOT_RESUMED)
 
 
-def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, start: Apart) -> Transfer:
+def _carry(case: Case, arms: tuple[str, str], store: str, source: Source, target: Arm, start: Apart) -> Transfer:
     optimizer = _with_optimizer(case, store)
     answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
     loaded = from_plain(Loaded, answer)
@@ -179,7 +178,7 @@ def _carry(case: Case, direction: str, store: str, source: Source, target: Arm, 
         if optimizer:
             resumed = _resumed(target)
     return Transfer(
-        direction=direction,
+        arms=arms,
         store=store,
         saved=source.saved[store],
         loaded=loaded,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.flags import left_behind
 from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.checkpoints.scales import check_scales, words_on_scales
 from pytest_fp8.questions.findings import fail, some
-from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "checkpoints"
 LOGITS = (0.05, 1.0)
@@ -44,25 +44,49 @@ def logit_limit(start: Apart) -> float:
     return min(max(TRAINED * start.logits, OF_MOVED * max(start.moved_logits, default=0.0), least), LOGITS[1])
 
 
+@dataclass(frozen=True)
+class TransferFigures:
+    """One checkpoint that was carried."""
+
+    direction: str
+    store: str
+    logits: float
+    """Relative L2 distance of the outputs after loading from the source's."""
+    limit: float
+    bytes: int
+    resumed: tuple[float, ...]
+    """Losses of the steps that the target went on to train."""
+    source: tuple[float, ...]
+    """The source's losses of the same steps."""
+    scaling_state: int
+    """Tensors of scaling state, which are left out."""
+    frozen: int
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointFigures(Figures):
+    transfers: tuple[TransferFigures, ...]
+
+
+def _figures(t: Transfer) -> TransferFigures:
+    return TransferFigures(
+        direction=t.direction,
+        store=t.store,
+        logits=t.logit_distance,
+        limit=t.logit_limit,
+        bytes=t.saved.bytes,
+        resumed=tuple(t.resumed.losses),
+        source=tuple(t.source.losses),
+        scaling_state=len(t.saved.scaling_state),
+        frozen=t.saved.frozen,
+        remarks=tuple(_remarks(t)),
+    )
+
+
 def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     """Every transfer must carry every weight and, where asked, the optimizer, and training must go on as it was."""
-    numbers = {
-        "transfers": [
-            {
-                "direction": t.direction,
-                "store": t.store,
-                "logits": t.logit_distance,
-                "limit": t.logit_limit,
-                "bytes": t.saved.bytes,
-                "resumed": list(t.resumed.losses),
-                "source": list(t.source.losses),
-                "scaling_state": len(t.saved.scaling_state),
-                "frozen": t.saved.frozen,
-                "remarks": _remarks(t),
-            }
-            for t in transfers
-        ]
-    }
+    figures = CheckpointFigures(tuple(_figures(t) for t in transfers))
     for transfer in transfers:
         for rule in _OWN_RULES if transfer.saved.own is not None else _RULES:
             found = rule(transfer)
@@ -71,13 +95,13 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
                 direction = "fp8 -> fp8" if rule is _scaling_state else transfer.direction
                 where = f"{direction} through {transfer.store}: {found.headline}"
                 said = replace(left, seen=f"{left.seen}; {where}") if left else replace(found, headline=where)
-                return said.answer(QUESTION, numbers)
+                return said.answer(QUESTION, figures)
     ways = ", ".join(f"{t.direction} ({t.store}{', resumed' if t.with_optimizer else ''})" for t in transfers)
     keys = len(transfers[0].saved.keys) if transfers else 0
     frozen = transfers[0].saved.frozen if transfers else 0
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
     more = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
-    return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, numbers)
+    return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, figures)
 
 
 def _scaling_state(t: Transfer) -> Finding | None:
@@ -102,7 +126,7 @@ def _untied(t: Transfer) -> Finding | None:
         return None
     name, other = alone[0], untied[alone[0]]
     return fail(
-        UNCODED,
+        K.UNTIED,
         "a weight that was tied is one of its own after the conversion",
         expected=f"{name} to stay one with {other}",
         seen=f"{name} has values of its own in FP8, and no place beside {other} in BF16",
@@ -112,18 +136,24 @@ def _untied(t: Transfer) -> Finding | None:
 
 
 def _keys(t: Transfer) -> Finding | None:
-    for wrong, headline, cause in (
-        (t.loaded.missing, "weights are missing from the checkpoint", "keys were renamed by a wrapper, or not saved"),
+    for code, wrong, headline, cause in (
         (
+            K.WEIGHTS_MISSING,
+            t.loaded.missing,
+            "weights are missing from the checkpoint",
+            "keys were renamed by a wrapper, or not saved",
+        ),
+        (
+            K.KEYS_WITHOUT_A_HOME,
             t.loaded.unexpected,
             "the checkpoint has keys with no home",
             "a prefix, or scaling state that no weight of the target takes",
         ),
-        (t.loaded.wrong_shape, "weights have another shape", "fused or split layers"),
+        (K.OTHER_SHAPE, t.loaded.wrong_shape, "weights have another shape", "fused or split layers"),
     ):
         if wrong:
             return fail(
-                UNCODED,
+                code,
                 headline,
                 expected=f"all {len(t.saved.keys)} weights, each with one home",
                 seen=some(list(wrong)),
@@ -139,7 +169,7 @@ def _weights(t: Transfer) -> Finding | None:
         return None
     if t.saved.wrapped:
         return fail(
-            UNCODED,
+            K.NOTHING_LOADED,
             "the checkpoint was loaded into nothing",
             expected="bit-equal weights after loading",
             seen=f"{len(changed)} weights are not the stored ones; on disk: {some(list(t.saved.wrapped))}",
@@ -147,7 +177,7 @@ def _weights(t: Transfer) -> Finding | None:
             next_step="load with strict=True, and save the module inside the wrapper",
         )
     return fail(
-        UNCODED,
+        K.WEIGHTS_CHANGED,
         "weights changed on the way",
         expected="bit-equal weights after loading",
         seen=f"{len(changed)} differ: {some(changed)}",
@@ -161,7 +191,7 @@ def _stale(t: Transfer) -> Finding | None:
         return None
     load = "load_state_dict" if t.saved.own is None else "load()"
     return fail(
-        UNCODED,
+        K.STALE_COPIES,
         f"{len(t.loaded.stale)} FP8 layer(s) compute with weights of before the load",
         expected=f"an evaluation after {load} multiplies by the loaded weights",
         seen=f"after an evaluation, {load} and another evaluation these layers still multiply by the old weights: "
@@ -182,7 +212,7 @@ def _logits(t: Transfer) -> Finding | None:
         return None
     if math.isnan(t.logit_distance):
         return Finding(
-            UNCODED,
+            K.OUTPUTS_NOT_FINITE,
             Verdict.INVALID,
             headline="the trained model's outputs are not finite, so nothing tells whether it arrived",
             expected="finite outputs of the arm that saved, after a few steps of training",
@@ -193,7 +223,7 @@ def _logits(t: Transfer) -> Finding | None:
     if not t.same_input:
         return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
     return fail(
-        UNCODED,
+        K.COMPUTES_OTHERWISE,
         "the loaded model computes something else",
         expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
         seen=f"{t.logit_distance:.3f}",

@@ -169,8 +169,8 @@ class Apart:
 class Transfer:
     """One checkpoint carried from a source arm to a target arm through one store."""
 
-    direction: str
-    """``fp8 -> bf16`` or ``bf16 -> fp8``."""
+    arms: tuple[str, str]
+    """The arm that saved and the arm that loaded: ``fp8`` and ``bf16``, or the reverse."""
     store: str
     """``safetensors``, ``dcp`` or ``own``."""
     saved: Saved
@@ -188,6 +188,15 @@ class Transfer:
     """The same steps, trained by the target after loading."""
     scales: Scales | None = None
     """What became of the source's scaling state in this store; ``None`` where that is not asked."""
+
+    ranks: tuple[str, str] = ("", "")
+    """Where a checkpoint changes its number of ranks: on how many each arm ran, as `` on 2 ranks``."""
+
+    @property
+    def direction(self) -> str:
+        """``fp8 -> bf16``, ``bf16 on one -> fp8 on 2 ranks``."""
+        source, target = (arm + ranks for arm, ranks in zip(self.arms, self.ranks, strict=True))
+        return f"{source} -> {target}"
 
     @property
     def keeps_scales(self) -> bool:

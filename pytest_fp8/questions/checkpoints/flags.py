@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.verdicts import Finding
@@ -14,7 +14,7 @@ Flags = Mapping[str, Sequence[str]]
 
 def left_behind(transfers: Sequence[Transfer]) -> Finding | None:
     """Asked where a loaded model computes or trains otherwise. What both arms' calls leave is no cause of it."""
-    own = {t.direction.partition(" -> ")[::2]: t for t in transfers if t.saved.own and t.loaded.own}
+    own = {t.arms: t for t in transfers if t.saved.own and t.loaded.own}
     for which in ("save", "load"):
         arms: dict[str, Flags] = {}
         for (source, target), t in own.items():
@@ -29,7 +29,7 @@ def left_behind(transfers: Sequence[Transfer]) -> Finding | None:
 def _left(which: str, arm: str, flags: Flags) -> Finding:
     seen = "; ".join(f"{words}: {some(list(names))}" for words, names in flags.items())
     return fail(
-        UNCODED,
+        K.STATE_LEFT_BEHIND,
         f"{which}() leaves the {arm} model in another state",
         expected=f"modes of modules and trained parameters after {which}() as before it, as in the other arm",
         seen=seen,

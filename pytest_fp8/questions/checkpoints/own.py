@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import OwnLoaded, OwnSaved, Transfer
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.verdicts import Finding
@@ -56,7 +56,7 @@ def _changed_by_saving(saved: OwnSaved) -> Finding | None:
     if not saved.changed_by_saving:
         return None
     return fail(
-        UNCODED,
+        K.CHANGED_BY_SAVING,
         "saving changed the model itself",
         expected="the same weights after save() as before it",
         seen=f"{len(saved.changed_by_saving)} changed: {some(list(saved.changed_by_saving))}",
@@ -69,7 +69,7 @@ def _strays(loaded: OwnLoaded) -> Finding | None:
     if not loaded.strays:
         return None
     return fail(
-        UNCODED,
+        K.STRAY_PARAMETERS,
         "after load() the optimizer steps parameters that the model does not have",
         expected="the parameters of the model in the optimizer, as before load()",
         seen="others",
@@ -91,7 +91,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
         return stored_in_fp8(f"{len(changed)} arrive rounded to FP8: {some(changed)}")
     if cast:
         return fail(
-            UNCODED,
+            K.CAST_ON_THE_WAY,
             f"weights were cast to {cast} on the way",
             expected="bit-equal weights after loading",
             seen=f"{len(changed)} arrive rounded to {cast}: {some(changed)}",
@@ -99,7 +99,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
             next_step="save the weights in the dtype that they have",
         )
     return fail(
-        UNCODED,
+        K.WEIGHTS_CHANGED,
         "weights changed on the way",
         expected="bit-equal weights after loading",
         seen=f"{len(changed)} differ: {some(changed)}",
@@ -110,7 +110,7 @@ def _weights(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
 
 def stored_in_fp8(seen: str) -> Finding:
     return fail(
-        UNCODED,
+        K.STORED_IN_FP8,
         "weights were stored in FP8",
         expected="high-precision weights on disk",
         seen=seen,
@@ -125,7 +125,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
     seen = f"{len(left)} hold what they held before load(): {some(left)}"
     if len(left) == len(t.saved.digests):
         return fail(
-            UNCODED,
+            K.NOTHING_LOADED,
             "load() loaded nothing",
             expected=expected,
             seen=seen,
@@ -135,7 +135,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
         )
     if set(changed) <= set(saved.buffers):
         return fail(
-            UNCODED,
+            K.BUFFERS_NOT_CARRIED,
             "buffers were not carried",
             expected=expected,
             seen=seen,
@@ -143,7 +143,7 @@ def _left(t: Transfer, saved: OwnSaved, changed: list[str], left: list[str]) -> 
             next_step="save model.state_dict() in place of model.parameters() or named_parameters()",
         )
     return fail(
-        UNCODED,
+        K.WEIGHTS_MISSING,
         "weights were not loaded",
         expected=expected,
         seen=seen,
@@ -180,7 +180,7 @@ def optimizer_lost(t: Transfer, narrowed: Mapping[str, int]) -> Finding | None:
     else:
         cause = "the optimizer's state was cast or changed on the way"
     return fail(
-        UNCODED,
+        K.OPTIMIZER_LOST,
         "the optimizer's state did not arrive",
         expected=f"{want} optimizer tensors, bit-equal",
         seen=f"{have} tensors; {len(lost)} lost or changed: {some(_plain(lost))}",
@@ -203,13 +203,13 @@ def _plain(keys: Sequence[str]) -> list[str]:
 def _kept(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
     """What is lost after loading, and still is after the steps that were trained on: a value that each step computes
     anew is none."""
-    for what, headline, cause, next_step, close in _KINDS:
+    for what, code, headline, cause, next_step, close in _KINDS:
         source, target = getattr(saved.kept, what), getattr(loaded.kept, what)
         later = _differing(getattr(t.source.kept, what), getattr(t.resumed.kept, what), close)
         lost = {key: pair for key, pair in _differing(source, target, EXACT).items() if key in later}
         if lost:
             return fail(
-                UNCODED,
+                code,
                 headline,
                 expected="after load() what the source had when it saved",
                 seen=some([_change(key, *pair) for key, pair in lost.items()]),
@@ -222,6 +222,7 @@ def _kept(t: Transfer, saved: OwnSaved, loaded: OwnLoaded) -> Finding | None:
 _KINDS = (
     (
         "schedule",
+        K.SCHEDULE_LOST,
         "the schedule is not where the source's was",
         "the schedule's state was not saved or not loaded: its next step starts from the wrong place",
         "save optimizer.scheduler.state_dict(), and give it to optimizer.scheduler.load_state_dict()",
@@ -229,6 +230,7 @@ _KINDS = (
     ),
     (
         "groups",
+        K.GROUPS_LOST,
         "entries of the optimizer's parameter groups were lost",
         "the optimizer's groups hold what each step reads (lr, betas, counts), and save() or load() leaves them out",
         "save the whole optimizer.state_dict(), and give it to optimizer.load_state_dict()",
@@ -236,6 +238,7 @@ _KINDS = (
     ),
     (
         "attributes",
+        K.ATTRIBUTES_LOST,
         "what the optimizer keeps as attributes was lost",
         "optimizer.state_dict() holds state and groups alone: averages of weights, counters and buffers that are "
         "attributes of the object are not in it",
@@ -243,7 +246,7 @@ _KINDS = (
         RECOMPUTED,
     ),
 )
-"""Field of ``Kept``, headline, cause, next step, and the relative difference that counts as none after training on."""
+"""Field of ``Kept``, code, headline, cause, next step, and the relative difference that is none after more steps."""
 
 
 def _differing(source: Mapping[str, Any], target: Mapping[str, Any], close: float) -> dict[str, tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.findings import fail
 from pytest_fp8.rules.loss import LOSS_MARGIN
@@ -57,9 +57,9 @@ def check_resumed(t: Transfer) -> Finding | None:
     if goes_on:
         return None
     if not all(map(math.isfinite, source)):
-        arm = t.direction.partition(" ")[0].upper()
+        arm = t.arms[0].upper()
         return Finding(
-            UNCODED,
+            K.SOURCE_DIVERGED,
             Verdict.INVALID,
             headline=f"the {arm} arm's own loss is not finite after it saved",
             expected="finite losses of the arm that saved, to compare those of the arm that loaded with",
@@ -68,7 +68,7 @@ def check_resumed(t: Transfer) -> Finding | None:
             next_step="ask assert_loss(), which says in which arm and from which step on",
         )
     return fail(
-        UNCODED,
+        K.DOES_NOT_GO_ON,
         "training does not go on where the source was",
         expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
         seen=f"{_losses(resumed)} ({gap:+.3g})",
@@ -83,7 +83,7 @@ def check_resumed(t: Transfer) -> Finding | None:
 def other_data(seen: str) -> Finding:
     """The comparison is none: the target was given other data than the source."""
     return Finding(
-        UNCODED,
+        K.DATA_NOT_CARRIED,
         Verdict.INVALID,
         headline="the resumed run was given other data",
         expected="the batches that the source trained on after saving",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Scales
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.verdicts import Finding
@@ -68,7 +68,7 @@ def _lost(scales: Scales, lost: list[str], headline: str, cause: str) -> Finding
         return None
     as_new = sum(scales.reset.get(name) == scales.loaded.get(name) for name in lost)
     return fail(
-        UNCODED,
+        K.SCALES_LOST,
         headline,
         expected=f"{len(scales.stored)} tensors of scaling state bit-equal after dcp.save(), dcp.load() and "
         "load_state_dict()",
