@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
 from pytest_fp8.codes import Code
 from pytest_fp8.errors import explain
+from pytest_fp8.plain import to_plain
 
 
 class Verdict(Enum):
@@ -44,6 +45,10 @@ SHOWN_AS = {
 """Verdict -> how pytest counts a test, its letter, and its word under ``-v``."""
 
 
+class Figures:
+    """Base of the typed figures of a question."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a check found. ``code`` says which cause; ``None`` for PASS alone."""
@@ -63,10 +68,10 @@ class Finding:
         first = " ".join(filter(None, (self.verdict.value, self.code)))
         return explain(f"{first}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
 
-    def answer(self, question: str, numbers: Mapping[str, Any] | None = None) -> Decision:
+    def answer(self, question: str, figures: Figures | Mapping[str, Any] | None = None) -> Decision:
         """This finding as the answer to ``question``, with its figures."""
         lines = {field.name: getattr(self, field.name) for field in fields(Finding)}
-        return Decision(**lines, question=question, numbers=numbers or {})
+        return Decision(**lines, question=question, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ class Decision(Finding):
     """One question's answer: what was found, and the figures behind it."""
 
     question: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures | Mapping[str, Any] | None = None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The figures as plain data, for the report."""
+        return to_plain(self.figures) or {}
 
 
 def passed(headline: str) -> Finding:

@@ -27,11 +27,11 @@ KNOWN = "accelerate 1.15.0: wraps weights into parameters that the optimizer nev
 def ledger():
     """Three cases: of one the speed is invalid; of the others the loss fails as known, and an arm of one failed."""
     ledger = Ledger()
-    loss = Decision(None, Verdict.PASS, "", numbers={"gap": 0.0038, "margin": 0.02}, question="loss")
+    loss = Decision(None, Verdict.PASS, "", figures={"gap": 0.0038, "margin": 0.02}, question="loss")
     for name in NAMES:
         ledger.note(name, "loss", loss)
     disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
-    ledger.note(NAMES[1], "speedup", Decision(None, Verdict.INVALID, *disturbed, numbers=SPEED, question="speedup"))
+    ledger.note(NAMES[1], "speedup", Decision(None, Verdict.INVALID, *disturbed, figures=SPEED, question="speedup"))
     for name in (NAMES[0], NAMES[2]):
         ledger.failed_as_expected(name, KNOWN)
     ledger.error(NAMES[2], Fp8Error(None, "the arm 'fp8' died"))
@@ -76,9 +76,9 @@ def test_what_a_pass_names_is_a_note_that_equal_rows_share():
     ledger = Ledger()
     numbers = {"converted": 1, "linears": 3, "fp8_share": 0.18, "notes": [SIZES]}
     for name in NAMES[:2]:
-        ledger.note(name, "layers", Decision(None, Verdict.PASS, "", numbers=numbers, question="layers"))
+        ledger.note(name, "layers", Decision(None, Verdict.PASS, "", figures=numbers, question="layers"))
     ledger.note(
-        NAMES[2], "layers", Decision(None, Verdict.PASS, "", numbers={**numbers, "notes": []}, question="layers")
+        NAMES[2], "layers", Decision(None, Verdict.PASS, "", figures={**numbers, "notes": []}, question="layers")
     )
     notes = footnotes(ledger)
     assert notes == {SIZES: list(NAMES[:2])}
@@ -136,7 +136,7 @@ def test_each_workload_of_a_case_has_a_row_of_its_own():
 def test_a_gap_and_its_margin_are_rounded_alike_in_table_and_summary(gap, margin, shown):
     ledger = Ledger()
     ledger.note(
-        "own", "loss", Decision(None, Verdict.PASS, "", numbers={"gap": gap, "margin": margin}, question="loss")
+        "own", "loss", Decision(None, Verdict.PASS, "", figures={"gap": gap, "margin": margin}, question="loss")
     )
     assert f" {shown} " in summary(ledger, color=False)
     assert cells_of(ledger.to_json()["entries"]["own"])[COLUMNS.index("loss gap")] == shown

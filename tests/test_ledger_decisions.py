@@ -27,7 +27,7 @@ def test_other_data_concerns_the_loss_alone():
 
 
 def test_a_decision_about_arms_that_do_other_work_is_invalid():
-    decision = Decision(None, Verdict.PASS, "1.96x", numbers={"ratio": 1.96}, question="speedup")
+    decision = Decision(None, Verdict.PASS, "1.96x", figures={"ratio": 1.96}, question="speedup")
     halved = ledgers(entered=entered(replace(GIVEN, shape=[24, 64])))
     verdict_of(unless_unlike(decision, halved), Verdict.INVALID, "other work in one arm", "24x64")
     assert unless_unlike(decision, halved).numbers == {"ratio": 1.96}
@@ -63,5 +63,5 @@ def test_why_no_optimizer_steps_a_weight_is_told_by_what_the_conversion_made_of_
 
 
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():
-    left = Decision(None, Verdict.FAIL, "FP8 ran in step 0 and not in step 3", numbers={"named": True}, question="loss")
+    left = Decision(None, Verdict.FAIL, "FP8 ran in step 0 and not in step 3", figures={"named": True}, question="loss")
     assert unless_unlike(left, ledgers(operators={**HEALTHY.operators, "": {"abs bfloat16": 1}})) is left

@@ -82,7 +82,7 @@ def ledger(change, cases=6):
     for index in range(cases):
         numbers = {"change": change + 0.0005 * (index - cases / 2), "change_error": ERROR, "own_error": OWN}
         verdict = Verdict.FAIL if index == 0 else Verdict.PASS
-        noted.note(f"n{index}", "speedup", Decision(None, verdict, "x", numbers=numbers, question="speedup"))
+        noted.note(f"n{index}", "speedup", Decision(None, verdict, "x", figures=numbers, question="speedup"))
     return noted
 
 
@@ -115,7 +115,7 @@ def test_what_was_disturbed_or_had_no_baseline_does_not_count():
         row,
         "speedup",
         Decision(
-            None, Verdict.INVALID, "x", numbers=noted.entries[row].decisions["speedup"]["numbers"], question="speedup"
+            None, Verdict.INVALID, "x", figures=noted.entries[row].decisions["speedup"]["numbers"], question="speedup"
         ),
     )
     assert shift_of(noted) is None

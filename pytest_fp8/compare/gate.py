@@ -65,7 +65,7 @@ def with_base(stored: Decision, compared: Comparison) -> Decision:
     numbers = {**stored.numbers, "base": compared.to_json()}
     other_host = stored.headline == OUTSIDE_BAND
     if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and not other_host:
-        return replace(stored, numbers=numbers)
+        return replace(stored, figures=numbers)
     seen = f"{decision.seen or decision.headline} against base; against the stored baseline: {stored.headline}"
     headline = f"{decision.headline}; {seen}" if decision.verdict is Verdict.PASS else decision.headline
-    return replace(decision, question=stored.question, headline=headline, seen=seen, numbers=numbers)
+    return replace(decision, question=stored.question, headline=headline, seen=seen, figures=numbers)
