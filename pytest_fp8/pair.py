@@ -268,7 +268,7 @@ class Fp8Pair(NotesUse):
         """In an update a decision for which there was no baseline passes: this run stores one."""
         if not self._settings.update or decision.verdict is not Verdict.NOT_EXERCISED:
             return decision
-        return passed(decision.seen + "; stored").answer(decision.question, decision.numbers)
+        return passed(decision.seen + "; stored").answer(decision.question, decision.figures)
 
     def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
         __tracebackhide__ = True

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_fp8.codes import Code
 from pytest_fp8.errors import explain
+from pytest_fp8.plain import to_plain
 
 
 class Verdict(Enum):
@@ -84,9 +85,7 @@ class Decision(Finding):
     @property
     def numbers(self) -> dict[str, Any]:
         """The figures as plain data, for reports."""
-        from pytest_fp8.plain import to_plain
-
-        return dict(to_plain(self.figures or {}))
+        return to_plain(self.figures) or {}
 
 
 def passed(headline: str) -> Finding:

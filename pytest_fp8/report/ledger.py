@@ -116,7 +116,7 @@ class Ledger:
             "verdict": decision.verdict.value,
             "headline": decision.headline,
             "message": decision.message,
-            "numbers": dict(decision.numbers),
+            "numbers": decision.numbers,
         }
         entry = self.entries.setdefault(case, Entry(case))
         if question not in entry.asserted:

@@ -108,7 +108,7 @@ def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
     found = find_in_ledger(ledgers, decision.question)
     if found is None or decision.verdict is found.verdict is Verdict.INVALID:
         return decision
-    return found.answer(decision.question, decision.numbers)
+    return found.answer(decision.question, decision.figures)
 
 
 def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
@@ -117,7 +117,7 @@ def blame_in_ledger(decision: Decision, ledgers: TwoLedgers) -> Decision:
     if found is None:
         return decision
     seen = f"{found.seen}; it follows that {decision.headline}: {decision.seen}"
-    return replace(found, verdict=decision.verdict, seen=seen).answer(decision.question, decision.numbers)
+    return replace(found, verdict=decision.verdict, seen=seen).answer(decision.question, decision.figures)
 
 
 def never_called(ledgers: TwoLedgers) -> list[str]:
