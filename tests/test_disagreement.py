@@ -17,7 +17,7 @@ BUILT = {
     "seconds": {"build": 1.0},
 }
 WORK = ("stepped", "gradients")
-OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "uncertain", "waits", "loss", "random")
+OF_EACH = ("batch", "entered", "calls", "products", "recomputed_otherwise", "routed", "waits", "loss", "random")
 OWN = ("operators", "backward")
 WEIGHT = {"buffer": False, "digest": "a", "hooks": 0}
 LEDGER = {
@@ -26,8 +26,7 @@ LEDGER = {
     "operators": {"": {"aten::add": 1}},
     "backward": 1,
     "classes": {"layer": "Linear"},
-    **{key: [] for key in OF_EACH[:5]},
-    "uncertain": False,
+    **{key: [] for key in OF_EACH[:6]},
     "waits": {},
     "loss": 1.0,
     "random": "r",
@@ -84,7 +83,7 @@ def test_all_ranks_must_say_alike_what_is_not_each_one_s_own(operation, answer, 
 
 
 def test_a_router_may_give_ranks_other_work():
-    routed = {**LEDGER, "uncertain": True}
+    routed = {**LEDGER, "routed": ["expert"]}
     assert merged("ledger", [routed, {**routed, **dict.fromkeys(WORK, "other")}])
 
 
@@ -97,10 +96,10 @@ def test_buffers_may_hold_a_rank_s_own_values_and_hooks_may_log_on_one():
 
 
 def test_ranks_may_do_other_work_and_all_of_it_counts():
-    here = {"operators": {"": {"aten::add": 2}, "up": {"aten::mul": 1}}, "products": [{"routed": False}], "backward": 3}
+    here = {"operators": {"": {"aten::add": 2}, "up": {"aten::mul": 1}}, "products": [{"owner": "up"}], "backward": 3}
     told = merged("ledger", [LEDGER, {**LEDGER, **here}])
     assert told["operators"] == {"": {"aten::add": 3}, "up": {"aten::mul": 1}}
-    assert (told["products"], told["backward"]) == ([{"routed": False}], 4)
+    assert (told["products"], told["backward"]) == ([{"owner": "up"}], 4)
 
 
 def test_a_rank_may_call_a_layer_in_high_precision_in_place_of_one_in_fp8():

@@ -41,7 +41,7 @@ def test_equal_arms_have_none():
         {"waits": {"forward q": 3}},
         {"operators": {**HEALTHY.operators, "q": {"amax float32": 2}}},
         {"products": [*head(), OwnedProduct("q", Product("forward", 64, (48, 64), "fp8", "mm"))]},
-        {"calls": [*call("q", dtype="float8"), ModuleCalls("q.cast", "forward", [48, 64], "bfloat16", True, False, 2)]},
+        {"calls": [*call("q", dtype="float8"), ModuleCalls("q.cast", "forward", [48, 64], "bfloat16", True, 2)]},
         {"after": {**HEALTHY.after, "q.scale": replace(WEIGHT, buffer=True)}},
         {"after": weights(dtype="uint8", digest="")},
     ],
@@ -51,17 +51,18 @@ def test_what_fp8_explains_is_no_difference(changes):
 
 
 def test_rows_that_a_router_chooses_may_differ():
-    routed = [*HEALTHY.calls, ModuleCalls("expert", "forward", [16, 64], "bfloat16", True, True, 1)]
-    products = [*head(), OwnedProduct("expert", Product("forward", 64, (16, 64), "bfloat16", "mm"), routed=True)]
-    reference = arm_ledger(calls=routed, products=products)
-    assert compare(ledgers(reference=reference, random="other", gradients=["q.weight"])) == []
+    routed = [*HEALTHY.calls, ModuleCalls("expert", "forward", [16, 64], "bfloat16", True, 1)]
+    products = [*head(), OwnedProduct("expert", Product("forward", 64, (16, 64), "bfloat16", "mm"))]
+    gradients = [*HEALTHY.gradients, "expert.weight"]
+    reference = arm_ledger(calls=routed, products=products, gradients=gradients, routed=["expert"])
+    assert compare(ledgers(reference=reference, random="other")) == []
+    assert compare(ledgers(reference=reference, gradients=["q.weight"])) != []
     assert compare(ledgers(reference=reference, calls=without("norm"))) != [], "all else is still compared"
 
 
 @pytest.mark.parametrize("routed", [True, False])
 def test_a_converted_layer_may_rest_where_a_router_gives_it_no_rows(routed):
-    one = ModuleCalls("q", "forward", [48, 64], "bfloat16", True, routed, 1)
-    found = compare(ledgers(reference=arm_ledger(calls=[*without("q"), one]), calls=without("q")))
+    found = compare(ledgers(calls=without("q"), routed=["q"] * routed))
     assert any("never called" in each.headline for each in found) is not routed
 
 
@@ -72,9 +73,10 @@ def test_updates_that_are_no_plain_numbers_are_not_compared():
     assert compare(ledgers(reference=arm_ledger(updates=unread), updates=other)) == []
 
 
-def test_operators_of_modules_that_cannot_be_told_apart_are_not_compared():
+def test_operators_of_a_routed_module_are_not_compared():
     more = {**HEALTHY.operators, "norm": IN_FLOAT32}
-    assert compare(ledgers(uncertain=True, operators=more)) == []
+    assert compare(ledgers(routed=["norm"], operators=more)) == []
+    assert compare(ledgers(routed=["q"], operators=more)) != []
 
 
 def test_autocast_is_accelerates_own():

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, batch, build, judge_both, ledgers, loop
+from helpers.loops import CASE, batch, build, judge_both, ledgers, loop, routed
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.products import CONVOLUTION, RECURRENT
 from pytest_fp8.questions.ledger.compare import compare
@@ -18,30 +18,6 @@ pytestmark = pytest.mark.slow
 
 def squares(model, x):
     return (model(x) - x).float().pow(2).mean()
-
-
-def routed():
-    import torch
-
-    class Mixture(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter, self.router = torch.nn.Linear(32, 32), torch.nn.Linear(32, 4)
-            self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
-            self.leave = torch.nn.Linear(32, 32)
-
-        def forward(self, x):
-            from pytest_fp8 import pad_to_multiple
-
-            x = self.enter(x)
-            chosen, result = self.router(x).argmax(-1), torch.zeros_like(x)
-            for index, expert in enumerate(self.experts):
-                (rows,) = (chosen == index).nonzero(as_tuple=True)
-                if len(rows):
-                    result.index_add_(0, rows, expert(pad_to_multiple(x[rows]))[: len(rows)])
-            return self.leave(x + result)
-
-    return Mixture()
 
 
 def convolved():

@@ -100,7 +100,7 @@ def _ledger(answers: Sequence[Answer]) -> Any:
     require_same([_parameters(answer) for answer in answers], ("before", "after"), WEIGHTS)
     keys = ("optimizer", "fp8_layers", "linears", "watched", "loss_dtype", "switches")
     require_same(answers, keys, BUILT)
-    if not any(_routes(answer) for answer in answers):
+    if not any(answer["routed"] for answer in answers):
         # A rank whose batch has no image calls no module for images.
         called = set.intersection(*({*answer["classes"]} for answer in answers))
         shared = [{**a, "classes": {name: a["classes"][name] for name in sorted(called)}} for a in answers]
@@ -118,7 +118,7 @@ def _ledger(answers: Sequence[Answer]) -> Any:
         "waits": largest([answer["waits"] for answer in answers]),
         "loss": fmean(answer["loss"] for answer in answers),
         "random": " ".join(answer["random"] for answer in answers),
-        "uncertain": any(answer["uncertain"] for answer in answers),
+        "routed": sorted({name for answer in answers for name in answer["routed"]}),
         "recomputed_otherwise": sorted({name for answer in answers for name in answer["recomputed_otherwise"]}),
     }
 
@@ -133,10 +133,6 @@ def _parameters(ledger: Answer) -> Answer:
         }
         for when in ("before", "after")
     }
-
-
-def _routes(ledger: Answer) -> bool:
-    return ledger["uncertain"] or any(part["routed"] for part in (*ledger["calls"], *ledger["products"]))
 
 
 def _curve(answers: Sequence[Answer]) -> Any:

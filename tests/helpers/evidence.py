@@ -67,13 +67,13 @@ UPDATES = Updates(3, 0.25, dict.fromkeys(TRAINED, "1"), dict.fromkeys(TRAINED, s
 def arm_ledger(**changes):
     """The ledger of a healthy arm with two converted layers, a norm between them and a head."""
     names = {"q": (48, 64), "norm": (48, 64), "up": (48, 64), "lm_head": (48, 256)}
-    rows = [ModuleCalls(name, "forward", list(size), "bfloat16", True, False, 1) for name, size in names.items()]
+    rows = [ModuleCalls(name, "forward", list(size), "bfloat16", True, 1) for name, size in names.items()]
     head = Product("forward", 256, (48, 512), "bfloat16", "mm")
     given = TensorNote([48, 64], "bfloat16", "abc")
     healthy = ArmLedger(
         batch=[given],
         entered=[Entered("", "forward", True, True, [given])],
-        calls=[ModuleCalls("", "forward", [48, 64], "bfloat16", True, False, 1, outermost=True), *rows],
+        calls=[ModuleCalls("", "forward", [48, 64], "bfloat16", True, 1, outermost=True), *rows],
         classes=dict.fromkeys(["", *names], "torch.nn.modules.module.Module"),
         products=[OwnedProduct("lm_head", head)],
         operators={"norm": {"mul bfloat16": 2, "rsqrt float32": 1}, "": {"nll_loss_forward float32": 1}},
@@ -94,7 +94,7 @@ def arm_ledger(**changes):
         switches_after={"torch.backends.cuda.matmul.allow_tf32": "False"},
         fp8_layers=["q", "up"],
         linears=["q", "up", "lm_head"],
-        uncertain=False,
+        routed=(),
         watched=True,
     )
     return replace(healthy, **changes)

@@ -48,6 +48,31 @@ def batch(step):
     return torch.randn(96, 32)
 
 
+def routed():
+    """A mixture of four experts between two Linears."""
+    import torch
+
+    class Mixture(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.router = torch.nn.Linear(32, 32), torch.nn.Linear(32, 4)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+            self.leave = torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            from pytest_fp8 import pad_to_multiple
+
+            x = self.enter(x)
+            chosen, result = self.router(x).argmax(-1), torch.zeros_like(x)
+            for index, expert in enumerate(self.experts):
+                (rows,) = (chosen == index).nonzero(as_tuple=True)
+                if len(rows):
+                    result.index_add_(0, rows, expert(pad_to_multiple(x[rows]))[: len(rows)])
+            return self.leave(x + result)
+
+    return Mixture()
+
+
 def loop(parts=1, clip=None, evaluate=False, set_to_none=True):
     """A step as people write it: ``parts`` micro-batches, gradient clipping, an evaluation of 13 rows."""
 

@@ -38,6 +38,9 @@ def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
                 "optimizer reduces gradients, each rank trains alone"
             )
         found.append(_called_by_some(ledgers))
+        if routed := ledgers.routed():
+            where = some([name or "the model itself" for name in sorted(routed)])
+            found.append(f"not compared between the arms, since its work follows from what the model computes: {where}")
     if evidence.stacked_weights:
         found.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
     return [text for text in found if text]
@@ -45,11 +48,9 @@ def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
 
 def _called_by_some(ledgers: TwoLedgers) -> str:
     """Modules that one rank calls and another does not, in both arms: where a batch has no image, or by a fault."""
-    if ledgers.fp8.routes() or ledgers.reference.routes():
-        return ""
     ranks = [{call.module for call in calls} for calls in ledgers.fp8.of_ranks()]
     for rank, called in enumerate(ranks):
-        if less := outermost(set.union(*ranks) - called):
+        if less := outermost(set.union(*ranks) - called - ledgers.routed()):
             return f"rank {rank} does not call what other ranks call, in either arm: {some(less)}"
     return ""
 

@@ -143,7 +143,7 @@ def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference
 
 def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """A converted layer that the reference's model calls is called. A layer whose rows a router chooses may rest."""
-    if explained.other_modules or explained.unclear:
+    if explained.other_modules:
         return
     ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
     for rank, (reference, fp8) in enumerate(ranks):
@@ -215,9 +215,10 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
 
 def gradients_there(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """A weight that has a gradient in the reference has one. An expert without rows has none."""
-    if explained.routes or explained.other_modules or not ledgers.fp8.stepped or not ledgers.reference.stepped:
+    if explained.other_modules or not ledgers.fp8.stepped or not ledgers.reference.stepped:
         return
-    missing = sorted(set(ledgers.reference.gradients) - set(ledgers.fp8.gradients))
+    lost = set(ledgers.reference.gradients) - set(ledgers.fp8.gradients)
+    missing = sorted(name for name in lost if name.rpartition(".")[0] not in explained.routed)
     for name in missing[:1]:
         yield Difference(
             UNCODED,

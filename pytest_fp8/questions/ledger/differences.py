@@ -35,6 +35,10 @@ class Difference(Finding):
     see."""
 
 
+OUTSIDE = "code outside all modules"
+"""Owner of what no module called."""
+
+
 class Explained:
     """What the backend and its converted layers explain."""
 
@@ -49,10 +53,7 @@ class Explained:
         }
         self.layers = set(ledgers.fp8.fp8_layers) | libraries
         self._inside = tuple(f"{name}." for name in self.layers)
-        self.unclear = ledgers.reference.uncertain or ledgers.fp8.uncertain
-        every = (call for arm in (ledgers.reference, ledgers.fp8) for calls in arm.of_ranks() for call in calls)
-        self.routed = {call.module for call in every if call.routed}
-        self.routes = ledgers.reference.routes() or ledgers.fp8.routes()
+        self.routed = ledgers.routed()
         self.work = not self.other_modules and ledgers.reference.watched and ledgers.fp8.watched
         """Whether modules, products and operators can be compared one by one."""
 

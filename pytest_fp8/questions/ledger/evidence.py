@@ -18,8 +18,6 @@ class TensorNote:
     dtype: str
     digest: str = ""
     """Of its content; empty where the content comes of products, which FP8 rounds otherwise."""
-    routed: bool = False
-    """Whether its size follows from numbers that the model computed, as the rows of an expert do."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class ModuleCalls:
     """Of the first tensor among its arguments."""
     dtype: str
     training: bool
-    routed: bool
     count: int
     outermost: bool = False
 
@@ -56,7 +53,6 @@ class OwnedProduct:
 
     owner: str
     product: Product
-    routed: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,8 @@ class ArmLedger:
     """Layers that are converted or meant to be."""
     linears: Sequence[str]
     """Every nn.Linear of the unconverted model."""
-    uncertain: bool
-    """Whether the host read a whole number that the model computed, after which shapes and calls may follow from it."""
+    routed: Sequence[str]
+    """Modules that did other work after the weights were moved, as an expert does that a router gives other rows."""
     watched: bool
     """Whether operators were watched. Not where a library brings compiled code that refuses it."""
     recomputed_otherwise: Sequence[str] = ()
@@ -188,11 +184,6 @@ class ArmLedger:
         """The calls of each rank."""
         return [self.calls, *self.elsewhere]
 
-    def routes(self) -> bool:
-        """Whether any size follows from numbers that the model computed."""
-        calls = (call for rank in self.of_ranks() for call in rank)
-        return self.uncertain or any(c.routed for c in calls) or any(p.routed for p in self.products)
-
 
 @dataclass(frozen=True)
 class TwoLedgers:
@@ -201,6 +192,18 @@ class TwoLedgers:
     reference: ArmLedger
     fp8: ArmLedger
     backend: str
+
+    def routed(self) -> set[str]:
+        """Modules whose work is not compared, since it follows from numbers that the model computes.
+
+        With one member of a ``ModuleList`` all others: an expert may keep its number of rows by chance.
+        """
+        found = {*self.reference.routed, *self.fp8.routed}
+        arms = (self.reference, self.fp8)
+        called = {call.module for arm in arms for calls in arm.of_ranks() for call in calls}
+        members = (name.rpartition(".") for name in found)
+        lists = {holder for holder, _, index in members if index.isdigit()} - called
+        return found | {name for name in called if name.startswith(tuple(f"{each}." for each in lists))}
 
 
 def ledgers_of(arms: TwoArms, backend: str) -> TwoLedgers:

@@ -12,6 +12,7 @@ from pytest_fp8.questions.ledger.differences import (
     INVALID,
     LAYERS,
     LOSS,
+    OUTSIDE,
     SAME,
     Difference,
     Explained,
@@ -36,7 +37,7 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
     other_batch = list(_tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained, exact=True))
     yield from other_batch
-    if explained.unclear:
+    if OUTSIDE in explained.routed:
         return
     one, two = (list(arm.entered) for arm in (ledgers.reference, ledgers.fp8))
     for phase, word in (("forward", "training"), ("evaluation", "evaluating")):
@@ -49,6 +50,8 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             )
             return
         for call, other in zip(ours, theirs, strict=False):
+            if call.module in explained.routed:
+                continue
             where = f"what enters {call.module or 'the model'}"
             found = _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward")
             yield from found if other_batch else map(_of_the_same_batch, found)
@@ -82,12 +85,9 @@ def _tensors(
     where: str, ours: Sequence[TensorNote], theirs: Sequence[TensorNote], explained: Explained, exact: bool
 ) -> Iterator[Difference]:
     def kinds(notes: Sequence[TensorNote]) -> Counter[str]:
-        known = [note for note in notes if not note.routed]
-        return Counter(size(n.shape) if explained.autocast else f"{n.dtype} {size(n.shape)}" for n in known)
+        return Counter(size(n.shape) if explained.autocast else f"{n.dtype} {size(n.shape)}" for n in notes)
 
     one, two = kinds(ours), kinds(theirs)
-    if any(note.routed for note in (*ours, *theirs)):
-        return
     lost, added = one - two, two - one
     # The Trainer passes on what its own arguments ask for beside the batch.
     if lost or (added and not explained.trainer):
@@ -120,7 +120,7 @@ def _listed(kinds: Counter[str]) -> str:
 
 def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """How often the step goes backward and its optimizer steps."""
-    if explained.unclear:
+    if OUTSIDE in explained.routed:
         return
     # Ranks may differ in their numbers of micro-batches, and not in when they step.
     ranks = 1 + len(ledgers.reference.elsewhere)
@@ -186,6 +186,6 @@ def losses_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
 
 def random_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The generators' state after the step. A router that sends other rows through a dropout draws other numbers."""
-    if not explained.work or explained.routes or ledgers.reference.random == ledgers.fp8.random:
+    if not explained.work or explained.routed or ledgers.reference.random == ledgers.fp8.random:
         return
     yield drawn_otherwise(ledgers)

@@ -26,7 +26,7 @@ from pytest_fp8.recipes import RECOMPUTE
 
 def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """Number and input shape of each module's calls, in training and in evaluations."""
-    if not explained.work or explained.unclear:
+    if not explained.work:
         return
     ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
     for rank, (one, two) in enumerate(map(_calls, calls) for calls in ranks):
@@ -132,11 +132,10 @@ def _sizes(kind: str) -> str:
 
 
 def _products(arm: ArmLedger, explained: Explained) -> dict[str, Counter[str]]:
-    routed = {owned.owner for owned in arm.products if owned.routed} | explained.routed
     result: dict[str, Counter[str]] = {}
     for owned in arm.products:
         product = owned.product
-        if owned.owner in routed or explained.owner(owned.owner) or explained.unclear or product.phase == RECOMPUTE:
+        if owned.owner in explained.routed or explained.owner(owned.owner) or product.phase == RECOMPUTE:
             continue
         small, large = sorted(product.outer)
         kind = f"{product.phase} {small}x{product.inner}x{large} in {product.kind}"
@@ -151,7 +150,7 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     """
     if not explained.work:
         return
-    left = set(ledgers.reference.linears) | set(ledgers.fp8.linears)
+    left = {*ledgers.reference.linears, *ledgers.fp8.linears, *explained.routed}
     one, two = (_operators(arm, explained, left) for arm in (ledgers.reference, ledgers.fp8))
     for owner in dict.fromkeys([*one, *two]):
         ours, theirs = one.get(owner, Counter()), two.get(owner, Counter())
@@ -186,7 +185,7 @@ def _by_words(operators: Counter[str], number: int) -> Counter[str]:
 def _operators(arm: ArmLedger, explained: Explained, left: set[str]) -> dict[str, Counter[str]]:
     result: dict[str, Counter[str]] = {}
     for owner, counts in arm.operators.items():
-        if owner in left or explained.owner(owner) or explained.unclear:
+        if owner in left or explained.owner(owner):
             continue
         mine = result.setdefault(owner, Counter())
         for kind, count in counts.items():
@@ -196,7 +195,7 @@ def _operators(arm: ArmLedger, explained: Explained, left: set[str]) -> dict[str
 
 def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """How often the host waits, as ``.item()`` has it wait for a value. An FP8 layer's own waits are its library's."""
-    if not explained.work or explained.unclear:
+    if not explained.work:
         return
     one, two = (_waits(arm, explained) for arm in (ledgers.reference, ledgers.fp8))
     for key in dict.fromkeys([*one, *two]):
@@ -220,5 +219,9 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
 
 
 def _waits(arm: ArmLedger, explained: Explained) -> dict[str, int]:
-    waits = {key: count for key, count in arm.waits.items() if not explained.owner(key.partition(" ")[2])}
-    return {key: count for key, count in waits.items() if key.partition(" ")[0] != RECOMPUTE}
+    waits: dict[str, int] = {}
+    for key, count in arm.waits.items():
+        phase, _, owner = key.partition(" ")
+        if phase != RECOMPUTE and owner not in explained.routed and not explained.owner(owner):
+            waits[key] = count
+    return waits

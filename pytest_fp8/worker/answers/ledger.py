@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, TensorNote, Updates
+from pytest_fp8.questions.ledger.differences import OUTSIDE
+from pytest_fp8.questions.ledger.evidence import NO_UPDATES, ArmLedger, Entered, TensorNote, Updates
 from pytest_fp8.worker.answers.gradients import total_norm
 from pytest_fp8.worker.answers.instrumented import SEED, Observer, instrumented_step
+from pytest_fp8.worker.answers.moved_weights import PERTURBATION, moved_weights
 from pytest_fp8.worker.answers.updates import updates
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.training.phases import around_step
-from pytest_fp8.worker.training.ranks import room_for_activations, uncompiled_step_fits
+from pytest_fp8.worker.training.ranks import every_rank_s, room_for_activations, uncompiled_step_fits
 from pytest_fp8.worker.watch.activations import kept_on_host
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
@@ -40,7 +42,7 @@ class StepLedger:
         # A library that brings compiled code and functional transforms of its own refuses to have its operators
         # watched; its modules are watched all the same.
         self.watched = not engine.backend.compiles_itself
-        self.operators = OperatorWatch(engine.model, frozenset(fp8_layers(engine)))
+        self.operators = OperatorWatch(engine.model)
         self.operators.modules.on_call = self._on_call
         self.inputs, self.draws = SecondForward(), SecondForward()
         self.operators.modules.on_input = self._on_input
@@ -92,6 +94,13 @@ class StepLedger:
         if self._norm > 0:
             self.norm_kept = self._total_norm() / self._norm
 
+    def other_work(self, other: StepLedger) -> set[str]:
+        """The modules that did other work in another record of the step."""
+        one, two = self.operators.work(), other.operators.work()
+        found = {name for name in (*one, *two) if one.get(name) != two.get(name)}
+        alike = (self.backward, self.stepped) == (other.backward, other.stepped)
+        return found if alike else {*found, OUTSIDE}
+
     def _total_norm(self) -> float:
         gradients = [p.grad for p in self._engine.model.parameters() if p.grad is not None]
         # Not watched: it is no part of the step.
@@ -112,12 +121,13 @@ def ledger_of(engine: Engine) -> ArmLedger:
 def _taken(engine: Engine) -> ArmLedger:
     batch = [note_of(tensor) for tensor in tensors_in(engine.training_batch(SEED, step=0))]
     made = _updates(engine)
-    seen, loss = _watched_step(engine)
+    seen, loss, others = _watched_step(engine)
+    routed, entered = _moved(engine, seen, batch, others)
     optimizer = optimizer_note(engine.optimizer, engine.model, engine.fused_params)
     operators, modules = seen.operators, seen.operators.modules
     return ArmLedger(
         batch=batch,
-        entered=modules.entered,
+        entered=entered,
         calls=modules.counted(),
         classes=modules.classes,
         products=operators.products,
@@ -139,7 +149,7 @@ def _taken(engine: Engine) -> ArmLedger:
         switches_after=seen.switches_after,
         fp8_layers=fp8_layers(engine),
         linears=[plain_name(name) for name in engine.originals],
-        uncertain=operators.uncertain,
+        routed=routed,
         ranks=engine.case.gpus,
         wire=[replace(one, count=count) for one, count in operators.wire.items()],
         watched=seen.watched,
@@ -159,21 +169,57 @@ def _updates(engine: Engine) -> Updates:
     return NO_UPDATES
 
 
-def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor]:
-    """The instrumented step; with activations in the host's memory where they do not fit the GPU. Several ranks cannot
-    try: they decide it together beforehand."""
+def _watched_step(engine: Engine) -> tuple[StepLedger, torch.Tensor, tuple[Observer, ...]]:
+    """The instrumented step, its loss and what it took beside the ledger: activations in the host's memory where they
+    do not fit the GPU. Several ranks cannot try: they decide it together beforehand."""
     seen = StepLedger(engine)
+    others: tuple[Observer, ...] = ()
     try:
-        fits = uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled)
-        others = () if fits else (_OnHost(engine.case),)
-        return seen, instrumented_step(engine, *others, seen)
+        if not uncompiled_step_fits(engine.case, engine.device, engine.backend.uncompiled_over_compiled):
+            others = (_OnHost(engine.case),)
+        return seen, instrumented_step(engine, *others, seen), others
     except torch.OutOfMemoryError:
         if engine.case.gpus > 1:
             raise
     # Not inside the handler: its traceback holds what was allocated.
     engine.park()
-    seen = StepLedger(engine)
-    return seen, instrumented_step(engine, _OnHost(engine.case), seen)
+    seen, others = StepLedger(engine), (_OnHost(engine.case),)
+    return seen, instrumented_step(engine, *others, seen), others
+
+
+MOVES = (PERTURBATION, 2.0**-2, 2.0**-1)
+"""How far weights are moved to see what follows from them. Larger moves than FP8's: a router that sends one row in a
+hundred elsewhere for FP8 alone should not send all as before in each of these."""
+
+
+def _moved(
+    engine: Engine, seen: StepLedger, batch: Sequence[TensorNote], others: tuple[Observer, ...]
+) -> tuple[list[str], list[Entered]]:
+    """The modules that do other work where the weights are moved; and what entered, without the digests of what then
+    differs. A digest that differs in a repetition, too, follows from something else, and stays.
+
+    Tried where the host reads a value, where rows are chosen, and where something enters that is not of the batch.
+    """
+    first = seen.operators.modules.entered
+    made = _digests(first[1:]) - _digests(first[:1]) - {note.digest for note in batch}
+    if not any(every_rank_s(bool(made) or seen.operators.may_route)):
+        return [], first
+    found: list[StepLedger] = []
+    for draw, by in enumerate((0.0, *MOVES)):
+        found.append(StepLedger(engine))
+        with moved_weights(engine, draw, by, beside=seen.operators.modules.adopted):
+            instrumented_step(engine, *others, found[-1], restart=False)
+    repeated, *moved = [_digests(each.operators.modules.entered) for each in found]
+    follows = {digest for digest in made & repeated if not all(digest in each for each in moved)}
+    entered = [
+        replace(call, tensors=[replace(note, digest="") if note.digest in follows else note for note in call.tensors])
+        for call in first
+    ]
+    return sorted({name for each in found for name in seen.other_work(each)}), entered
+
+
+def _digests(calls: Sequence[Entered]) -> set[str]:
+    return {note.digest for call in calls for note in call.tensors} - {""}
 
 
 class _OnHost(Observer):

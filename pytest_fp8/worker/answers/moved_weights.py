@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import mean
@@ -24,24 +24,29 @@ change a product (28.6 dB)."""
 
 
 @contextmanager
-def moved_weights(engine: Engine, seed: int) -> Iterator[None]:
-    """While open, the weights are moved; ``seed`` draws how. They are put back."""
+def moved_weights(
+    engine: Engine, seed: int, by: float = PERTURBATION, beside: Sequence[torch.nn.Module] = ()
+) -> Iterator[None]:
+    """While open, the weights are moved, also those of modules ``beside`` the model; ``seed`` draws how. They are put
+    back."""
     torch.manual_seed(seed)
     modules = dict(engine.model.named_modules())
-    weights = {id(w): w for name in engine.originals if (w := modules[name]._parameters.get("weight")) is not None}
+    moved = [modules[name] for name in engine.originals]
+    moved += [each for module in beside for each in module.modules() if isinstance(each, torch.nn.Linear)]
+    weights = {id(w): w for module in moved if (w := module._parameters.get("weight")) is not None}
     with parts_kept(weights.values()):
         with torch.no_grad():
             for weight in weights.values():
-                change(weight, _moved)
+                change(weight, partial(_moved, by=by))
         yield
 
 
-def _moved(values: torch.Tensor) -> torch.Tensor:
-    return values * _factors(torch.rand_like(values, dtype=torch.float32))
+def _moved(values: torch.Tensor, by: float) -> torch.Tensor:
+    return values * _factors(torch.rand_like(values, dtype=torch.float32), by)
 
 
-def _factors(uniform: torch.Tensor) -> torch.Tensor:
-    return uniform.mul_(2).sub_(1).mul_(PERTURBATION).add_(1)
+def _factors(uniform: torch.Tensor, by: float = PERTURBATION) -> torch.Tensor:
+    return uniform.mul_(2).sub_(1).mul_(by).add_(1)
 
 
 @contextmanager

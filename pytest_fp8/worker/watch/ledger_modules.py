@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
@@ -21,22 +23,19 @@ from pytest_fp8.worker.watch.operators import dtype_name
 from pytest_fp8.worker.watch.product_accuracy import is_product
 from pytest_fp8.zoo.batch import tensors_in
 
-OUTSIDE = "code outside all modules"
-"""Owner of what no module called."""
-
 
 class ModuleWatch:
     """The calls of all modules, also of those that are no part of the model, as a teacher is.
 
-    ``phase()`` names the phase that is open. ``flags`` tells of a tensor whether its content comes of products and
-    whether its size does (:class:`pytest_fp8.worker.watch.ledger_operators.OperatorWatch`).
+    ``phase()`` names the phase that is open.
     """
 
-    def __init__(self, model: torch.nn.Module, phase: Callable[[], str], flags: Callable[[torch.Tensor], int]) -> None:
+    def __init__(self, model: torch.nn.Module, phase: Callable[[], str]) -> None:
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
         self._products = [module for module in model.modules() if is_product(module)]
-        self._kept: list[torch.nn.Module] = []
-        self._phase, self._flags = phase, flags
+        self.adopted: list[torch.nn.Module] = []
+        """Modules that are no part of the model."""
+        self._phase = phase
         self.stack: list[str] = []
         self.calls: Counter[ModuleCalls] = Counter()
         self.classes: dict[str, str] = {}
@@ -47,12 +46,12 @@ class ModuleWatch:
         """First and last sequence number of the autograd nodes that a call made, and the module's name."""
         self._nested_spans: list[tuple[int, int, str]] = []
         self._owners: dict[int, str] = {}
+        self._thread = threading.get_ident()
         self._backward_depth = 0
         self._outer_stack = 0
         self.on_call: Callable[[str], None] = lambda name: None
         self.on_input: Callable[[str, torch.Tensor, bool], None] = lambda name, tensor, again: None
         """Called with a module's name, its first tensor, and whether the call recomputes."""
-        self.on_return: Callable[[str, Any, Any], None] = lambda name, given, output: None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -62,14 +61,17 @@ class ModuleWatch:
         watch = self
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with watch._call(module, args, kwargs) as name:
-                output = original(module, *args, **kwargs)
-            watch.on_return(name, (args, kwargs), output)
-            return output
+            with watch._call(module, args, kwargs) if watch.of_the_step() else nullcontext():
+                return original(module, *args, **kwargs)
 
         direct = hooked(followed(self._products))
+        self._thread = threading.get_ident()
         with direct, replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
             yield
+
+    def of_the_step(self) -> bool:
+        """Whether the thread that asks runs the step, or is one of autograd's that goes backward for it."""
+        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
 
     def counted(self) -> list[ModuleCalls]:
         """The calls; equal ones once, with their number."""
@@ -93,7 +95,7 @@ class ModuleWatch:
         return self._owners[number]
 
     @contextmanager
-    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[str]:
+    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
         if id(module) not in self._names:
             self._adopt(module)
         name = self._names[id(module)]
@@ -101,7 +103,7 @@ class ModuleWatch:
         self.stack.append(name)
         start = torch.autograd._get_sequence_nr()
         try:
-            yield name
+            yield
         finally:
             spans = self._nested_spans if self._backward_depth else self._spans
             end = torch.autograd._get_sequence_nr()
@@ -112,9 +114,9 @@ class ModuleWatch:
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Name a module that is no part of the model, and its children."""
-        prefix = f"({type(module).__qualname__.rpartition('.')[2]} {len(self._kept) + 1})"
+        prefix = f"({type(module).__qualname__.rpartition('.')[2]} {len(self.adopted) + 1})"
         # Kept, so that no later module gets the same id.
-        self._kept.append(module)
+        self.adopted.append(module)
         for name, child in module.named_modules():
             self._names.setdefault(id(child), f"{prefix}.{name}".rstrip("."))
 
@@ -132,7 +134,6 @@ class ModuleWatch:
             shape=shape_of(first) if first is not None else (),
             dtype=dtype_name(first) if first is not None else "",
             training=module.training,
-            routed=any(self._flags(tensor) & ROUTED for tensor in tensors),
             count=1,
             outermost=outermost,
         )
@@ -144,16 +145,8 @@ class ModuleWatch:
         if _is_of_torch(kind):
             self.of_torch.add(name)
         if outermost and not self._backward_depth:
-            given = tuple(self.note_of(tensor) for tensor in tensors_in((args, kwargs)))
+            given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))
             self.entered.append(Entered(name, phase, module.training, torch.is_grad_enabled(), given))
-
-    def note_of(self, tensor: torch.Tensor) -> TensorNote:
-        """Shape and dtype, and a digest where the content does not depend on how products are rounded."""
-        flags = self._flags(tensor)
-        exact = tensor.grad_fn is None and not flags & COMPUTED
-        with _disable_current_modes(), torch.no_grad():
-            digest = digest_of(tensor) if exact else ""
-        return TensorNote(shape_of(tensor), dtype_name(tensor), digest, bool(flags & ROUTED))
 
     @contextmanager
     def _in_backward(self) -> Iterator[None]:
@@ -177,8 +170,12 @@ def _is_of_torch(kind: type) -> bool:
 
 _WITHOUT_SETTINGS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 """Classes of torch's from which users derive modules of every kind."""
-COMPUTED, ROUTED = 1, 2
-"""Flags of a tensor: its content comes of products; its size follows from such content."""
+
+
+def _entered(tensor: torch.Tensor) -> TensorNote:
+    """Without a digest where autograd computed it: products round it otherwise in each arm."""
+    with _disable_current_modes(), torch.no_grad():
+        return TensorNote(shape_of(tensor), dtype_name(tensor), digest_of(tensor) if tensor.grad_fn is None else "")
 
 
 def _innermost(spans: list[tuple[int, int, str]], number: int) -> str:

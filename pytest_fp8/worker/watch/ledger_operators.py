@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,12 +18,11 @@ from torch.utils._pytree import tree_leaves
 from pytest_fp8.questions.ledger.evidence import Collective, Draw, OwnedProduct
 from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.training.restored import replaced
-from pytest_fp8.worker.watch.ledger_modules import COMPUTED, ROUTED, ModuleWatch, shape_of
+from pytest_fp8.worker.watch.ledger_modules import ModuleWatch, shape_of
 from pytest_fp8.worker.watch.ledger_weights import random_state
 from pytest_fp8.worker.watch.operators import dtype_name, products_of_call
 from pytest_fp8.worker.watch.recomputation import watch_recomputation
 from pytest_fp8.worker.watch.wire import collective_of
-from pytest_fp8.zoo.batch import tensors_in
 
 READ = "_local_scalar_dense"
 """What ``.item()``, ``float(tensor)`` and ``if tensor:`` call: the host waits for the value."""
@@ -64,15 +63,12 @@ TORCH = f"{os.sep}torch{os.sep}"
 class OperatorWatch(TorchDispatchMode):
     """What reaches the dispatcher in the forward, backward and evaluation phases.
 
-    It is off in the optimizer's phase, whose compiled code runs as it is. It follows two facts through the step: which
-    tensors come of products, so that FP8 rounds them otherwise, and which have a size that follows from such numbers,
-    as the rows of an expert do. Of the second kind the arms may differ, and nothing of it is compared.
+    It is off in the optimizer's phase, whose compiled code runs as it is.
     """
 
-    def __init__(self, model: torch.nn.Module, fp8_layers: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.modules = ModuleWatch(model, lambda: self.phase, self.flags)
-        self.modules.on_return = self._returned
+        self.modules = ModuleWatch(model, lambda: self.phase)
         self.on_draw: Callable[[str, torch.Tensor, bool], None] = lambda operator, tensor, again: None
         """Called with what an operator drew at random, and whether that recomputes."""
         self.products: list[OwnedProduct] = []
@@ -82,14 +78,10 @@ class OperatorWatch(TorchDispatchMode):
         self.draws: list[Draw] = []
         self.waits: Counter[str] = Counter()
         self.wire: Counter[Collective] = Counter()
-        self.uncertain = False
+        self.may_route = False
+        """Whether the host read a value, or an operator gave fewer rows than it was given: sizes may follow from it."""
         self.phase = ""
-        self._fp8_layers = fp8_layers
         self._recomputing = 0
-        self._computed: set[int] = set()
-        """Addresses of memory whose content comes of products, until an operator makes a new tensor there."""
-        self._routed: set[tuple[Any, ...]] = set()
-        """(address, shape, offset) of each tensor whose size follows from such content."""
 
     @contextmanager
     def in_phase(self, name: str, dispatch: bool = True) -> Iterator[None]:
@@ -113,9 +105,20 @@ class OperatorWatch(TorchDispatchMode):
             stack.enter_context(self._following_waits())
             yield
 
-    def flags(self, tensor: torch.Tensor) -> int:
-        address = _address(tensor)
-        return COMPUTED * (address in self._computed) | ROUTED * (_key(address, tensor) in self._routed)
+    def work(self) -> Mapping[str, Counter[str]]:
+        """All that each module did, by its kind and size."""
+        work: defaultdict[str, Counter[str]] = defaultdict(Counter, {o: Counter(c) for o, c in self.operators.items()})
+        for call, count in self.modules.calls.items():
+            work[call.module][f"{call.phase} of {call.shape}"] += count
+        for entered in self.modules.entered:
+            work[entered.module][f"{entered.phase} of {[note.shape for note in entered.tensors]}"] += 1
+        for owned in self.products:
+            work[owned.owner][str(owned.product)] += 1
+        for draw in self.draws:
+            work[draw.owner][f"{draw.phase} {draw.operator} {draw.shape}"] += 1
+        for where, count in self.waits.items():
+            work[where.partition(" ")[2]]["wait"] += count
+        return work
 
     def where(self) -> str:
         """The phase that an operator runs in now."""
@@ -137,7 +140,7 @@ class OperatorWatch(TorchDispatchMode):
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.phase:
+            if self.phase and self.modules.of_the_step():
                 self._wait()
             return real(*args, **kwargs)
 
@@ -145,23 +148,6 @@ class OperatorWatch(TorchDispatchMode):
 
     def _wait(self) -> None:
         self.waits[f"{self.where()} {self.modules.owner()}"] += 1
-
-    def _returned(self, name: str, given: Any, output: Any) -> None:
-        """Mark an FP8 layer's output: a library may compute it without any operator of torch."""
-        if name in self._fp8_layers:
-            flags = COMPUTED
-            for tensor in tensors_in(given):
-                flags |= self.flags(tensor)
-            for tensor in tensors_in(output):
-                self._mark(tensor, flags, fresh=False)
-
-    def _mark(self, tensor: torch.Tensor, flags: int, fresh: bool) -> None:
-        address = _address(tensor)
-        if flags & COMPUTED:
-            self._computed.add(address)
-        elif fresh:
-            self._computed.discard(address)
-        (self._routed.add if flags & ROUTED else self._routed.discard)(_key(address, tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         draws = self.phase and torch.Tag.nondeterministic_seeded in func.tags
@@ -183,36 +169,21 @@ class OperatorWatch(TorchDispatchMode):
     def _note(
         self, operator: str, args: Any, given: list[torch.Tensor], result: Any, texts: Callable[[], list[str]]
     ) -> None:
-        flags = 0
-        for tensor in given:
-            flags |= self.flags(tensor)
-        collective = collective_of(self.where(), operator, given + _flat(result))
+        made = _flat(result)
+        collective = collective_of(self.where(), operator, given + made)
         if collective is not None:
             self.wire[collective] += 1
-        if operator == READ:
-            self._read(given[0], flags)
-            return
-        made = _flat(result)
+        if operator == READ or (made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given)):
+            self._wait()
+            self.may_route = True
         products = products_of_call(self.where(), operator, args, result)
-        routed = bool(flags & ROUTED) or self.uncertain
-        for product in products:
-            self.products.append(OwnedProduct(self.modules.owner(), product, routed))
+        self.products += [OwnedProduct(self.modules.owner(), product) for product in products]
         if "attention" in operator:
             operator = "attention"
-        chosen = not products and bool(flags & COMPUTED) and _chooses_rows(operator, given, made)
-        if products or operator == "attention":
-            flags |= COMPUTED
-        counted = operator not in NOT_COUNTED and not routed and not products and self.where() == "forward"
+        self.may_route |= _chooses_rows(operator, given, made)
+        counted = operator not in NOT_COUNTED and not products and self.where() == "forward"
         if counted and collective is None and not _by_a_library():
             self._count(operator, args, made, texts())
-        if made and made[0].device.type == "cpu" and any(tensor.is_cuda for tensor in given):
-            self._wait()
-        addresses = {_address(tensor) for tensor in given}
-        fixed = {tuple(t.shape) for t in given if not self.flags(t) & ROUTED} if not products else set()
-        for tensor in made:
-            restored = tensor.dim() == 0 or tuple(tensor.shape) in fixed
-            size = ROUTED if chosen or (flags & ROUTED and not restored) else 0
-            self._mark(tensor, flags & COMPUTED | size, fresh=_address(tensor) not in addresses)
 
     def _count(self, operator: str, args: Any, made: list[torch.Tensor], texts: list[str]) -> None:
         owner = self.modules.owner()
@@ -229,19 +200,12 @@ class OperatorWatch(TorchDispatchMode):
         settings = ",".join(filter(None, [numbers, *texts]))
         self.operators.setdefault(owner, Counter())[f"{operator} {dtype} {settings}".rstrip()] += 1
 
-    def _read(self, tensor: torch.Tensor, flags: int) -> None:
-        if not self.uncertain and not flags & ROUTED:
-            self._wait()
-        # A number with a fraction is logged, or asked whether it is finite; a whole number is a count of rows.
-        if flags & COMPUTED and not tensor.is_floating_point() and tensor.dtype != torch.bool:
-            self.uncertain = True
-
 
 def _by_a_library() -> bool:
     """Whether an FP8 library's own code runs this operator, as when te.autocast is left and scales are renewed: the
     innermost code that is not torch's. Code that a library merely calls, as Accelerate calls a forward pass, is not."""
-    frame = sys._getframe(3)
-    while frame is not None and TORCH in frame.f_code.co_filename:
+    frame = sys._getframe()
+    while frame is not None and (TORCH in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
         if SHARDING in frame.f_code.co_filename:
             return True
         frame = frame.f_back  # type: ignore[assignment]
@@ -271,17 +235,3 @@ def _texts(func: Any, args: Any, kwargs: Any) -> list[str]:
 def _flat(value: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments or results: they lie in lists at most."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Of the tensor's memory; of a wrapped tensor's own data. Its id where it has none."""
-    inner = getattr(tensor, "_data", None) if hasattr(tensor, "__tensor_flatten__") else None
-    try:
-        pointer = (tensor if inner is None else inner).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        pointer = 0
-    return pointer or -id(tensor)
-
-
-def _key(address: int, tensor: torch.Tensor) -> tuple[Any, ...]:
-    return address, tuple(tensor.shape), tensor.storage_offset() if address > 0 else 0
