@@ -39,6 +39,21 @@ def test_each_step_has_as_many_calls_in_fp8_as_layers(recipe):
     assert all(0 < look.error <= LARGEST and look.of_finest > 0.5 and look.of_coarsest < 2 for look in looks)
 
 
+def test_as_many_columns_are_compared_where_an_output_has_as_many_rows():
+    watch = CallWatch(engine(), compiled=False, seed=0)
+    assert [len(watch._some(64, most)) for most in (16, 64)] == [16, 64]
+
+
+def test_a_curve_that_fails_leaves_no_hook_on_the_optimizer():
+    arm = engine()
+    before = len(arm.optimizer._optimizer_step_pre_hooks)
+    arm.training_batch = None
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            arm.curve(0, 2)
+    assert len(arm.optimizer._optimizer_step_pre_hooks) == before
+
+
 def test_recomputed_calls_are_counted_too():
     """Torch ends a recomputation before its last layers, in each step alike."""
     seen = calls(engine(activation_checkpointing=True))

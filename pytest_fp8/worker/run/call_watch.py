@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_fp8.casts import E4M3, LINE, TENSOR, Cast
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look
 from pytest_fp8.worker.run.fault_points import BreakableEngine
-from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.restored import Hook, hooked
 from pytest_fp8.worker.watch.product_accuracy import Expected, Operand, is_product
 
 LOOKED_AT = 3
@@ -55,7 +55,7 @@ class CallWatch:
         self._norms: list[torch.Tensor] = []
         """Five of each look: of the values' error, of the errors that :data:`FINEST` and :data:`COARSEST` give, of the
         exact values, of the whole output."""
-        self._drawn: dict[int, list[torch.Tensor]] = {}
+        self._drawn: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def next_step(self) -> None:
         """Called before each step of the curve."""
@@ -68,8 +68,8 @@ class CallWatch:
         """Around all steps of the curve."""
         handles: list[Any] = []
         for name, module in self._layers.items():
-            handles.append(module.register_forward_pre_hook(_Hook(self._before(name))))
-            handles.append(module.register_forward_hook(_Hook(self._after(name)), prepend=True))
+            handles.append(module.register_forward_pre_hook(Hook(self._before(name))))
+            handles.append(module.register_forward_hook(Hook(self._after(name)), prepend=True))
         with hooked(handles):
             yield
 
@@ -133,28 +133,11 @@ class CallWatch:
 
     def _some(self, size: int, most: int) -> torch.Tensor:
         """At most ``most`` of ``size`` indices, others in each call. Drawn beside torch's own generators."""
-        if size not in self._drawn:
+        if (size, most) not in self._drawn:
             generator = torch.Generator().manual_seed(size)
             draws = [torch.randint(size, (most,), generator=generator) for _ in range(DRAWS)]
-            self._drawn[size] = list(torch.stack(draws).to(self._device))
-        return self._drawn[size][len(self._looks) % DRAWS]
-
-
-class _Hook:
-    """A hook that a copy of the module, or one that is saved, does not take along."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        self.call(*args)
-
-    def __reduce__(self) -> Any:
-        return _Hook, (_nothing,)
-
-
-def _nothing(*args: Any) -> None:
-    pass
+            self._drawn[size, most] = list(torch.stack(draws).to(self._device))
+        return self._drawn[size, most][len(self._looks) % DRAWS]
 
 
 def _multiplied_in_fp8(node: Any, began: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pytest_fp8.questions.loss.evidence import Course, Moved
 from pytest_fp8.worker.state.fused_params import plain_name, split, trained
 from pytest_fp8.worker.training import zero
 from pytest_fp8.worker.training.phases import innermost
+from pytest_fp8.worker.training.restored import hooked
 from pytest_fp8.worker.watch.operators import dtype_name
 
 SAMPLE = 2**16
@@ -38,8 +40,13 @@ class TrainingCourse:
         self._rates = [self._rates_now()]
         self._stepped: list[int] = []
         self._now = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around all steps of the curve."""
         # Steps, and no calls of a closure: how often a line search asks depends on the losses.
-        self._hook = innermost(optimizer).register_step_pre_hook(self._note_optimizer_step)
+        with hooked([innermost(self._optimizer).register_step_pre_hook(self._note_optimizer_step)]):
+            yield
 
     def _note_optimizer_step(self, *_: Any) -> None:
         self._now += 1
@@ -57,7 +64,6 @@ class TrainingCourse:
         self._rates.append(self._rates_now())
 
     def noted(self) -> Course:
-        self._hook.remove()
         return Course(
             rates=self._rates,
             stepped=self._stepped,

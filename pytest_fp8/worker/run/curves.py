@@ -73,7 +73,7 @@ def curve(
         course.note_gradients()
 
     last = first_step + steps - 1
-    with calls.watching() if calls is not None else nullcontext():
+    with course.watching(), calls.watching() if calls is not None else nullcontext():
         for step in range(first_step, first_step + steps):
             batch = engine.training_batch(seed, step)
             fingerprint = data.fingerprint(batch, fingerprint)

@@ -82,6 +82,23 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
             handle.remove()
 
 
+class Hook:
+    """A hook that a copy of the module, or one that is saved, does not take along."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        self.call(*args)
+
+    def __reduce__(self) -> Any:
+        return Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
 def hooks_of(parameter: torch.Tensor) -> dict[int, Any]:
     """What autograd calls when it has added to the parameter's gradient, by the keys of the hooks' handles."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
