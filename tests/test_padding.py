@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -72,8 +74,8 @@ def test_a_batch_without_a_sequence_is_an_error_that_lists_its_entries():
         pad_to_multiple([torch.ones(4)])
 
 
-def serve(build, batch, loss=None, step=None):
-    workload = Workload(build=build, batch=batch, loss=loss, step=step)
+def serve(build, batch, loss=None, step=None, convert=None):
+    workload = Workload(build=build, batch=batch, loss=loss, step=step, convert=convert)
     return ArmServer(ArmSpec(CASE, "cpu", workload.ship("a test"), threads=1))
 
 
@@ -189,6 +191,30 @@ def test_a_layer_whose_output_no_loss_reads_is_named_where_compiling_it_failed()
     require_aligned_rows(server.engine, RuntimeError("out of memory"))
     fitting = serve(Pooled, lambda step: torch.randn(16, 16, 32), loss=of_sequence)
     require_aligned_rows(fitting.engine, refused)
+
+
+def padded_inside(model):
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(emulate=True, pad_inner_dim=True)
+    return convert_to_float8_training(model, config=config)
+
+
+def test_a_layer_that_pads_its_products_takes_any_number_of_rows():
+    server = serve(Pooled, lambda step: torch.randn(8, 3, 32), loss=of_pooled, convert=padded_inside)
+    server.engine.curve(seed=0, steps=2)
+    decision = check_layers(CASE, from_plain(LayersEvidence, server.layers()))
+    assert decision.verdict is Verdict.PASS, decision.message
+
+
+def test_a_user_may_save_a_whole_converted_model():
+    server = serve(lambda: torch.nn.Sequential(torch.nn.Linear(32, 32)), lambda step: torch.randn(16, 32), square)
+    torch.save(server.engine.model, whole := io.BytesIO())
+    whole.seek(0)
+    copied = torch.load(whole, weights_only=False)
+    assert copied(torch.randn(8, 32, dtype=torch.bfloat16)).shape == (8, 32), "no check goes along"
+    with pytest.raises(TokenCountError):
+        server.engine.model(torch.randn(8, 32, dtype=torch.bfloat16))
 
 
 class Rare(torch.nn.Module):

@@ -230,6 +230,18 @@ def test_after_a_librarys_error_the_rows_are_looked_at():
     explain_rows(server.engine)
 
 
+def test_a_batch_that_cannot_be_drawn_again_hides_no_error():
+    server = serve(batch=batch, loss=loss)
+
+    def failing(seed, steps):
+        server.engine.training_batch = None
+        raise RuntimeError("the step's own error")
+
+    server.engine.curve = failing
+    with pytest.raises(RuntimeError, match="the step's own error"):
+        server.answer("curve", {"seed": 2, "steps": 6})
+
+
 def transposed():
     class Transposed(torch.nn.Module):
         def __init__(self):

@@ -178,6 +178,10 @@ class Backend(ABC):
 
     # -- what is live -------------------------------------------------------------------------------------------------
 
+    def row_multiple(self, layer: torch.nn.Module) -> int:
+        """What the rows of this FP8 layer's input must be a multiple of."""
+        return self.token_multiple
+
     @abstractmethod
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         """Whether this live module is one that computes in FP8."""

@@ -119,6 +119,11 @@ class TorchAO(Backend):
 
         return isinstance(module, Float8Linear)
 
+    def row_multiple(self, layer: torch.nn.Module) -> int:
+        # Emulated it pads nothing, and on a GPU what it multiplies along, which of the weight gradient is the rows.
+        config = getattr(layer, "config", None)
+        return 1 if getattr(config, "pad_inner_dim", False) else self.token_multiple
+
     def _switches(self, config: Any) -> dict[str, Any]:
         on = {ALL_GATHER: config.enable_fsdp_float8_all_gather, PRECOMPUTE: self._precomputes}
         return {name: True for name, value in on.items() if value}

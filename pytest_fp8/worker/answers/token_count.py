@@ -11,7 +11,7 @@ import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.worker.training.parallel import called
-from pytest_fp8.worker.training.restored import around, hooked
+from pytest_fp8.worker.training.restored import Hook, around, hooked
 from pytest_fp8.worker.watch.observe import input_of
 from pytest_fp8.worker.watch.reached import Reached
 
@@ -96,11 +96,11 @@ def explain_rows(engine: Engine) -> None:
     drawn = engine.setup.drawn
     if _takes_any(engine) or engine.own_step is not None or not drawn.shapes:
         return
-    engine.training_batch(seed=0, step=0)
-    first = engine.setup.drawn
-    if first.shapes == drawn.shapes:
-        return
     try:
+        engine.training_batch(seed=0, step=0)
+        first = engine.setup.drawn
+        if first.shapes == drawn.shapes:
+            return
         _look_at(engine, [first], functools.partial(engine.training_batch, drawn.seed, drawn.step))
     except TokenCountError:
         raise
@@ -153,7 +153,7 @@ class RowWatch:
 
             return look
 
-        return [self._modules[name].register_forward_pre_hook(before(name), with_kwargs=True) for name in names]
+        return [self._modules[name].register_forward_pre_hook(Hook(before(name)), with_kwargs=True) for name in names]
 
     def _counts(self) -> bool:
         # An evaluation has no weight gradient. The suite's models run without gradients before training.
@@ -174,7 +174,7 @@ class RowWatch:
         except StopIteration:
             return None  # no tensor: the layer's own error says so
         rows = given.numel() // max(1, given.shape[-1])
-        if rows % self._engine.backend.token_multiple == 0:
+        if rows % self._engine.backend.row_multiple(self._modules[name]) == 0:
             return None
         # Of batches with equal shapes the rows are a router's choice.
         drawn = self._engine.setup.drawn
