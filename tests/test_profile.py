@@ -52,6 +52,16 @@ def test_a_profile_is_read_by_where_kernels_were_launched():
     assert profile["attention"] == {"_scaled_dot_product_cudnn_attention": ["cudnn_sdpa"]}
 
 
+def test_kernels_of_a_cuda_graph_belong_to_its_launch():
+    events = [
+        event(PHASE + "optimizer", 0, 100),
+        event("cudaGraphLaunch", 15, 16, correlation=1),
+        event("adam", 500, 520, gpu=True, correlation=1),
+        event("adam", 520, 540, gpu=True, correlation=1),
+    ]
+    assert read_profile(events)["milliseconds"]["optimizer"] == 40 / 1e6
+
+
 def test_the_time_that_is_neither_product_nor_attention_is_told_by_kernel():
     copy = "void at::native::CopyBatched<unsigned char, 2>(at::native::Sizes<2>, int)"
     events = [

@@ -202,9 +202,12 @@ def by_name(kernels: list[TraceEvent]) -> list[KernelTime]:
     return sorted(times, key=lambda time: -time.milliseconds)
 
 
+LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch")
+
+
 def kernel_finder(events: list[TraceEvent]) -> Callable[[TraceEvent], list[TraceEvent]]:
     """A function that gives the kernels launched inside a host event."""
-    launches = {e.correlation: e for e in events if not e.gpu and e.name.startswith(("cudaLaunch", "cuLaunch"))}
+    launches = {e.correlation: e for e in events if not e.gpu and e.name.startswith(LAUNCHES)}
     launched: dict[int, list[tuple[int, TraceEvent]]] = {}
     for kernel in events:
         call = launches.get(kernel.correlation) if kernel.gpu else None
