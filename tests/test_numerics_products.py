@@ -47,8 +47,9 @@ def test_a_wrong_product_is_named_with_its_role_and_cause(product, words):
         wrong(power=0.0, gain=0.0, sqnr=math.inf),
         wrong(values=24, sqnr=25.0, gain=1.02, gain_error=0.01),
         wrong(own_sqnr=55.0, sqnr=44.0),
+        wrong(role=WGRAD, gain=0.0, sqnr=0.0, own_gain=0.0, own_sqnr=0.0),
     ],
-    ids=["outliers", "nothing to multiply", "few rows", "high precision"],
+    ids=["outliers", "nothing to multiply", "few rows", "high precision", "casts that leave nothing"],
 )
 def test_a_sound_product_is_left_alone(product):
     verdict_of(judge(products=[product]), Verdict.PASS)

@@ -74,7 +74,10 @@ def distance(product: ProductCheck) -> float:
 
 
 def gain_error(product: ProductCheck) -> float:
-    """The product's gain over that of the recipe's own casts, less one."""
+    """The product's gain over that of the recipe's own casts, less one. Both are 0 where a row of padding is so large
+    that the cast leaves nothing of the others."""
+    if product.gain == product.own_gain:
+        return 0.0
     return product.gain / product.own_gain - 1 if product.own_gain else product.gain - 1
 
 
