@@ -18,6 +18,8 @@ LEAST_FACTOR = 0.1
 OTHER_OUTPUT, TIMES_BEFORE = 0.2, 4.0
 """Least relative difference of a module's output between the arms that is called another output, and over the largest
 difference of any module before it. A sound FP8 layer's is 0.03 to 0.05. It chooses words alone."""
+MANY_LOST = 0.2
+"""Share of an operand's values that the recipe's own casts make 0, from which that is the cause."""
 MORE_ZEROS = 0.01
 """Share of a gradient's values that are 0 in FP8 and not in BF16, which is told."""
 
@@ -43,6 +45,7 @@ def _in_the_backward_pass(
         return f"the gradient of {first.parameter} is not finite in the FP8 arm"
     return (
         _factor(first, wrong, limits)
+        or _underflow(evidence)
         or _length(first)
         or _stored(found, wrong, evidence)
         or f"the backward pass of the FP8 arm computes something else from {first.parameter} on: a part of the tokens "
@@ -97,6 +100,16 @@ def _only_biases(wrong: Sequence[Difference]) -> str:
     return (
         f"; only gradients of biases are wrong ({some([d.parameter for d in wrong])}): a sum over the rows that is a "
         "mean, or misses rows"
+    )
+
+
+def _underflow(evidence: NumericsEvidence) -> str:
+    worst = max(evidence.fp8.products, key=lambda product: product.underflow, default=None)
+    if worst is None or worst.underflow < MANY_LOST:
+        return ""
+    return (
+        f"the recipe's own casts make {worst.underflow:.0%} of an operand's values 0 in {worst.role} of {worst.layer}: "
+        "far larger values set the scale, as padding does that holds large numbers. The layers multiply as promised"
     )
 
 
