@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torchao")
 
-from helpers.loops import batch, judge_both, ledgers, routed, serve
+from helpers.loops import batch, judge_both, ledgers, loop, routed, serve
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.ledger.compare import compare
 
@@ -60,6 +60,17 @@ def test_another_activation_in_one_arm_is_told_behind_a_slice_and_a_logged_numbe
     decision = judge_both(**same, convert=with_relu)
     assert decision.verdict is Verdict.INVALID, decision.message
     assert "relu" in decision.message
+
+
+@pytest.mark.parametrize(("more", "records"), [({}, 1), ({"step": loop(clip=0.1)}, 1), ({"build": routed}, 5)])
+def test_only_a_step_that_may_choose_rows_is_recorded_again(more, records, monkeypatch):
+    from pytest_fp8.worker.answers import ledger
+
+    seen = []
+    step = ledger.instrumented_step
+    monkeypatch.setattr(ledger, "instrumented_step", lambda *given, **how: seen.append(1) or step(*given, **how))
+    serve(**({"loss": squares} if "step" not in more else {}), **more).ledger()
+    assert len(seen) == records
 
 
 def test_a_pass_names_the_modules_whose_rows_a_router_chooses():

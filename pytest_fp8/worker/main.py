@@ -176,6 +176,7 @@ def show_stacks() -> None:
 
 def _told(error: BaseException) -> dict[str, Any]:
     """An exception as plain data. The user's code may have left the process without files, memory or output."""
+    # The log alone: what is told below has the trace, too.
     with contextlib.suppress(Exception):
         traceback.print_exc()
     try:
