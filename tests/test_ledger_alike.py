@@ -57,6 +57,9 @@ def test_rows_that_a_router_chooses_may_differ():
     reference = arm_ledger(calls=routed, products=products, gradients=gradients, routed=["expert"])
     assert compare(ledgers(reference=reference, random="other")) == []
     assert compare(ledgers(reference=reference, gradients=["q.weight"])) != []
+    batch = entered(replace(HEALTHY.batch[0], digest="other"))
+    assert compare(ledgers(routed=[""], entered=batch)) != [], "a model that routes is given the same batch"
+    assert compare(ledgers(routed=[""], entered=entered(TensorNote([16, 64], "bfloat16")))) == []
     assert compare(ledgers(reference=reference, calls=without("norm"))) != [], "all else is still compared"
 
 

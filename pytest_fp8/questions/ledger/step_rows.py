@@ -50,10 +50,9 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             )
             return
         for call, other in zip(ours, theirs, strict=False):
-            if call.module in explained.routed:
-                continue
             where = f"what enters {call.module or 'the model'}"
-            found = _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward")
+            sized = call.module not in explained.routed
+            found = _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward", sized=sized)
             yield from found if other_batch else map(_of_the_same_batch, found)
             if call.gradients != other.gradients:
                 yield other_work(
@@ -82,7 +81,12 @@ def _names(calls: Sequence[Entered]) -> str:
 
 
 def _tensors(
-    where: str, ours: Sequence[TensorNote], theirs: Sequence[TensorNote], explained: Explained, exact: bool
+    where: str,
+    ours: Sequence[TensorNote],
+    theirs: Sequence[TensorNote],
+    explained: Explained,
+    exact: bool,
+    sized: bool = True,
 ) -> Iterator[Difference]:
     def kinds(notes: Sequence[TensorNote]) -> Counter[str]:
         return Counter(size(n.shape) if explained.autocast else f"{n.dtype} {size(n.shape)}" for n in notes)
@@ -90,7 +94,7 @@ def _tensors(
     one, two = kinds(ours), kinds(theirs)
     lost, added = one - two, two - one
     # The Trainer passes on what its own arguments ask for beside the batch.
-    if lost or (added and not explained.trainer):
+    if sized and (lost or (added and not explained.trainer)):
         yield other_work(where, _listed(lost) or _listed(one), _listed(added) or _listed(two))
         return
     digests = [[note.digest for note in notes if note.digest] for notes in (ours, theirs)]
