@@ -361,6 +361,21 @@ def router_in_float32():
     return Workload(build=Routed, batch=rows, loss=apart, leave=("router",))
 
 
+@sound()
+def norms_and_head_in_float32():
+    """Norms and the last Linear that build() left in float32; nothing is said of them."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.norm, self.last = Net().to(torch.bfloat16), nn.LayerNorm(64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.last(self.norm(self.body(x).float()))
+
+    return Workload(build=Mixed, batch=rows, loss=apart)
+
+
 class Remembers(nn.Module):
     """Keeps its last losses, a count by kind, and rows for replay."""
 
