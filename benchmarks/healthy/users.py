@@ -392,7 +392,8 @@ class Remembers(nn.Module):
         return (self.net(torch.cat([x, *self.replay])) * scale)[: len(x)]
 
 
-@sound()
+# What is in no state_dict() does not survive a resume.
+@sound(questions=("layers", "numerics", "loss"))
 def replay_in_the_model():
     """A model that keeps a list, a dict and a queue, and computes with them."""
     return Workload(build=Remembers, batch=rows, loss=apart)
