@@ -48,13 +48,13 @@ def _rebuilt(value: Any, name: str, change: Callable[[str, torch.Tensor], torch.
     if next(tensors_in(value), None) is None:
         return value
     read_only = isinstance(value, tuple) or (isinstance(value, Mapping) and not isinstance(value, MutableMapping))
-    copied = None if read_only else copy.copy(value)
+    copied: Any = None if read_only else copy.copy(value)
     if not read_only:
         made[id(value)] = copied
     parts = {key: _rebuilt(part, str(key), change, made) for key, part in _parts(value)}
     if isinstance(value, tuple):
         # A named tuple takes its values as separate arguments.
-        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())  # type: ignore[call-arg,arg-type]
+        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
     if read_only:
         return type(value)(parts)
     for key, part in parts.items():
@@ -96,5 +96,5 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     if top in ("numpy", "builtins") or (top in sys.stdlib_module_names and not isinstance(value, SimpleNamespace)):
         return []
     # What copy and pickle see of an object: a dict of its attributes, with __slots__ a pair of two dicts.
-    held = object.__getstate__(value)  # type: ignore[attr-defined]
+    held: Any = object.__getstate__(value)
     return [item for each in (held if isinstance(held, tuple) else [held]) for item in (each or {}).items()]

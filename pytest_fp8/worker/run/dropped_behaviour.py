@@ -77,7 +77,7 @@ def _operators(
             return operator(*args, **(kwargs or {}))
 
     rows = rows.detach().requires_grad_()
-    with torch.enable_grad(), generators_kept(), Names():
+    with torch.enable_grad(), generators_kept(), Names():  # type: ignore[no-untyped-call]
         made = forward(linear, rows)
         torch.autograd.grad(made.sum(), [rows, *(value for value in linear.parameters() if value.requires_grad)])
     return names, made
