@@ -35,6 +35,7 @@ class RecipeFacts:
     """Major compute capabilities that can run it; empty: any from ``minimum_capability`` up."""
 
 
+POWERS = "round_scales_to_power_of_2"
 _FORMAT = {"fp8_format": "HYBRID"}
 _TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
@@ -44,7 +45,7 @@ _DELAYED = {**_FORMAT, "amax_history_len": 1024, "amax_compute_algo": "max", "ma
 _RECIPES = [
     RecipeFacts("bf16", "none", roles=()),
     # Weights are gathered in FP8 under FSDP2; torchao has it for scales of whole tensors alone.
-    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather", "precompute_scale")),
+    RecipeFacts("torchao", "tensorwise", switches=("float8_all_gather", "precompute_scale", POWERS)),
     RecipeFacts("torchao", "rowwise", minimum_capability=(9, 0)),
     # "gw_hp": the weight gradient stays in high precision, by design.
     RecipeFacts("torchao", "rowwise_with_gw_hp", roles=_HIGH_PRECISION_WGRAD, minimum_capability=(9, 0)),
@@ -123,6 +124,7 @@ _CHOICES = {
     "fp8_all_gather": (True, False),
     "float8_all_gather": (True, False),
     "precompute_scale": (True, False),
+    POWERS: (True, False),
 }
 
 

@@ -42,8 +42,9 @@ ARGUMENTS = {
 class Workload:
     """A user's own model. All functions run inside the arm's process, never in pytest's.
 
-    ``build()`` gives the ``torch.nn.Module``. The arm moves it to its device in bfloat16. ``batch(step)`` gives one
-    batch: a tensor, or what holds tensors: a dict, list, tuple, dataclass or object of your own. The generators of
+    ``build()`` gives the ``torch.nn.Module``. The arm moves it to its device in bfloat16; one with parameters in
+    bfloat16 already keeps its float32 parts. ``batch(step)`` gives one batch: a tensor, or what holds tensors: a dict
+    or another mapping, list, tuple, deque, dataclass or object of your own. The generators of
     torch, numpy and Python are seeded before each call of the two, so that every arm gets the same weights and data.
     ``loss(model, batch)`` gives a scalar tensor. Without it the model is called with the batch, with a dict's entries
     by name, and its result, or that result's ``.loss``, is the loss. ``optimizer(parameters)`` gives the optimizer.

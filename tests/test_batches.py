@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import UserDict
+from collections import OrderedDict, UserDict, defaultdict, deque
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from pytest_fp8.zoo.batch import arrays_of, tensors_of, with_tensors
+from pytest_fp8 import pad_to_multiple
+from pytest_fp8.zoo.batch import tensors_of, with_tensors
 from pytest_fp8.zoo.data import fingerprint
 
 pytestmark = pytest.mark.slow
+
+
+class Tokens(NamedTuple):
+    input_ids: Any
+    labels: Any
 
 
 class Named(NamedTuple):
@@ -37,17 +44,73 @@ class Plain:
         self.x, self.y = x, y
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    x: Any
+    y: Any = None
+
+
+class OwnSlots:
+    __slots__ = ("unset", "x", "y")
+
+    def __init__(self, x, y=None):
+        self.x, self.y = x, y
+
+
+class MoreSlots(OwnSlots):
+    """Slots in the base, attributes beside them."""
+
+
+class ByKey(dict):
+    __getattr__ = dict.__getitem__
+
+    def __init__(self, x, y=None):
+        super().__init__(x=x, y=y)
+
+
+class ItsOwnAttributes(dict):
+    def __init__(self, x, y=None):
+        super().__init__(x=x, y=y)
+        self.__dict__ = self
+
+
+class Easy(dict):
+    """Each entry is an attribute as well, as in EasyDict."""
+
+    def __init__(self, x, y=None):
+        self.x, self.y = x, y
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        super().__setitem__(name, value)
+
+    __setitem__ = __setattr__
+
+
 def encoding(x, y=None):
     return UserDict({"x": x, "y": y})
 
 
-KINDS = [Named, Frozen, Slotted, Plain, encoding]
+def default(x, y=None):
+    return defaultdict(list, x=x, y=y)
+
+
+def ordered(x, y=None):
+    return OrderedDict(x=x, y=y)
+
+
+def read_only(x, y=None):
+    return MappingProxyType({"x": x, "y": y})
+
+
+KINDS = [Named, Frozen, Slotted, Plain, encoding, FrozenSlotted, OwnSlots, MoreSlots, ByKey, ItsOwnAttributes, Easy]
+KINDS += [default, ordered, read_only]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_holder_of_tensors_is_copied_with_its_class_and_its_other_values(kind):
     def held(batch, name):
-        return batch[name] if isinstance(batch, UserDict) else getattr(batch, name)
+        return getattr(batch, name) if hasattr(batch, name) else batch[name]
 
     given = kind(torch.ones(2), {"inner": [kind(torch.zeros(3), "text"), 7, None]})
     made = with_tensors(given, lambda tensor: tensor + 1)
@@ -77,8 +140,44 @@ def test_what_holds_no_tensor_and_what_holds_itself_stay_themselves():
     assert [name for name, _ in tensors_of(around)] == ["x"]
 
 
-def test_arrays_are_found_by_name():
-    numpy = pytest.importorskip("numpy")
-    assert arrays_of({"x": torch.ones(1), "more": Plain(numpy.ones(2), 3)}) == ["more.x"]
-    assert arrays_of(numpy.ones(1)) == ["the batch"]
-    assert arrays_of({"x": torch.ones(1), "name": "text"}) == []
+@pytest.mark.parametrize("kind", [ByKey, ItsOwnAttributes, Easy])
+def test_an_entry_and_the_attribute_of_its_name_are_one_tensor(kind):
+    made = with_tensors(kind(torch.ones(2)), lambda tensor: tensor + 1)
+    assert made.x is made["x"]
+
+
+def test_a_default_dict_keeps_its_default_and_a_deque_its_length():
+    made = with_tensors(defaultdict(list, x=deque([torch.ones(1)], maxlen=3)), lambda tensor: tensor + 1)
+    assert made["none"] == []
+    assert (made["x"].maxlen, made["x"][0].item()) == (3, 2)
+
+
+def test_an_object_that_holds_itself_is_rebuilt_once():
+    around = Plain(torch.ones(1))
+    around.y = around
+    made = with_tensors(around, lambda tensor: tensor + 1)
+    assert made.y is made
+
+
+def test_outputs_of_transformers_keep_their_class():
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    made = with_tensors(outputs.BaseModelOutput(last_hidden_state=torch.ones(1)), lambda tensor: tensor + 1)
+    assert type(made) is outputs.BaseModelOutput
+    assert made.last_hidden_state is made["last_hidden_state"]
+    assert made.last_hidden_state.item() == 2
+
+
+def test_a_jagged_tensor_is_one_tensor_of_the_batch():
+    ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(5, 3)], layout=torch.jagged)
+    made = with_tensors({"x": ragged}, lambda tensor: tensor.to(torch.bfloat16))
+    assert (made["x"].layout, made["x"].dtype) == (torch.jagged, torch.bfloat16)
+    other = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(5, 3)], layout=torch.jagged)
+    assert fingerprint(ragged) != fingerprint(other)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, SimpleNamespace, Tokens])
+def test_any_of_them_is_padded(kind):
+    tokens = torch.ones(1, 3, dtype=torch.long)
+    padded = pad_to_multiple(kind(input_ids=tokens, labels=tokens), 4)
+    assert type(padded) is kind
+    assert [part.tolist() for _, part in tensors_of(padded)] == [[[1, 1, 1, 0]], [[1, 1, 1, -100]]]

@@ -96,5 +96,15 @@ def test_no_garbage_is_collected_while_steps_are_timed_or_profiled_and_again_aft
     assert [*seen, gc.isenabled()] == [False, True]
 
 
+def test_a_collector_that_the_user_switched_off_stays_off():
+    gc.disable()
+    try:
+        with no_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_without_kernels_there_is_no_step():
     assert read_steps([]) == NO_STEPS

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 pytest.importorskip("torchao")
 
 from helpers.loops import batch, build, judge, serve
 from pytest_fp8 import Verdict
-from pytest_fp8.worker.training.step import StepError, WorkloadError
+from pytest_fp8.worker.answers.held_out import STEP, output_on
+from pytest_fp8.worker.training.step import StepError, WorkloadError, first_output
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +106,7 @@ def test_a_step_that_runs_the_model_without_gradients_first_has_an_output():
     assert server.logits(seed=0)
 
 
-def test_a_step_that_calls_parts_of_the_model_is_told_to_call_the_model():
+def test_a_step_that_calls_parts_of_the_model_is_compared_by_its_loss():
     def by_parts(model, rows, optimizer, precision):
         with precision():
             hidden = model.enter(rows)
@@ -116,7 +119,19 @@ def test_a_step_that_calls_parts_of_the_model_is_told_to_call_the_model():
         return loss.detach()
 
     server = serve(step=by_parts)
-    with pytest.raises(StepError, match=r"by_parts\(\) did not call the model itself before") as error:
-        server.logits(seed=0)
-    assert "model.training_step(...)" in error.value.fp8_cause
-    assert "call model(...) in the step" in error.value.fp8_next
+    engine = server.engine
+    engine.restart(0)
+    output = output_on(engine, engine.training_batch(0, STEP, whole=True))
+    assert output.numel() == 1
+    assert output > 0
+    assert not output.requires_grad
+
+
+def test_a_step_without_model_and_backward_pass_has_no_output():
+    def copies(model, rows, optimizer, precision):
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+        return rows.sum()
+
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(StepError, match="neither called the model nor went backward"):
+        first_output(copies, model, torch.ones(1), torch.optim.SGD(model.parameters(), lr=0.1), nullcontext)

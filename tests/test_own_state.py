@@ -1,142 +1,93 @@
-"""What a step moves in a model besides its weights is put back, and the same optimizer makes the same updates."""
+"""What a model keeps besides its weights is put back: also lists, dicts, sets, queues, and buffers of convert()."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
+
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("torchao")
 
-from helpers.loops import CASE, ledgers, loop, serve
-from pytest_fp8.questions.ledger.compare import compare
+from helpers.loops import serve
+from pytest_fp8.worker.state.own_state import OwnState
 
 pytestmark = pytest.mark.slow
-SEEDS = ((1, False), (1, True), (1, False), (2, False))
 
 
-def counting():
-    """A model whose step unfreezes its first layer after four steps, and says so in a buffer, a number and a flag."""
-    import torch
+def square(model, rows):
+    return model(rows).float().square().mean()
 
-    class Counting(torch.nn.Module):
-        def __init__(self):
+
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.losses, self.queue, self.seen = [torch.ones(2)], deque([1], maxlen=2), {3}
+        self.counts, self.by_kind = Counter(train=1), defaultdict(list, {"a": [1]})
+
+    def held(self):
+        return repr((self.losses, self.queue, self.seen, self.counts, dict(self.by_kind)))
+
+
+def test_lists_dicts_sets_and_queues_are_put_back_in_place():
+    model = Keeps()
+    before, losses, inner = model.held(), model.losses, model.by_kind["a"]
+    state = OwnState(model)
+    model.losses.append(torch.zeros(1))
+    model.queue.extend([2, 3])
+    model.seen.add(4)
+    model.counts["train"] += 1
+    model.by_kind["a"].append(2)
+    model.by_kind["b"] = []
+    state.restore()
+    assert model.held() == before
+    assert (model.losses is losses, model.by_kind["a"] is inner, model.queue.maxlen) == (True, True, 2)
+
+
+def test_one_that_was_put_in_its_place_goes():
+    model = Keeps()
+    losses, state = model.losses, OwnState(model)
+    model.losses = []
+    state.restore()
+    assert model.losses is losses
+
+
+def test_a_restart_takes_back_the_buffers_that_convert_made():
+    class Scaled(nn.Module):
+        def __init__(self, inner):
             super().__init__()
-            self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
-            self.register_buffer("seen", torch.zeros((), dtype=torch.long))
-            self.number, self.frozen = 0, False
+            self.inner = inner
+            self.register_buffer("amax", torch.zeros(()))
 
         def forward(self, x):
-            return self.leave(self.enter(x))
+            self.amax.copy_(torch.maximum(self.amax, x.detach().abs().max().float()))
+            return self.inner(x)
 
-    return Counting()
+    def convert(model):
+        from torchao.float8 import convert_to_float8_training
 
+        from pytest_fp8.backends.torchao import torchao_config
 
-def unfreezing(model, batch, optimizer, precision):
-    model.enter.requires_grad_(bool(model.seen >= 4))
-    model.frozen = bool(model.seen < 4)
-    loss = loop()(model, batch, optimizer, precision)
-    model.seen = model.seen + 1
-    model.number += 1
-    return loss
+        convert_to_float8_training(model, config=torchao_config("tensorwise", emulated=True))
+        model[1] = Scaled(model[1])
 
-
-def state(model):
-    return int(model.seen), model.number, model.frozen, model.enter.weight.requires_grad, model.training
-
-
-def remembering():
-    """A model that keeps its last output for the next step: as a tensor, which is none at first; and one in place."""
-    import torch
-
-    class Remembering(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.enter, self.leave = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
-            self.hidden, self.mean = None, torch.zeros(32)
-
-        def forward(self, x):
-            hidden = self.enter(x if self.hidden is None else x + self.hidden)
-            self.hidden = hidden.detach()
-            self.mean += hidden.detach().float().mean(0).cpu()
-            return self.leave(hidden)
-
-    return Remembering()
-
-
-def test_tensors_that_a_model_keeps_from_step_to_step_are_put_back():
-    import torch
-
-    engine = serve(build=remembering, step=loop()).engine
-    first = engine.curve(seed=1, steps=4)["losses"]
-    engine.curve(seed=0, steps=5)
-    kept, content, mean = engine.model.hidden, engine.model.hidden.clone(), engine.model.mean.clone()
-    with engine.standing_still():
-        engine.step(engine.training_batch(0, 0))
-        assert engine.model.hidden is not kept
-    assert engine.model.hidden is kept
-    assert torch.equal(engine.model.hidden, content)
-    assert torch.equal(engine.model.mean, mean)
-    assert engine.curve(seed=1, steps=4)["losses"] == first, "whatever was asked before"
+    engine = serve(build=lambda: nn.Sequential(nn.Linear(32, 32), nn.GELU()), loss=square, convert=convert).engine
+    engine.step(engine.training_batch(0, 0))
+    assert engine.model[1].amax > 0
     engine.restart(0)
-    assert engine.model.hidden is None
-    assert not engine.model.mean.any()
+    assert engine.model[1].amax == 0
 
 
-def test_a_schedule_in_the_step_stands_at_the_same_place_in_both_arms():
-    fp8, reference = (serve(case, build=counting, step=unfreezing) for case in (CASE, CASE.reference()))
-    fp8.engine.curve(seed=0, steps=6)
-    assert compare(ledgers(fp8=fp8, reference=reference)) == []
+def test_a_former_arm_of_a_process_is_freed():
+    import gc
+    import weakref
 
+    from pytest_fp8.worker.main import _free_frozen
 
-def test_a_pass_that_moves_no_weight_leaves_the_model_as_it_was():
-    engine = serve(build=counting, step=unfreezing).engine
-    engine.curve(seed=0, steps=5)
-    before = state(engine.model)
-    with engine.standing_still():
-        engine.step(engine.training_batch(0, 0))
-        engine.model.eval()
-    assert state(engine.model) == before == (5, 5, False, True, True)
-    engine.restart(0)
-    assert state(engine.model) == (0, 0, False, True, True)
-
-
-def optimizers():
-    import torch
-
-    return {
-        "adamw": torch.optim.AdamW,
-        "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
-        "adafactor": torch.optim.Adafactor,
-    }
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
-def test_the_same_optimizer_makes_the_same_of_the_same_gradients(name):
-    both = ledgers(step=loop(2, clip=0.1), optimizer=optimizers()[name])
-    assert both.reference.updates == both.fp8.updates
-    assert both.fp8.updates.steps == 3
-    assert len(both.fp8.updates.digests) == 10
-
-
-def test_the_innermost_module_owns_a_product_also_where_nothing_below_it_trains():
-    def frozen():
-        model = counting()
-        model.enter.requires_grad_(False)
-        return model
-
-    assert compare(ledgers(build=frozen, step=loop())) == []
-
-
-def test_restarts_from_one_seed_build_once_and_give_the_same_training():
-    built = []
-
-    def build():
-        built.append(1)
-        return counting()
-
-    engine = serve(build=build, step=loop()).engine
-    losses = [engine.curve(seed, steps=3, jitter=jitter)["losses"] for seed, jitter in SEEDS]
-    built_for = len(built)
-    assert engine.curve(2, steps=3)["losses"] == losses[-1]
-    assert len(built) == built_for
-    assert losses[0] == losses[2] != losses[1]
-    assert engine.curve(1, steps=3, jitter=True)["losses"] == losses[1], "also where it is built anew"
+    server = serve(loss=square)
+    model = weakref.ref(server.engine.model)
+    del server
+    _free_frozen()
+    assert model() is None
+    gc.unfreeze()

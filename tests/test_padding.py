@@ -70,7 +70,7 @@ def test_rows_of_a_tensor_are_padded_with_zeros_also_where_there_are_none():
 def test_a_batch_without_a_sequence_is_an_error_that_lists_its_entries():
     with pytest.raises(ValueError, match=r"pixel_values \(4, 3, 8, 8\)"):
         pad_to_multiple({"pixel_values": torch.ones(4, 3, 8, 8)})
-    with pytest.raises(TypeError, match="not a list: pad its parts"):
+    with pytest.raises(ValueError, match=r"this list has 0 \(4,\)"):
         pad_to_multiple([torch.ones(4)])
 
 

@@ -83,13 +83,12 @@ def numbers(step):
         (numbers, "it gave a generator"),
         (lambda step: iter([torch.ones(32, 32)]), "it gave a list_iterator"),
         (lambda step: torch.utils.data.DataLoader(torch.ones(32, 32)), "it gave a DataLoader"),
-        (lambda step: {"x": torch.ones(32, 32).numpy()}, "it gave a numpy array: x"),
     ],
 )
 def test_what_is_not_one_batch_is_named(given, words):
     with pytest.raises(WorkloadError, match=words) as error:
         serve(batch=given, loss=loss)
-    assert "batches[step % len(batches)]" in error.value.fp8_next or "torch.from_numpy" in error.value.fp8_next
+    assert "batches[step % len(batches)]" in error.value.fp8_next
 
 
 def schedule(parameters):

@@ -14,6 +14,7 @@ from benchmarks.healthy import (  # noqa: F401
     objectives,
     optimizers,
     recurrent,
+    users,
     vision,
 )
 from benchmarks.healthy.sound import CATALOGUE

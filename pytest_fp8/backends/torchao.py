@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
 from pytest_fp8.backends.linears import linears, plan, put_in_place
+from pytest_fp8.recipes import POWERS
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_fp8.case import Case
 
 ALL_GATHER, PRECOMPUTE = "float8_all_gather", "precompute_scale"
+ALL_GATHER_FIELD = "enable_fsdp_float8_all_gather"
 _RECIPE_FIELDS = (
     "cast_config_input",
     "cast_config_input_for_grad_weight",
@@ -21,9 +23,8 @@ _RECIPE_FIELDS = (
     "cast_config_weight_for_grad_input",
     "cast_config_grad_output",
     "cast_config_grad_output_for_grad_weight",
-    "round_scales_to_power_of_2",
 )
-"""The fields of torchao's configuration that make up a recipe."""
+"""The fields of torchao's configuration that make up a recipe, beside the rounding of its scales."""
 
 
 class ComputedWeightError(TypeError):
@@ -77,7 +78,10 @@ class TorchAO(Backend):
         return True, ""
 
     def prepare(self, model: torch.nn.Module, make_optimizer: MakeOptimizer, case: Case, compiled: bool) -> Prepared:
-        conversion = self.convert(model, case.recipe, case.emulated, case.options.get(ALL_GATHER, False))
+        options = {ALL_GATHER_FIELD: case.options.get(ALL_GATHER, False)}
+        if case.options.get(POWERS):
+            options[POWERS] = True
+        conversion = self.convert(model, case.recipe, case.emulated, **options)
         self._precomputes = bool(case.options.get(PRECOMPUTE))
         return Prepared(model if conversion.model is None else conversion.model, conversion)
 
@@ -92,12 +96,10 @@ class TorchAO(Backend):
     def reset_scaling(self, model: torch.nn.Module) -> None:
         self.stepped(model)
 
-    def convert(
-        self, model: torch.nn.Module, recipe: str, emulated: bool, float8_all_gather: bool = False
-    ) -> Conversion:
+    def convert(self, model: torch.nn.Module, recipe: str, emulated: bool, **options: bool) -> Conversion:
         from torchao.float8 import convert_to_float8_training
 
-        config = torchao_config(recipe, emulated, float8_all_gather)
+        config = torchao_config(recipe, emulated, **options)
         result = plan(model)
         before = linears(model)
         wanted = {name: before[name] for name in result.converted}
@@ -136,21 +138,23 @@ class TorchAO(Backend):
             return {"recipe": "off"}
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
             known = Float8LinearConfig.from_recipe_name(recipe)
-            if all(getattr(config, part) == getattr(known, part) for part in _RECIPE_FIELDS):
-                return {"recipe": recipe, **self._switches(config)}
+            if any(getattr(config, part) != getattr(known, part) for part in _RECIPE_FIELDS):
+                continue
+            powers, usual = getattr(config, POWERS), getattr(known, POWERS)
+            if powers == usual or (powers and recipe == "tensorwise"):
+                return {"recipe": recipe, **self._switches(config), **({POWERS: True} if powers != usual else {})}
         return {"recipe": "custom"}
 
 
-def torchao_config(recipe: str, emulated: bool, float8_all_gather: bool = False) -> Any:
+def torchao_config(recipe: str, emulated: bool, **options: bool) -> Any:
     """The library's configuration of a recipe, with its FP8 products computed in high precision where ``emulated``.
-    ``float8_all_gather``: FSDP2 gathers weights in FP8."""
+    ``options``: further fields of it."""
     from dataclasses import replace
 
     from torchao.float8 import Float8LinearConfig
 
     # replace() runs the configuration's __post_init__ again, which leaves the recipe's fields as they are.
-    known = Float8LinearConfig.from_recipe_name(recipe)
-    return replace(known, emulate=emulated, enable_fsdp_float8_all_gather=float8_all_gather)
+    return replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulated, **options)
 
 
 def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import shlex
 import sys
 from pathlib import Path
@@ -190,7 +191,7 @@ def check(options: argparse.Namespace) -> int:
         cases,
         today=today,
         max_age=options.max_age,
-        installed=library_versions(),
+        installed={"python": platform.python_version(), **library_versions()},
         gpu=options.gpu,
         components=lambda gpu: believed_components(options.dir, gpu),
     )

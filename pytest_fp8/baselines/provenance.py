@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import secrets
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ COMMIT_VARIABLE = "PYTEST_FP8_COMMIT"
 
 
 def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None = None) -> dict[str, Any]:
-    """Date, commit, GPU, driver, libraries, the reason given and random digits that name the session. No host name,
-    user name, path or environment. ``stored``: the folder of baselines."""
+    """Date, commit, GPU, driver, libraries, Python, the reason given and random digits that name the session. Python's
+    own library is the text that the zoo's models learn. No host name, user name, path or environment. ``stored``: the
+    folder of baselines."""
     history = _git_or_none(root, "rev-parse", "--short=12", "HEAD")
     named = os.environ.get(COMMIT_VARIABLE, "")
     # None: without a history there is no commit to compare the files with.
@@ -31,7 +33,7 @@ def provenance(root: Path, gpu: dict[str, Any], reason: str, stored: Path | None
         "commit": named or history or "",
         "dirty": None if changes is None else bool(changes),
         "gpu": gpu,
-        "libraries": library_versions(),
+        "libraries": {"python": platform.python_version(), **library_versions()},
         "reason": reason,
         "run": secrets.token_hex(6),
     }

@@ -79,6 +79,9 @@ def serve(connection: Connection, imports: float) -> None:
         try:
             if request["operation"] == "build":
                 compilers.forget_ended()
+                if server is not None:
+                    server = None
+                    _free_frozen()
                 server = _server(request["arguments"]["spec"])
                 compilers_late = compilers.wait()
                 result: Any = server.describe()
@@ -112,6 +115,13 @@ def _requests(connection: Connection) -> Iterator[dict[str, Any]]:
 def _block(connection: Connection) -> None:
     """Have the socket wait: code of the user may have made every file descriptor non-blocking."""
     os.set_blocking(connection.fileno(), True)
+
+
+def _free_frozen() -> None:
+    """Free the arm that this process was before: the engine freezes its heap, and its objects refer to one another."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _server(spec: dict[str, Any]) -> Any:

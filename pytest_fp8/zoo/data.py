@@ -71,7 +71,10 @@ def fingerprint(batch: Any, start: int = 0) -> int:
 
     for _, tensor in tensors_of(batch):
         dense = tensor.detach().cpu()
-        if dense.layout is not torch.strided and not dense.is_nested:
+        if dense.is_nested:
+            start = fingerprint(list(dense.unbind()), start)
+            continue
+        if dense.layout is not torch.strided:
             dense = dense.to_dense()
         flat = dense.contiguous().reshape(-1)
         start = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), start)

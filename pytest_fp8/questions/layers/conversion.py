@@ -11,7 +11,7 @@ from pytest_fp8.questions.findings import fail, some, words
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.precision import Switches, who_won
-from pytest_fp8.recipes import LIBRARIES, recipe_facts
+from pytest_fp8.recipes import LIBRARIES, POWERS, recipe_facts
 from pytest_fp8.verdicts import Finding
 
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
@@ -198,7 +198,9 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
     """The first layer in which another recipe was in force than the case's, or ``None``."""
     asked = {"recipe": case.recipe, **case.full_options}
     for name, seen in evidence.recipes.items():
-        wrong = {key: (value, seen.get(key)) for key, value in asked.items() if seen.get(key) != value}
+        wrong = {
+            key: (asked.get(key), seen.get(key)) for key in {**asked, POWERS: 0} if seen.get(key) != asked.get(key)
+        }
         if not wrong:
             continue
         if seen.get("recipe") == "off":

@@ -40,12 +40,14 @@ def timed_blocks(
 def no_collections() -> Iterator[None]:
     """Python's garbage collector is off inside the block: its full passes come every few steps, and would count as one
     arm's time, or as one rank's for which the others wait."""
+    was_on = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_on:  # a user's training may run without it
+            gc.enable()
 
 
 def compiled_frames() -> int:

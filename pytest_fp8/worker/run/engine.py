@@ -26,6 +26,7 @@ from pytest_fp8.worker.run.curves import curve
 from pytest_fp8.worker.run.dropped_behaviour import dropped_behaviour, with_behaviour
 from pytest_fp8.worker.run.fault_points import fault_points_of
 from pytest_fp8.worker.run.first_step import first_step
+from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.own_state import OwnState, own_state_kept, weights_kept
 from pytest_fp8.worker.state.seed_weights import copy_model, copy_values
 from pytest_fp8.worker.training import ranks
@@ -91,6 +92,7 @@ class Engine:
         own = self.setup.own
         with self._timed("weights"):
             self.model = self.fresh_model(seed=0)
+        buffers = {name for name, _ in self.model.named_buffers()}
         self.originals = {name: (m.in_features, m.out_features) for name, m in linears(self.model).items()}
         self.unmatched = mark_skipped(self.model, own.leave if own is not None else ())
         """Patterns of the workload's ``leave`` that match no Linear."""
@@ -117,8 +119,9 @@ class Engine:
         self.optimizer = self.fault_points.optimizer(self, lambda: made or self.setup.optimizer(self.model))
         # A workload makes a new optimizer for each curve; nothing may keep the old one.
         self._put_settings_back = None if own is not None and made is None else settings_now(self.optimizer)
-        # After the conversion, so that what convert() set is the arm's own.
-        self._own_state = OwnState(self.model)
+        # After the conversion, so that what convert() set is the arm's own; a fresh model has no buffers of these.
+        made_by_convert = [name for name, _ in self.model.named_buffers() if plain_name(name) not in buffers]
+        self._own_state = OwnState(self.model, made_by_convert)
 
     def _observed_conversion(self) -> Conversion:
         """Convert the model. What that did besides, to weights and to layers, is told from before and after."""

@@ -12,7 +12,7 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state import optimizer_extras
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
-from pytest_fp8.worker.training.schedule import schedule_of
+from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 SCHEDULE = "schedule.pt"
@@ -91,7 +91,7 @@ def save_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Write the learning-rate schedule that hangs on the optimizer, if there is one."""
     schedule = schedule_of(optimizer)
     if schedule is not None:
-        torch.save(schedule.state_dict(), folder / SCHEDULE)
+        torch.save(schedule_state(schedule), folder / SCHEDULE)
 
 
 def load_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -99,6 +99,7 @@ def load_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     schedule, path = schedule_of(optimizer), folder / SCHEDULE
     if schedule is None or not path.is_file():
         return
-    schedule.load_state_dict(torch.load(path, weights_only=True))
-    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
-        group["lr"] = rate
+    load_schedule_state(schedule, torch.load(path, weights_only=True))
+    if hasattr(schedule, "get_last_lr"):
+        for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+            group["lr"] = rate

@@ -6,8 +6,10 @@ compared after equally many steps, although one of them may have run more passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -17,6 +19,9 @@ from pytest_fp8.worker.state.shards import is_part, is_plain
 from pytest_fp8.worker.state.training_state import buffers_kept
 from pytest_fp8.worker.training.restored import values_kept
 
+_CONTAINERS = (list, dict, set, deque)
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""What torch keeps in each module: parameters, buffers, hooks."""
 LARGEST = 2**24
 """Values of a tensor that is noted: a table of data that a model holds is not copied for each pass."""
 MOST_KEPT = 4 * 2**30
@@ -31,43 +36,76 @@ WORDS = {
 
 
 class OwnState:
-    """As it is now, without the buffers: a restart takes these from a fresh model.
+    """As it is now, without the buffers that a restart takes from a fresh model.
 
-    Attributes count where they are numbers, flags, text or tensors of the user's own modules, such as a hidden state
-    that is kept from step to step. A converted layer is a library's, and keeps its own.
+    Attributes count where they are numbers, flags, text, tensors, or lists, dicts, sets and queues of the user's own
+    modules, such as a hidden state that is kept from step to step. A converted layer is a library's, and keeps its own.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, buffers: Iterable[str] = ()) -> None:
+        """``buffers``: names of those that count, too."""
         modules = list(model.modules())
         held = [
-            (module, key, value)
+            (vars(module), key, value)
             for module in modules
             if not is_of_a_library(type(module).__module__)
             for key, value in vars(module).items()
+            if key not in _OF_MODULES
         ]
+        for name in buffers:
+            holder, _, key = name.rpartition(".")
+            entries = model.get_submodule(holder)._buffers
+            held.append((entries, key, entries[key]))
         self._attributes = [each for each in held if type(each[2]) in (int, float, bool, str)]
         self._tensors = [
-            (module, key, value, value.detach().clone() if value is not None else None)
-            for module, key, value in held
+            (entries, key, value, value.detach().clone() if value is not None else None)
+            for entries, key, value in held
             if value is None or (type(value) is torch.Tensor and value.numel() <= LARGEST and not value.is_meta)
         ]
-        self._attributes += [(module, "training", module.training) for module in modules]
+        self._attributes += [(vars(module), "training", module.training) for module in modules]
         self._trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        """id -> a list, dict, set or queue, and a copy of what it holds; those inside it as well."""
+        for entries, key, value in held:
+            if isinstance(value, _CONTAINERS):
+                self._attributes.append((entries, key, value))
+                self._note(value)
+
+    def _note(self, container: Any) -> None:
+        if id(container) in self._containers:
+            return
+        content = dict(container) if isinstance(container, dict) else list(container)
+        self._containers[id(container)] = container, content
+        for part in content.values() if isinstance(content, dict) else content:
+            if isinstance(part, _CONTAINERS):
+                self._note(part)
 
     def restore(self) -> None:
-        for module, key, value in self._attributes:
-            if vars(module).get(key) != value:
-                setattr(module, key, value)
-        for module, key, tensor, content in self._tensors:
-            now = vars(module).get(key)
+        for container, content in self._containers.values():
+            if not _holds(container, content):
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        for entries, key, value in self._attributes:
+            now = entries.get(key)
+            if now is not value and (isinstance(value, _CONTAINERS) or now != value):
+                entries[key] = value
+        for entries, key, tensor, content in self._tensors:
+            now = entries.get(key)
             if now is not tensor and type(now) in (torch.Tensor, type(None)):
-                setattr(module, key, tensor)
+                entries[key] = tensor
             if tensor is not None and content is not None and not torch.equal(tensor, content):
                 with torch.no_grad():
                     tensor.copy_(content)
         for parameter, trained in self._trained:
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
+
+
+def _holds(container: Any, content: Any) -> bool:
+    """Whether it holds the same objects still, in their order. Not by ``==``, which tensors do not answer."""
+    if isinstance(container, dict):
+        return list(map(id, container)) == list(map(id, content)) and all(container[k] is v for k, v in content.items())
+    return list(map(id, container)) == list(map(id, content))
 
 
 def flags_of(model: torch.nn.Module) -> dict[tuple[str, str], bool]:

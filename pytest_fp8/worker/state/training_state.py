@@ -23,7 +23,7 @@ from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import values_kept
-from pytest_fp8.worker.training.schedule import schedule_of
+from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
 
 FILE = "training_state.pt"
 SWITCHES = ("foreach", "fused", "capturable", "differentiable")
@@ -46,7 +46,7 @@ def kept(model: torch.nn.Module, optimizer: Any, backend: Backend) -> Kept:
         if name != "params" and name not in SWITCHES
     ]
     return Kept(
-        schedule=dict(walk.entries("", schedule.state_dict())) if hasattr(schedule, "state_dict") else {},
+        schedule=dict(walk.entries("", schedule_state(schedule))),
         groups={key: value for name, entry in groups for key, value in walk.entries(name, entry)},
         attributes={
             key: value for name, entry in _attributes(optimizer).items() for key, value in walk.entries(name, entry)

@@ -16,7 +16,7 @@ from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.step import WorkloadError, described, name_of
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
-from pytest_fp8.zoo.batch import arrays_of, tensors_of
+from pytest_fp8.zoo.batch import tensors_of
 
 
 def held_by(function: Any) -> list[Any]:
@@ -119,13 +119,6 @@ def _checked_batch(own: Workload, batch: Any) -> Any:
             "the workload's batch(step) must give one batch, it gave a DataLoader",
             "a loader gives many batches, and another order in each arm",
             "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
-        )
-    arrays = arrays_of(batch)
-    if arrays:
-        raise WorkloadError(
-            f"the workload's batch(step) must give tensors, it gave a numpy array: {arrays[0]}",
-            "a batch is a tensor, or holds tensors: a dict, list, tuple, dataclass or object of your own",
-            "torch.from_numpy(array) for each array",
         )
     if batch is None and own.loss is None and own.step is None:
         raise WorkloadError(

@@ -33,17 +33,11 @@ def inputs_noted(model: torch.nn.Module) -> Iterator[list[int]]:
     def note(inner: Call, args: Any, kwargs: Any) -> Any:
         if is_training_call():
             with torch.no_grad():
-                noted.append(data.fingerprint([_readable(tensor) for tensor in tensors_in((args, kwargs))]))
+                noted.append(data.fingerprint([args, kwargs]))
         return inner(*args, **kwargs)
 
     with replaced_call(model, note):
         yield noted
-
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where its bytes can be read; nothing of one that has no plain storage (sparse, ragged)."""
-    plain = tensor.layout is torch.strided and not tensor.is_nested
-    return tensor if plain else torch.empty(0)
 
 
 def first_call(model: torch.nn.Module, run: Callable[[], Any], other: list[Any] | None = None) -> list[Any]:

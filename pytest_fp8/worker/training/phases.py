@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.worker.training.restored import hooked, replaced
+from pytest_fp8.worker.training.restored import hooked, replaced, replaced_method
 from pytest_fp8.zoo.training import Phase
 
 Call = Callable[..., Any]
@@ -58,7 +58,7 @@ def follow(
 
     try:
         with (
-            _following_optimizer(innermost(optimizer), parts, counts, on_gradients),
+            _following_optimizer(optimizer, parts, counts, on_gradients),
             around_backward(backward),
             called(model, call),
         ):
@@ -89,9 +89,9 @@ def around_backward(around: Callable[[], AbstractContextManager[Any]]) -> Iterat
 def _following_optimizer(
     optimizer: torch.optim.Optimizer, parts: _Parts, counts: StepCounts, on_gradients: Callable[[], None] | None
 ) -> Iterator[None]:
-    def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts.stepped += 1
-        closure = closure_of(args[1:], kwargs)
+        closure = closure_of(args, kwargs)
         if closure is None:
             if on_gradients is not None:
                 on_gradients()
@@ -106,11 +106,9 @@ def _following_optimizer(
             return loss
 
         parts.enter("optimizer")
-        return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
+        return ((followed, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": followed})
 
-    before = optimizer.register_step_pre_hook(before_step)
-    after = optimizer.register_step_post_hook(lambda *_: parts.enter("forward"))
-    with hooked((before, after)):
+    with _hooked_steps(optimizer, before_step, lambda: parts.enter("forward")):
         yield
 
 
@@ -142,20 +140,51 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
+def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizer and those that it holds: the step of SAM is its base optimizer's."""
+    inner = innermost(optimizer)
+    return [inner, *(held for held in vars(inner).values() if isinstance(held, torch.optim.Optimizer))]
+
+
 @contextmanager
 def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``before`` with the arguments of each ``optimizer.step()``. Not a hook: an optimizer whose step calls that
-    of its base class runs hooks twice."""
-    inner = innermost(optimizer)
-    real = inner.step
+    """Call ``before`` with the arguments of each ``optimizer.step()``."""
+    if has_hooks(optimizer):
+        with _hooked_steps(optimizer, before, lambda: None):
+            yield
+        return
 
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(real: Call, *args: Any, **kwargs: Any) -> Any:
         before(args, kwargs)
         return real(*args, **kwargs)
 
-    # torch's schedules look for it and warn without it.
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    with replaced(inner, "step", step):
+    with replaced_method(innermost(optimizer), "step", step):
+        yield
+
+
+@contextmanager
+def _hooked_steps(
+    optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], Any], after: Callable[[], None]
+) -> Iterator[None]:
+    """Call ``before`` and ``after`` once for each step, also where a step calls that of its base class or of an
+    optimizer that it holds. Hooks see a step that the user looked up earlier, too: ``step = optimizer.step``."""
+    under_way = 0
+
+    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal under_way
+        under_way += 1
+        changed = before(args[1:], kwargs) if under_way == 1 else None
+        return ((args[0], *changed[0]), changed[1]) if changed else None
+
+    def leave(*_: Any) -> None:
+        nonlocal under_way
+        under_way -= 1
+        if not under_way:
+            after()
+
+    followed = [one for one in optimizers_of(optimizer) if has_hooks(one)]
+    handles = [one.register_step_pre_hook(enter) for one in followed]
+    with hooked([*handles, *(one.register_step_post_hook(leave) for one in followed)]):
         yield
 
 

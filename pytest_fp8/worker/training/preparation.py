@@ -11,6 +11,9 @@ import torch
 
 from pytest_fp8.worker.training.recompute import NothingRecomputes, Recompute, recompute_with
 
+RECOMPILE_LIMIT = 8
+"""dynamo's own."""
+
 
 def require_device(device: torch.device) -> None:
     """Raises ``RuntimeError`` where this process has no such device."""
@@ -26,18 +29,20 @@ def prefer_fast_attention(device: torch.device) -> ExitStack:
 
     By default a process that has loaded Transformer Engine takes another kernel than one that has not, and the
     comparison would measure attention instead of FP8. The kernels that ran are read from the profile all the same.
+    Kernels that the user's module switched off stay off.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     stack = ExitStack()
     if device.type == "cuda":
-        order = [
-            SDPBackend.CUDNN_ATTENTION,
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ]
-        stack.enter_context(sdpa_kernel(order, set_priority=True))
+        switches = torch.backends.cuda
+        order = {
+            SDPBackend.CUDNN_ATTENTION: switches.cudnn_sdp_enabled(),
+            SDPBackend.FLASH_ATTENTION: switches.flash_sdp_enabled(),
+            SDPBackend.EFFICIENT_ATTENTION: switches.mem_efficient_sdp_enabled(),
+            SDPBackend.MATH: switches.math_sdp_enabled(),
+        }
+        stack.enter_context(sdpa_kernel([kernel for kernel, on in order.items() if on], set_priority=True))
     return stack
 
 
@@ -60,12 +65,13 @@ def compile_blocks(model: torch.nn.Module) -> None:
     model here, warm in a third of the time.
 
     A model without repeated blocks is compiled whole. Reaching dynamo's recompilation limit is an error, because dynamo
-    would go on uncompiled without a word.
+    would go on uncompiled without a word. A limit that the user set stays, with what dynamo does there.
     """
     config = torch._dynamo.config
-    config.recompile_limit = 64
-    if hasattr(config, "fail_on_recompile_limit_hit"):
-        config.fail_on_recompile_limit_hit = True
+    if config.recompile_limit == RECOMPILE_LIMIT:
+        config.recompile_limit = 64
+        if hasattr(config, "fail_on_recompile_limit_hit"):
+            config.fail_on_recompile_limit_hit = True
     for block in repeated_blocks(model) or [model]:
         block.compile()
 

@@ -26,6 +26,24 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
+@contextmanager
+def replaced_method(owner: Any, name: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """``instead(method, *args, **kwargs)`` in place of ``owner``'s method. Who looks the method up inside and keeps it
+    has the method itself afterwards."""
+    real, is_open = getattr(owner, name), True
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return instead(real, *args, **kwargs) if is_open else real(*args, **kwargs)
+
+    # torch's schedules look for it at an optimizer's step and warn without it.
+    call._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    try:
+        with replaced(owner, name, call):
+            yield
+    finally:
+        is_open = False
+
+
 def around(
     modules: Mapping[str, torch.nn.Module], before: Callable[[str], Any], after: Callable[[str], Any]
 ) -> list[Any]:

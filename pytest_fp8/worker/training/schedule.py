@@ -37,15 +37,16 @@ def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def settings_now(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """What puts the schedule at ``optimizer.scheduler`` and the settings of the groups back to what they are now."""
+    """What puts the schedule at ``optimizer.scheduler`` and the groups back to what they are now. A group that was
+    added since is taken out: a step that unfreezes layers adds it again."""
     optimizer, schedule = innermost(optimizer), schedule_of(optimizer)
     settings = [copy.deepcopy(dict(group, params=None)) for group in optimizer.param_groups]
-    before = copy.deepcopy(schedule.state_dict()) if schedule is not None else None
+    before = schedule_state(schedule)
 
     def put_back() -> None:
-        if schedule is not None:
-            schedule.load_state_dict(copy.deepcopy(before))
-        for group, old in zip(optimizer.param_groups, settings, strict=True):
+        load_schedule_state(schedule, before)
+        del optimizer.param_groups[len(settings) :]
+        for group, old in zip(optimizer.param_groups, settings, strict=False):
             for key in old.keys() - {"params"}:
                 # Compiled code holds a rate that is a tensor.
                 if isinstance(old[key], torch.Tensor) and isinstance(group.get(key), torch.Tensor):
@@ -54,3 +55,25 @@ def settings_now(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
                     group[key] = copy.deepcopy(old[key])
 
     return put_back
+
+
+def schedule_state(schedule: Any) -> dict[str, Any]:
+    """A copy of what a schedule keeps. One of the user's own may have no ``state_dict()``: then its attributes that are
+    numbers, text, or lists and dicts of these. Others are its optimizer and the optimizer's groups."""
+    if hasattr(schedule, "state_dict"):
+        return copy.deepcopy(schedule.state_dict())
+    held = vars(schedule) if hasattr(schedule, "__dict__") else {}
+    return {key: copy.deepcopy(value) for key, value in held.items() if _is_data(value)}
+
+
+def load_schedule_state(schedule: Any, state: dict[str, Any]) -> None:
+    """Put what :func:`schedule_state` gave into the schedule."""
+    if hasattr(schedule, "load_state_dict"):
+        schedule.load_state_dict(copy.deepcopy(state))
+    elif state:
+        vars(schedule).update(copy.deepcopy(state))
+
+
+def _is_data(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return all(part is None or isinstance(part, (int, float, str)) for part in parts)

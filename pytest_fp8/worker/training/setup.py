@@ -166,8 +166,11 @@ def seed_generators(seed: int) -> None:
 
 
 def _in_bfloat16(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """The model on its device, all floating-point numbers in bfloat16. Complex buffers stay complex:
-    ``model.to(torch.bfloat16)`` drops their imaginary parts."""
+    """The model on its device, all floating-point numbers in bfloat16. One that has parameters in bfloat16 already is
+    as its user wants it: what is float32 beside them, such as a router or a norm, stays float32. Complex buffers stay
+    complex: ``model.to(torch.bfloat16)`` drops their imaginary parts."""
+    if any(parameter.dtype == torch.bfloat16 for parameter in model.parameters()):
+        return model.to(device)
     kept = {name: buffer.to(device) for name, buffer in model.named_buffers() if buffer.is_complex()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Casting complex values to real|Complex modules are a new feature")

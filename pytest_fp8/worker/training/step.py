@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
-from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, innermost
-from pytest_fp8.worker.training.restored import replaced, values_kept
+from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, has_hooks, innermost, optimizers_of
+from pytest_fp8.worker.training.restored import replaced_method, values_kept
 from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.zoo.training import LossFunction, Phase
 
@@ -96,25 +96,30 @@ def muted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """``optimizer.step()`` changes no weight inside, and a schedule at ``optimizer.scheduler`` is restored afterwards.
 
     For passes that need only the step's forward and backward, on weights that must stay as they are. An optimizer that
-    is given a closure runs both inside its step: it does step, and weights and state are restored after it.
+    is given a closure runs both inside its step, and a loop may have looked ``optimizer.step`` up before: these do
+    step, and weights and state are restored afterwards.
     """
-    optimizer = innermost(optimizer)
-    real = optimizer.step
+    stepped: set[int] = set()
+    with ExitStack() as stack:
+        stack.callback(innermost(optimizer).zero_grad, set_to_none=True)
+        stack.enter_context(schedule_kept(optimizer))
+        for one in optimizers_of(optimizer):
 
-    def standing_still(*args: Any, **kwargs: Any) -> Any:
-        if closure_of(args, kwargs) is None:
-            return None
-        with _restored(optimizer):
-            return real(*args, **kwargs)
+            def before(real: torch.optim.Optimizer, *_: Any) -> None:
+                if id(real) not in stepped:
+                    stepped.add(id(real))
+                    stack.enter_context(_restored(real))
 
-    # torch's schedules look for these two attributes and warn without them.
-    standing_still._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer._opt_called = True  # type: ignore[attr-defined]
-    try:
-        with replaced(optimizer, "step", standing_still), schedule_kept(optimizer):
-            yield
-    finally:
-        optimizer.zero_grad(set_to_none=True)
+            if has_hooks(one):
+                stack.callback(one.register_step_pre_hook(before).remove)
+            # torch's schedules look for it and warn without it.
+            one._opt_called = True  # type: ignore[attr-defined]
+            stack.enter_context(replaced_method(one, "step", _unless_closure))
+        yield
+
+
+def _unless_closure(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return None if closure_of(args, kwargs) is None else real(*args, **kwargs)
 
 
 @contextmanager
@@ -130,13 +135,25 @@ def _restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def forward_alone(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """A step inside ends where it goes backward, and changes no weight."""
+def forward_alone(optimizer: torch.optim.Optimizer, started: list[Any] | None = None) -> Iterator[None]:
+    """A step inside ends where it goes backward, and changes no weight. ``started``: takes what it goes backward
+    from."""
 
-    def backward(_: None) -> torch.Tensor:
+    def backward(_: Any, *args: Any, **kwargs: Any) -> Any:
+        if started is not None and (args or kwargs):
+            started.append(args[0] if args else next(iter(kwargs.values())))
         raise Enough
 
-    with muted(optimizer), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward):
+    # Tensor.backward looks the function up in this module at each call.
+    home = torch.autograd
+    # Nothing is saved for a backward pass, and one that was looked up before ends all the same.
+    nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, backward)
+    with (
+        muted(optimizer),
+        replaced_method(home, "backward", backward),
+        replaced_method(home, "grad", backward),
+        nothing,
+    ):
         yield
 
 
@@ -145,25 +162,23 @@ def first_output(
 ) -> torch.Tensor:
     """The model's output in the step's first forward pass that trains. Where none does before the step first goes
     backward, that of the first one without gradients: some steps run the model once for the loss and once more, in
-    parts, for the gradients.
+    parts, for the gradients. Where the step calls parts or methods of the model alone, what it goes backward from.
 
-    Raises :class:`StepError` where the step goes backward or ends without having called the model.
+    Raises :class:`StepError` where the step ends without either.
     """
     without_gradients: list[Any] = []
-    with forward_alone(optimizer):
+    started: list[Any] = []
+    with forward_alone(optimizer, started):
         calls = first_call(model, lambda: step(model, batch, optimizer, precision), without_gradients)
-    if calls := calls or without_gradients:
+    if calls := calls or without_gradients or started:
         output = tensor_of(calls[0])
         if output is None:
             raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
         return output.detach()
     raise StepError(
-        f"the step {name_of(step)} did not call the model itself before its first backward pass, so there is no output "
-        "to compare",
-        "it calls a part of the model or another method, as in model.encoder(...) or model.training_step(...), or it "
-        "uses another object than the model it is given, such as a copy",
-        "call model(...) in the step and do that work in the model's forward(); make a wrapper around the model in "
-        "build() or convert()",
+        f"the step {name_of(step)} neither called the model nor went backward, so there is no output to compare",
+        "it uses another object than the model it is given, such as a copy",
+        "call model(...) in the step; make a wrapper around the model in build() or convert()",
     )
 
 

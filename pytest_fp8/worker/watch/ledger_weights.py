@@ -15,7 +15,7 @@ from pytest_fp8.questions.ledger.evidence import OptimizerNote, Weight
 from pytest_fp8.worker.state.fused_params import plain_name, split
 from pytest_fp8.worker.state.shards import is_part
 from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.schedule import schedule_of
+from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
 from pytest_fp8.worker.watch.ledger_modules import digest_of, shape_of
 from pytest_fp8.worker.watch.operators import dtype_name
 
@@ -100,7 +100,7 @@ def _schedule(optimizer: Any) -> dict[str, str]:
     schedule = schedule_of(optimizer)
     if schedule is None:
         return {}
-    state = {key: words(value) for key, value in schedule.state_dict().items() if key not in TIME}
+    state = {key: words(value) for key, value in schedule_state(schedule).items() if key not in TIME}
     return {"class": type(schedule).__qualname__, **state}
 
 

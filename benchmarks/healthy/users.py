@@ -1,0 +1,399 @@
+"""What users write otherwise than most: classes of batches, shapes of a loop, set-ups of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.healthy.loops import Net, apart, finish, rows
+from benchmarks.healthy.sound import CATALOGUE, Sound, sound, vectors
+from pytest_fp8 import Workload
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
+
+
+class OwnAttributes(dict):
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(**entries)
+        self.__dict__ = self
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Slots:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+class Collection(UserDict):
+    """A Mapping that is no dict."""
+
+
+def in_a_deque(x, y):
+    return deque([x, y])
+
+
+def with_numpy(x, y):
+    return {"x": x, "y": y, "epoch": np.int64(3), "rows": np.arange(len(x)), "scale": np.float32(1.0)}
+
+
+def _compared(model, batch):
+    first, second = batch if isinstance(batch, deque) else (None, None)
+    x, y = (first, second) if first is not None else (_of(batch, "x"), _of(batch, "y"))
+    return (model(x) - y).float().square().mean()
+
+
+def _of(batch, name):
+    # As its user would write it.
+    return (
+        batch[name]
+        if isinstance(batch, (Collection, OrderedDict, defaultdict)) or type(batch) is dict
+        else getattr(batch, name)
+    )
+
+
+def _entry(kind, what):
+    def batch(step):
+        x = vectors(128)
+        return kind(x=x, y=x.sin())
+
+    def make():
+        return Workload(build=Net, batch=batch, loss=_compared)
+
+    CATALOGUE.append(Sound(f"batch_{kind.__name__}", what, make))
+
+
+for _kind, _what in (
+    (AttrDict, "A dict whose entries are read as attributes."),
+    (OwnAttributes, "A dict that is its own __dict__."),
+    (Collection, "A Mapping of the user's own."),
+    (OrderedDict, "An OrderedDict."),
+    (Frozen, "A frozen dataclass with __slots__."),
+    (Slots, "An object with __slots__."),
+    (in_a_deque, "A deque."),
+    (with_numpy, "A dict with numpy's scalars and an array of row numbers."),
+):
+    _entry(_kind, _what)
+
+
+@sound()
+def batch_of_transformers_outputs():
+    """transformers' ModelOutput, as one model gives it to the next."""
+
+    def batch(step):
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=vectors(128))
+
+    return Workload(build=Net, batch=batch, loss=lambda model, batch: apart(model, batch.last_hidden_state))
+
+
+@sound()
+def batch_jagged():
+    """A jagged tensor of sequences of several lengths; its values go through the model."""
+
+    def batch(step):
+        lengths = [16, 48, 32, 32]
+        return torch.nested.nested_tensor([vectors(length) for length in lengths], layout=torch.jagged)
+
+    return Workload(build=Net, batch=batch, loss=lambda model, batch: apart(model, batch.values()))
+
+
+# -- optimizers and schedules -----------------------------------------------------------------------------------------
+
+
+def trained(batch_loss):
+    """A step around a loss."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = batch_loss(model, batch)
+        loss.backward()
+        finish(optimizer)
+        return loss.detach()
+
+    return step
+
+
+# No stored state fits a new optimizer that lacks a group, for torch as for these stores.
+@sound(questions=("layers", "numerics", "loss"))
+def gradual_unfreezing():
+    """The step adds a layer's parameters to the optimizer once it unfreezes them."""
+
+    def step(model, batch, optimizer, precision):
+        model.seen += 1
+        if model.seen > 3 and len(optimizer.param_groups) == 1:
+            model.up.requires_grad_(True)
+            optimizer.add_param_group({"params": list(model.up.parameters()), "lr": 5e-4})
+        return trained(apart)(model, batch, optimizer, precision)
+
+    def build():
+        model = Net()
+        model.up.requires_grad_(False)
+        model.seen = 0
+        return model
+
+    def optimizer(parameters):
+        return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-3)
+
+    return Workload(build=build, batch=rows, step=step, optimizer=optimizer)
+
+
+@sound()
+def step_looked_up_once():
+    """The loop keeps optimizer.step in a variable."""
+    known = {}
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        known.setdefault(id(optimizer), (optimizer, optimizer.step))[1]()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Every third step goes back half the way to the slow weights (Zhang et al. 2019)."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.counter = optimizer, 0
+        super().__init__(optimizer.param_groups, {})
+        self.param_groups = optimizer.param_groups
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in self.param_groups]
+
+    def step(self, closure=None):
+        loss = self.optimizer.step(closure)
+        self.counter += 1
+        if self.counter % 3 == 0:
+            with torch.no_grad():
+                for group, slow in zip(self.param_groups, self.slow, strict=True):
+                    for fast, kept in zip(group["params"], slow, strict=True):
+                        kept.lerp_(fast, 0.5)
+                        fast.copy_(kept)
+        return loss
+
+
+@sound()
+def lookahead():
+    """An optimizer that wraps another one and keeps slow weights."""
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=lambda p: Lookahead(torch.optim.AdamW(p, lr=1e-3)))
+
+
+class SAM(torch.optim.Optimizer):
+    """With its two halves, first_step() and second_step(), as most copies of it have them."""
+
+    def __init__(self, parameters, rho=0.02):
+        super().__init__(parameters, {"rho": rho})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups, lr=1e-3)
+        self._old = {}
+        self.param_groups, self.base_optimizer.state = self.base_optimizer.param_groups, self.state
+
+    def _gradients(self):
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    @torch.no_grad()
+    def first_step(self):
+        size = self.param_groups[0]["rho"] / (torch.nn.utils.get_total_norm([p.grad for p in self._gradients()]) + 1e-6)
+        for p in self._gradients():
+            self._old[p] = p.detach().clone()
+            p.add_(p.grad * size)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self._gradients():
+            p.copy_(self._old.pop(p))
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure=None):
+        raise RuntimeError("SAM has two steps")
+
+
+@sound()
+def sam_of_two_steps():
+    """SAM, whose step() is never called: the loop calls its two halves."""
+
+    def step(model, batch, optimizer, precision):
+        for half in (optimizer.first_step, optimizer.second_step):
+            with precision():
+                loss = apart(model, batch)
+            loss.backward()
+            half()
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step, optimizer=SAM)
+
+
+@sound()
+def reptile():
+    """Three inner steps, then the weights go a part of the way (Reptile)."""
+
+    def step(model, batch, optimizer, precision):
+        before = [p.detach().clone() for p in model.parameters()]
+        total = 0.0
+        for part in batch.chunk(3):
+            with precision():
+                loss = apart(model, part)
+            loss.backward()
+            finish(optimizer)
+            total = total + loss.detach() / 3
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.copy_(old.lerp(p, 0.5))
+        return total
+
+    def optimizer(parameters):
+        return torch.optim.AdamW(parameters, lr=2e-3)
+
+    return Workload(build=Net, batch=lambda step: vectors(192), step=step, optimizer=optimizer)
+
+
+class Warmup:
+    """A schedule of ten lines, without state_dict() and get_last_lr()."""
+
+    def __init__(self, optimizer, steps):
+        self.optimizer, self.steps, self.now = optimizer, steps, 0
+        self.step()
+
+    def step(self):
+        self.now += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, self.now / self.steps)
+
+
+@sound()
+def schedule_of_ten_lines():
+    """A learning-rate schedule of a class of the user's own."""
+
+    def optimizer(parameters):
+        made = torch.optim.AdamW(parameters, lr=2e-3)
+        made.scheduler = Warmup(made, 5)
+        return made
+
+    return Workload(build=Net, batch=rows, loss=apart, optimizer=optimizer)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(64, 128), nn.GELU()), nn.Linear(128, 64)
+
+    def objective(self, x):
+        return (self.head(self.encoder(x)) - x.sin()).float().square().mean()
+
+
+@sound()
+def step_that_calls_a_method():
+    """The step calls a method of the model, which has no forward()."""
+    return Workload(build=Parts, batch=rows, step=trained(lambda model, x: model.objective(x)))
+
+
+@sound()
+def step_that_calls_parts():
+    """The step calls the parts of the model one after the other."""
+
+    def loss(model, x):
+        return (model.head(model.encoder(x)) - x.sin()).float().square().mean()
+
+    return Workload(build=Parts, batch=rows, step=trained(loss))
+
+
+class Cast(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+@sound()
+def layer_that_casts():
+    """A Linear of the user's own that casts its weight to its input's type."""
+
+    def build():
+        model = Net()
+        model.up, model.down = Cast(64, 128), Cast(128, 64)
+        return model
+
+    return Workload(build=build, batch=rows, loss=apart)
+
+
+class Routed(nn.Module):
+    """In bfloat16 but for a router and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.body, self.router, self.norm = Net(), nn.Linear(64, 16), nn.LayerNorm(64)
+        self.experts.to(torch.bfloat16)
+        self.body.to(torch.bfloat16)
+
+    def forward(self, x):
+        share = self.router(self.norm(x.float()))[:, :2].softmax(-1)
+        assert share.dtype == torch.float32
+        made = sum(share[:, [index]] * expert(x).float() for index, expert in enumerate(self.experts))
+        return self.body((x + made).to(x.dtype))
+
+
+@sound()
+def router_in_float32():
+    """A router and a norm that build() left in float32 beside a model in bfloat16."""
+    return Workload(build=Routed, batch=rows, loss=apart, leave=("router",))
+
+
+@sound()
+def norms_and_head_in_float32():
+    """Norms and the last Linear that build() left in float32; nothing is said of them."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.norm, self.last = Net().to(torch.bfloat16), nn.LayerNorm(64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.last(self.norm(self.body(x).float()))
+
+    return Workload(build=Mixed, batch=rows, loss=apart)
+
+
+class Remembers(nn.Module):
+    """Keeps its last losses, a count by kind, and rows for replay."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.replay = Net(), deque(maxlen=8)
+        self.losses, self.counts = [], {"train": 0}
+
+    def forward(self, x):
+        self.counts["train"] += 1
+        self.losses.append(self.counts["train"])
+        self.replay.append(x[:16].detach())
+        scale = 1 + 0.01 * len(self.losses)
+        return (self.net(torch.cat([x, *self.replay])) * scale)[: len(x)]
+
+
+# What is in no state_dict() does not survive a resume.
+@sound(questions=("layers", "numerics", "loss"))
+def replay_in_the_model():
+    """A model that keeps a list, a dict and a queue, and computes with them."""
+    return Workload(build=Remembers, batch=rows, loss=apart)
