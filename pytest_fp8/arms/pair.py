@@ -74,8 +74,8 @@ class TwoArms:
 
     def conditions(self) -> Conditions | None:
         """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
-        ranks = self.other.spec.case.gpus
-        return conditions(self.pool.gpu, self.pool.pids, ranks) if self.pool.gpu is not None else None
+        gpu, pool = self.pool.gpu, self.pool
+        return conditions(gpu, pool.pids, pool.contexts, self.other.spec.case.gpus) if gpu is not None else None
 
     # -- the cache of evidence ------------------------------------------------------------------------------------
 

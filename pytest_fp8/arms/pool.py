@@ -70,6 +70,12 @@ class ArmPool:
         live = {pid for process in self._processes.values() for pid in process.pids}
         return live | self._spares.pids | self._meanwhile.pids
 
+    @property
+    def contexts(self) -> int:
+        """How many processes use each of the arms' GPUs: one of each arm, and none of those that wait with their
+        imports done."""
+        return len(self._processes)
+
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
 

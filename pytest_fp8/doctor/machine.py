@@ -33,13 +33,19 @@ def gpu_findings(gpu: Gpu | None, absent: str) -> Iterator[Finding]:
 
 def condition_findings(gpu: Gpu) -> Iterator[Finding]:
     """Clocks and neighbours, which decide what a timing is worth."""
-    seen = gpus.conditions(gpu, own=set())
-    if seen.throttles:
+    seen = gpus.conditions(gpu, set(), 0)
+    if gpus.CLOCKS in seen.unknown:
+        yield Finding("clocks", NOTE, "the driver does not tell of them: speeds are judged without", "")
+    elif seen.throttles:
         text = f"{seen.clock} MHz now, throttled: {', '.join(seen.throttles)}"
         yield Finding("clocks", PROBLEM, text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; speeds are INVALID so")
     else:
         yield Finding("clocks", OK, f"{seen.clock} MHz now, not throttled")
-    if seen.strangers:
+    if gpus.NEIGHBOURS in seen.unknown:
+        yield Finding(
+            "neighbours", NOTE, "the driver does not tell of other processes: nobody else may use the GPU", ""
+        )
+    elif seen.strangers:
         text = f"{len(seen.strangers)} other process(es) hold memory of this GPU"
         yield Finding("neighbours", PROBLEM, text, "nvidia-smi shows them; speeds that are measured beside are INVALID")
     else:
