@@ -125,7 +125,6 @@ class FakeProcess(FakeAnswers):
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
-    has_answered = True
     has_imported = True
 
     def start_build(self, spec: Any) -> None:
