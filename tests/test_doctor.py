@@ -82,12 +82,6 @@ def test_a_small_gpu_holds_fewer_models(doctor):
         assert "8b" in large
 
 
-def test_one_layer_of_a_model_is_no_model_of_the_suite(doctor):
-    told = text(doctor()[1]["memory"])
-    assert "8b16" in told
-    assert "8b1" not in told.replace("8b16", "")
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -10,7 +10,7 @@ from pytest_fp8.case import EMULATED_BACKENDS, Case
 from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.recipes import BACKENDS, RECIPES, recipe_facts, unmet_need
-from pytest_fp8.zoo.shapes import REHEARSALS, SHAPES
+from pytest_fp8.zoo.shapes import SHAPES
 
 
 def gpu_findings(gpu: Gpu | None, absent: str) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def memory_findings(gpu: Gpu) -> Iterator[Finding]:
     """Which of the suite's models fit, with both arms side by side or one after the other. An estimate."""
     for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed")):
         words: dict[str, list[str]] = {"side by side": [], "by turns": [], "too large": []}
-        for model in (each for each in SHAPES if each not in REHEARSALS.values()):
+        for model in SHAPES:
             case = Case(model, backend, recipe)
             large, turns = peak_bytes(case) > gpu.memory, exceed_together(case, gpu)
             words["too large" if large else "by turns" if turns else "side by side"].append(model)
