@@ -58,6 +58,9 @@ def pytest_configure(config):
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        # A bare `pytest` in a clone is somebody's first: the whole takes a quarter of an hour.
+        config.option.markexpr = "not slow"
     config.addinivalue_line(
         "markers",
         "inner_pytest: runs pytest with the plugin; added to the first case of each test that uses `pytester`.",
