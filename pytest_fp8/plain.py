@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 SCALARS = (str, int, float, bool)
+NUMBERS: dict[Any, Any] = {float: (float, int)}
 
 
 class PlainDataError(ValueError):
@@ -75,7 +76,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return {key: _value(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
     if origin is not None and issubclass(origin, (Sequence, tuple)):
         return _sequence(origin, inner, value, where)
-    if kind in SCALARS and not (type(value) is kind or (kind is float and type(value) is int)):
+    if kind in SCALARS and not (
+        isinstance(value, NUMBERS.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
+    ):
         raise PlainDataError(f"{where} is {type(value).__name__}, not {kind.__name__}")
     return value
 

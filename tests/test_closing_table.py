@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import UNCODED
 from pytest_fp8.report.cells import cells_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import row
@@ -16,7 +17,7 @@ SPEEDUP = 4
 def entry_of(question, verdict, **numbers):
     ledger = Ledger()
     ledger.entries["c"] = Entry("c")
-    ledger.note("c", question, Decision(question, verdict, "x", numbers=numbers))
+    ledger.note("c", question, Decision(UNCODED, verdict, "x", question=question, figures=numbers))
     return ledger.entries["c"]
 
 

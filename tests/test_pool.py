@@ -81,7 +81,7 @@ def test_arms_without_room_for_two_steps_are_built_one_by_one_and_then_by_turns(
     def cold(self, timeout=0):
         others = [each for each in world.processes if each.alive and each.spec and each is not self]
         if any(each not in warm for each in others) or (others and not beside):
-            raise ArmError("out of memory", "two steps at once")
+            raise ArmError(R.OUT_OF_MEMORY, "two steps at once")
         warm.append(self)
         return receive(self, timeout)
 

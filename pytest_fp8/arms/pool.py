@@ -155,7 +155,7 @@ class ArmPool:
             try:
                 self._build(missing)
             except ArmError as error:
-                if error.kind != OUT_OF_MEMORY or pair[0].spec.device != "cuda":
+                if error.code is not R.OUT_OF_MEMORY or pair[0].spec.device != "cuda":
                     raise
         for arm in missing:
             if not self.is_alive(arm) and not self._room.crowded(pair):
