@@ -238,7 +238,7 @@ def _conditions(handle: Any, own: set[int], contexts: int) -> Conditions:
     import pynvml
 
     clock, reasons, users = 0, 0, []
-    unknown = (CLOCKS, NEIGHBOURS)
+    unknown: tuple[str, ...] = (CLOCKS, NEIGHBOURS)
     with contextlib.suppress(pynvml.NVMLError):
         clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
