@@ -155,7 +155,9 @@ def test_without_a_gpu_a_session_that_asked_nothing_says_why_and_how_to_go_on(py
     pytester.makepyfile("import pytest\n@pytest.mark.fp8\ndef test_mine(fp8_pair): ...")
     result = pytester.runpytest()
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["=* FP8 *=", "1 not run: needs a hopper GPU: no NVIDIA GPU (fake); emulated=True in*"])
+    result.stdout.fnmatch_lines(
+        ["=* FP8 *=", "1 not run: needs a GPU with FP8 *: no NVIDIA GPU (fake); emulated=True in*"]
+    )
 
 
 @pytest.mark.slow

@@ -136,7 +136,11 @@ class FakeProcess(FakeAnswers):
             return self.request(operation, **arguments)
         kind = self.world.fails.get(self.spec.case.id)
         if kind:
-            raise ArmError(kind, f"the arm {self.spec.name!r} failed", seen=kind)
+            raise ArmError(
+                R.OUT_OF_MEMORY if kind == "out of memory" else R.ARM_DIED,
+                f"the arm {self.spec.name!r} failed",
+                seen=kind,
+            )
         self.world.built.append(self.spec.case.id)
         return {"cudnn": 91900, "compiled": True}
 
