@@ -67,7 +67,8 @@ class Case:
     """Tokens in a sequence; ``None``: the model's default."""
     emulated: bool = False
     """FP8 numerics computed on the CPU: answers layers, numerics, loss and checkpoints, never speed or memory."""
-    chip: str = "hopper"
+    chip: str = ""
+    """Runs on this kind of GPU alone: one of :data:`CHIPS`; empty: on each that can run the recipe."""
     weights: str | None = None
     """A local folder of weights; ``None`` means random weights from a seed."""
     lora: int = 0
@@ -132,7 +133,7 @@ class Case:
             self._require_adapters()
         if self.name and self.model != OWN:
             refuse(UNCODED, "name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
-        if self.chip not in CHIPS:
+        if self.chip not in ("", *CHIPS):
             refuse_unknown(UNCODED, f"unknown chip {self.chip!r}", self.chip, CHIPS)
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
@@ -227,6 +228,10 @@ class Case:
                 next_step="leave these out of the case",
             )
 
+    def __hash__(self) -> int:
+        # Options are a dict, which has no hash.
+        return hash(self.id)
+
     @property
     def id(self) -> str:
         """Also names the baseline file: letters, digits, ``-``, ``_`` and ``.``. Different names differ in it."""
@@ -300,6 +305,8 @@ class Case:
         for name, unused in _LATER_FIELDS.items():
             if content[name] == unused:
                 del content[name]
+        # Where a case may run changes no number. Stored hashes have this.
+        content["chip"] = "hopper"
         content["options"] = self.full_options
         content["weights"] = self.weights is not None
         content["horizon"], content["seeds"] = self.horizon, self.seeds

@@ -122,7 +122,7 @@ def visible() -> list[str]:
     found = []
     for index in range(count):
         with contextlib.suppress(pynvml.NVMLError):
-            # Not by index: CUDA counts the fastest GPU first, NVML the first on the bus.
+            # Not by index: a CUDA program of the user's counts the fastest GPU first, NVML the first on the bus.
             found.append(_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))))
     return found
 
@@ -187,6 +187,10 @@ def _described(name: str) -> tuple[Gpu | None, str]:
         return None, f"no NVIDIA GPU ({error}){by}"
 
 
+CLOCKS, NEIGHBOURS = "clocks", "other processes"
+"""What a driver may not tell of: on a slice of a GPU (MIG), a virtual one, or in a restricted container."""
+
+
 @dataclass(frozen=True)
 class Conditions:
     """The GPU's state during a measurement: clock in MHz, what throttled it, and who else used it."""
@@ -195,10 +199,13 @@ class Conditions:
     throttles: tuple[str, ...] = ()
     strangers: tuple[int, ...] = ()
     """Ids of processes that hold GPU memory and do not belong to this session's arms."""
+    unknown: tuple[str, ...] = ()
+    """What NVML does not tell: :data:`CLOCKS`, :data:`NEIGHBOURS`. The fields above then say nothing of it."""
 
 
-def conditions(gpu: Gpu, own: set[int], count: int = 1) -> Conditions:
-    """Read the state now; ``own`` are the process ids of this session's arms. Empty where NVML does not tell.
+def conditions(gpu: Gpu, own: set[int], contexts: int, count: int = 1) -> Conditions:
+    """Read the state now; ``own`` are the process ids of this session's arms and of those that wait to become one.
+    ``contexts``: how many of these use each of the GPUs.
 
     ``count``: of the first so many GPUs that CUDA programs see, of which ``gpu`` is the first; the slowest clock, and
     what any of them says.
@@ -206,16 +213,17 @@ def conditions(gpu: Gpu, own: set[int], count: int = 1) -> Conditions:
     import pynvml
 
     try:
-        each = [_conditions(_handle(name), own) for name in visible()[:count]] if count > 1 else []
+        each = [_conditions(_handle(name), own, contexts) for name in visible()[:count]] if count > 1 else []
         if not each:
-            return _conditions(pynvml.nvmlDeviceGetHandleByIndex(gpu.index), own)
+            return _conditions(pynvml.nvmlDeviceGetHandleByIndex(gpu.index), own, contexts)
     except pynvml.NVMLError:
         # As of a GPU that was lost: what the arms then say is told.
-        return Conditions()
+        return Conditions(unknown=(CLOCKS, NEIGHBOURS))
     return Conditions(
         clock=min(one.clock for one in each),
         throttles=tuple(dict.fromkeys(what for one in each for what in one.throttles)),
         strangers=tuple(sorted({pid for one in each for pid in one.strangers})),
+        unknown=tuple(dict.fromkeys(what for one in each for what in one.unknown)),
     )
 
 
@@ -226,32 +234,38 @@ def _handle(name: str) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
-def _conditions(handle: Any, own: set[int]) -> Conditions:
+def _conditions(handle: Any, own: set[int], contexts: int) -> Conditions:
     import pynvml
 
     clock, reasons, users = 0, 0, []
+    unknown: tuple[str, ...] = (CLOCKS, NEIGHBOURS)
     with contextlib.suppress(pynvml.NVMLError):
         clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-    with contextlib.suppress(pynvml.NVMLError):
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        unknown = (NEIGHBOURS,)
     with contextlib.suppress(pynvml.NVMLError):
         users = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        if users or not contexts:
+            # A driver that does not list our own arms lists nobody's.
+            unknown = unknown[:-1]
     return Conditions(
         clock=clock,
         throttles=tuple(word for bit, word in THROTTLES.items() if reasons & bit),
-        strangers=strangers(users, own),
+        strangers=strangers(users, own, contexts),
+        unknown=unknown,
     )
 
 
-def strangers(users: list[int], own: set[int]) -> tuple[int, ...]:
-    """Processes on the GPU that are not this session's. ``users``: process ids on the GPU; ``own``: those of the arms.
+def strangers(users: list[int], own: set[int], contexts: int) -> tuple[int, ...]:
+    """Processes on the GPU that are not this session's. ``users``: process ids on the GPU; ``own``: those of arms and
+    of processes that wait; ``contexts``: how many of these use the GPU.
 
     What an arm has started belongs to the arm's process session (Unsloth's arms start helpers that hold the GPU). In a
-    container the driver gives other process ids than those seen here: then none of ``own`` is among ``users``, and as
-    many of them count as our own."""
+    container the driver gives other process ids than those seen here: then none of ``own`` is among ``users``, and
+    ``contexts`` of them count as our own."""
     own = own | {pid for pid in users if _session_of(pid) in own}
     if users and not own & set(users):
-        return tuple(sorted(users)[len(own) :])
+        return tuple(sorted(users)[contexts:])
     return tuple(sorted(set(users) - own))
 
 

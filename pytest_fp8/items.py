@@ -25,14 +25,10 @@ def case_of(item: pytest.Item) -> Any:
     return given if isinstance(given, Case) else None
 
 
-def takes_pair(item: pytest.Item) -> bool:
-    """Whether a test has a case and asks both of its arms."""
-    return "fp8_pair" in getattr(item, "fixturenames", ()) and case_of(item) is not None
-
-
 def paired(items: list[pytest.Item]) -> list[Any]:
-    """The cases of those, in their order."""
-    return [case_of(item) for item in items if takes_pair(item)]
+    """The cases of the tests that ask both arms of one, in their order."""
+    with_pair = (item for item in items if "fp8_pair" in getattr(item, "fixturenames", ()))
+    return [case for item in with_pair if (case := case_of(item)) is not None]
 
 
 def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def weights_of(given: Any) -> dict[str, str]:
         return {}
     from pytest_fp8.zoo.shapes import SHAPES
 
-    entries = given.split() if isinstance(given, str) else list(given)
+    entries = shlex.split(given) if isinstance(given, str) else list(given)
     folders: dict[str, str] = {}
     for entry in entries:
         model, separator, folder = entry.partition("=")

@@ -41,9 +41,13 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
     if question is not None and question not in QUESTIONS:
         refuse_unknown(UNCODED, f"@pytest.mark.fp8 on {test}: unknown question {question!r}", question, QUESTIONS)
     listed = arguments.pop("cases", None)
+    chip = arguments.pop("chip", "") if listed is not None else ""
     if listed is not None and arguments:
         refuse(
-            UNCODED, f"@pytest.mark.fp8 on {test}", expected="either cases=[...] or the fields of one case", seen="both"
+            UNCODED,
+            f"@pytest.mark.fp8 on {test}",
+            expected="either cases=[...], with chip= or without, or the fields of one case",
+            seen="both",
         )
     listed = list(listed) if isinstance(listed, Iterable) else listed
     if listed is not None and not (isinstance(listed, list) and all(isinstance(case, Case) for case in listed)):
@@ -55,7 +59,7 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
             next_step="cases=[Case('own', 'torchao', 'tensorwise')]",
         )
     try:
-        cases = listed if listed is not None else _combined(arguments)
+        cases = _combined(arguments) if listed is None else [replace(case, chip=case.chip or chip) for case in listed]
     except (SettingsError, TypeError) as error:
         message = error.headline if isinstance(error, SettingsError) else str(error)
         lines = ("expected", "seen", "cause", "next_step") if isinstance(error, SettingsError) else ()
@@ -170,7 +174,7 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
     tests skip where a GPU was declared, and where others of the session ask the GPU itself.
     """
     gpu, absent = gpus.detect()
-    in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else gpu.chip == case.chip)
+    in_use = gpu is not None and (is_kind(gpu, settings.gpu) if settings.declared else is_for(case, gpu))
     if case.emulated:
         if settings.declared:
             return f"emulated: --fp8-gpu={settings.gpu} was declared, and an emulated test asks nothing of it", False
@@ -184,11 +188,17 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
         seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
         emulates = case.model == OWN and case.backend in EMULATED_BACKENDS and case.gpus == 1
         here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
-        return f"needs a {case.chip} GPU{seen}{here}", False
-    if gpu.chip != case.chip:
+        wanted = f"a {case.chip} GPU" if case.chip else "a GPU with FP8 tensor cores"
+        return f"needs {wanted}{seen}{here}", False
+    if not is_for(case, gpu):
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case) or _recipe(case, gpu) or _too_few(case)
     return reason, bool(reason) and settings.declared
+
+
+def is_for(case: Case, gpu: Gpu | None) -> bool:
+    """Whether a case is for this kind of GPU. Whether that can run its recipe is another matter."""
+    return gpu is not None and bool(gpu.chip) and case.chip in ("", gpu.chip)
 
 
 def require_one_folder(cases: Iterable[Case]) -> None:
@@ -208,12 +218,15 @@ def require_one_folder(cases: Iterable[Case]) -> None:
 
 
 def one_of_each(cases: Iterable[Case]) -> list[Case]:
-    """One case of each name, in their order. Of cases that are judged differently it has all their questions."""
-    first: dict[str, Case] = {}
+    """One case of each name, in their order, and one of those that are for another kind of GPU than this machine's. Of
+    cases that are judged differently it has all their questions."""
+    gpu = gpus.detect()[0]
+    first: dict[tuple[str, bool], Case] = {}
     for case in cases:
-        known = first.setdefault(case.id, case)
+        key = case.id, is_for(case, gpu)
+        known = first.setdefault(key, case)
         if more := tuple(question for question in case.questions if question not in known.questions):
-            first[case.id] = replace(known, questions=known.questions + more)
+            first[key] = replace(known, questions=known.questions + more)
     return list(first.values())
 
 

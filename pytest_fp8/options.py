@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,12 +107,11 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-NOT_IN_INI = (
+NO_INI_KEY = (
     *("fp8_update_baselines", "fp8_reason", "fp8_update_in_ci", "fp8_baselines_from"),
     *("fp8_undecided", "fp8_undecided_budget", "fp8_base_python", "fp8_base_git"),
 )
-"""Settings of the command line and the environment alone. An ini file comes with the change under test, which must not
-choose or rewrite its own baselines, choose its own base, or have an unanswered question pass."""
+"""Settings of one run, which an ini file has no key for."""
 
 MARKER = (
     "fp8(*, cases=[...], question=None, model='own', backend='torchao', recipe='tensorwise', options={}, "
@@ -136,8 +133,20 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="append", metavar=option.metavar, **more)
         else:
             group.addoption(option.flag, metavar=option.metavar, **more)
-        only = "refused in an ini file" if option.dest in NOT_IN_INI else f"as {option.flag}"
-        parser.addini(option.dest, f"{option.help} ({only})", default="")
+        if option.dest not in NO_INI_KEY:
+            parser.addini(option.dest, f"{option.help} (as {option.flag})", type=_ini_type(option), default="")
+
+
+def _ini_type(option: Option) -> Any:
+    """What an ini file gives: in pytest 9's own table values have types."""
+    import pytest
+
+    if option.dest == "fp8_weights":
+        return "args"
+    if option.metavar == "N":
+        # Older ones have no such type, and no table with types either.
+        return "int" if pytest.version_tuple >= (8, 4) else "string"
+    return "string" if option.metavar else "bool"
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -146,7 +155,6 @@ def read_settings(config: pytest.Config) -> Settings:
 
     if not hasattr(config, "workerinput"):
         # An xdist worker is given the options of its controller, which has checked them.
-        _refuse_in_ini(config)
         warn_of_unknown(config, {option.environment for option in OPTIONS})
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
@@ -215,44 +223,13 @@ def _reason(config: pytest.Config, reason: str, update: bool) -> str:
     return reason
 
 
-def _refuse_in_ini(config: pytest.Config) -> None:
-    """Refuse what an ini file must not set: by its key there, or as an option in its ``addopts``."""
-    here = [*map(str, config.invocation_params.args), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
-    typed = list(_expanded(here, Path(config.invocation_params.dir)))
-    for option in OPTIONS:
-        if option.dest not in NOT_IN_INI:
-            continue
-        by_key = bool(config.getini(option.dest))
-        given = config.getoption(option.dest) not in (None, False)
-        if by_key or (given and not any(word.partition("=")[0] == option.flag for word in typed)):
-            refuse(
-                UNCODED,
-                f"{option.flag} is not taken from an ini file",
-                expected=f"{option.flag} on the command line, or {option.environment} in the environment",
-                seen=f"{option.dest} in the ini file" if by_key else f"{option.flag} in the addopts of an ini file",
-                cause="the ini file comes with the change under test, which must not choose what it is judged by",
-                next_step=f"take it out of {config.inipath or 'the ini file'}; give it to the run that it is for",
-            )
-
-
-def _expanded(words: Iterable[str], folder: Path) -> Iterator[str]:
-    """Words of a command line, with an argument file's lines in place of its ``@file``, as argparse takes them. One
-    that cannot be read any more gives none."""
-    for word in words:
-        if word[:1] != "@":
-            yield word
-            continue
-        with suppress(OSError, ValueError):
-            yield from _expanded((folder / word[1:]).read_text().splitlines(), folder)
-
-
 def _value(config: pytest.Config, option: Option) -> Any:
     """What was given. Precedence: option, environment, ini. An empty one of the first two is a variable that nobody
     set: with it a gate would ask nothing."""
     given = config.getoption(option.dest)
     if given in (None, [], False):
         if option.environment not in os.environ:
-            return config.getini(option.dest)
+            return _of_ini(config, option)
         given = os.environ[option.environment]
     for text in given if isinstance(given, list) else [given]:
         if option.dest not in MAY_BE_EMPTY and not str(text).strip():
@@ -265,6 +242,22 @@ def _value(config: pytest.Config, option: Option) -> Any:
                 next_step="set the variable, or leave the option out",
             )
     return given
+
+
+def _of_ini(config: pytest.Config, option: Option) -> Any:
+    import pytest
+
+    if option.dest in NO_INI_KEY:
+        return ""
+    try:
+        return config.getini(option.dest)
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        refuse(
+            UNCODED,
+            f"{option.dest} in the ini file",
+            expected={"": "true or false", "N": "a whole number"}.get(option.metavar, option.metavar),
+            seen=str(error),
+        )
 
 
 def _truth(value: Any, flag: str) -> bool:

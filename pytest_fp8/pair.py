@@ -88,11 +88,9 @@ class Fp8Pair(NotesUse):
         ledger.begin(self.row, case_hash, gpu)
         speed.timer.on_pair = partial(ledger.timed, self.row)
 
-    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = ()) -> None:
-        """Have both arms alive, and others on their way (:meth:`TwoArms.start`)."""
-        # Where nothing but the speed will be asked, there is no better time for it than that of the pair's own build.
-        timed = self._time_first and not self._arms.answered("timing") and self._gathering.asked != {"speedup"}
-        self._arms.start(ahead, then, timed)
+    def start(self, then: Iterable[Arm] = ()) -> None:
+        """Have both arms alive, and processes for the next case on their way (:meth:`TwoArms.start`)."""
+        self._arms.start(then)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
@@ -245,8 +243,6 @@ class Fp8Pair(NotesUse):
         """
         if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
-            # What is built ahead begins, also within a test that asks all.
-            self._arms.start()
 
     def _speed(self, question: str, floor: float | None) -> Decision:
         """``floor``: the speedup over BF16 to exceed; ``None``: the stored baseline is asked."""

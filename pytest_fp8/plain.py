@@ -13,6 +13,8 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+SCALARS = (str, int, float, bool)
+NUMBERS: dict[Any, Any] = {float: (float, int)}
 
 
 class PlainDataError(ValueError):
@@ -59,7 +61,7 @@ def _types(cls: Any) -> dict[str, Any]:
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as what the annotation ``kind`` says; scalars are taken as they are."""
+    """``value`` as what the annotation ``kind`` says. A whole number is a ``float``, too; a truth is no number."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:
@@ -74,6 +76,10 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return {key: _value(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
     if origin is not None and issubclass(origin, (Sequence, tuple)):
         return _sequence(origin, inner, value, where)
+    if kind in SCALARS and not (
+        isinstance(value, NUMBERS.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
+    ):
+        raise PlainDataError(f"{where} is {type(value).__name__}, not {kind.__name__}")
     return value
 
 

@@ -122,7 +122,6 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     refuse_mark_of_param(item)
     session, case = item.config.stash[SESSION], case_of(item)
-    session.before(item)
     if session.progress is not None:
         session.progress.test(item.name if case is None else case.id, question_of(item))
     if case is None:
@@ -166,6 +165,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
         headline_first(report, error)
     case = case_of(item)
+    report.about_fp8 = case is not None or item.get_closest_marker("fp8") is not None
     if case is None:
         return report
     from pytest_fp8.report.known import note_failure

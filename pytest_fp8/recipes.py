@@ -169,15 +169,16 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
             refuse_unknown(
                 UNCODED, f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}"
             )
-        if option in _CHOICES and value not in _CHOICES[option]:
+        # 1 is equal to True and has another name in the case's id.
+        if option in _CHOICES and not any(type(value) is type(one) and value == one for one in _CHOICES[option]):
             refuse(
                 UNCODED,
                 f"option {option!r} of recipe {name!r}",
                 expected=" or ".join(map(str, _CHOICES[option])),
                 seen=repr(value),
             )
-        if option == "amax_history_len" and (not isinstance(value, int) or value < 1):
+        if option == "amax_history_len" and (type(value) is not int or value < 1):
             refuse(UNCODED, f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value))
-        if option == "margin" and (not isinstance(value, int) or value < 0):
+        if option == "margin" and (type(value) is not int or value < 0):
             refuse(UNCODED, f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value))
     return {**facts.options, **{name: value for name, value in given.items() if value or name not in facts.switches}}

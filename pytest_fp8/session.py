@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fp8.ending import Endings
-from pytest_fp8.items import takes_pair
 from pytest_fp8.options import Settings
 from pytest_fp8.report.interim import Interim
 from pytest_fp8.report.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-    from pytest_fp8.arms.arm import Arm
     from pytest_fp8.arms.pair import PairArms
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.baselines.review import Revision
@@ -108,8 +106,7 @@ class Session:
             return None
         asked = [(case, self._named(case) or set(case.questions)) for case in run]
         processes = self.settings.processes if self.settings.update else 1
-        ahead = not self.is_worker
-        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes, ahead)
+        return plan_session([(case, frozenset(questions)) for case, questions in asked], gpu, processes)
 
     def pair(self, case: Case, workload: Workload | None, test: str) -> Fp8Pair:
         """The pair of a case, its arms alive. A workload that differs in anything is another pair; so is a mark that
@@ -121,11 +118,8 @@ class Session:
         from pytest_fp8.arms.pair import make_arm
         from pytest_fp8.errors import Fp8Error
         from pytest_fp8.markers import running
-        from pytest_fp8.session_plan import coming
+        from pytest_fp8.session_plan import next_case
         from pytest_fp8.shipping import identity
-
-        def arms(cases: Iterable[Case], rehearse: bool = False) -> list[Arm]:
-            return [make_arm(each, self.pool(), None, "", rehearses=rehearse) for each in cases]
 
         shipped = workload.ship(test) if workload is not None else None
         # Arms are shared only between identical workloads, random values included.
@@ -135,10 +129,8 @@ class Session:
             judged = *key, case.judged_by
             pair = self._pairs.get(judged) or self._new_pair(case, workload, shipped, model)
             self._pairs[judged] = pair
-            gpu = self.pool().gpu
-            memory = gpu.memory if gpu is not None else 0
-            soon = coming(running(self.paired, self.settings), case, self.is_worker, memory)
-            pair.start([*arms(soon.alike), *arms(soon.rehearsed, True), *arms(soon.others)], arms(soon.then))
+            then = next_case(running(self.paired, self.settings), case, self.is_worker)
+            pair.start([make_arm(each, self.pool(), None, "") for each in then])
         except Fp8Error as error:
             self.ledger.error(self.ledger.row(*key), error)
             raise
@@ -188,8 +180,11 @@ class Session:
 
     @property
     def gated_cases(self) -> int:
-        """Cases of this session that are gated on speed: they share its false alarms. Known after collection."""
-        return max(1, sum(case.asks("speedup") and self._may_ask_speed(case) for case in self.upcoming))
+        """Cases that run in this session and are gated on speed: they share its false alarms."""
+        from pytest_fp8.markers import running
+
+        run = running(self.upcoming, self.settings)
+        return max(1, sum(case.asks("speedup") and self._may_ask_speed(case) for case in run))
 
     def _may_ask_speed(self, case: Case) -> bool:
         return bool(self._asked.get(case.id, {None}) & {None, "speedup"})
@@ -248,11 +243,6 @@ class Session:
         measured_on = gpu.describe() if gpu is not None else {"name": "emulated" if self.ledger.entries else "none"}
         return provenance(self.root, measured_on, self.settings.reason, self.settings.baseline_dir)
 
-    def before(self, test: pytest.Item) -> None:
-        """One that asks no arms may use the GPU itself: nothing is built beside it."""
-        if self._pool is not None and not takes_pair(test):
-            self._pool.wait_for_builds()
-
     def has_something_to_say(self) -> bool:
         """Whether the closing summary has anything in it."""
         return bool(self.ledger.entries or self.ledger.not_run or self.problems or self.written or self.notes)
@@ -270,7 +260,10 @@ class Session:
                 f"{arm} and its reference did not fit this GPU together: they took turns, which takes longer"
                 for arm in self._pool.separated
             ]
+            skipped = dict.fromkeys(self._pool.spares.skipped)
+            self.notes += [f"not started ahead, which takes longer: {why}" for why in skipped]
             self._pool.separated.clear()
+            self._pool.spares.skipped.clear()
             self._pool.close()
 
     def close(self) -> None:

@@ -3,15 +3,13 @@ Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
-from pytest_fp8.arms.memory_plan import GIB, exceed_together, peak_bytes, small
+from pytest_fp8.arms.memory_plan import FILL, GIB, exceed_together, peak_bytes
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.gpu import Gpu
-from pytest_fp8.zoo.shapes import REHEARSALS, SHAPES
+from pytest_fp8.zoo.shapes import SHAPES
 
 BUILD = (15.0, 1.2)
 """Seconds of a build of arms, and seconds more for each 1e9 parameters: rough. Seen: two 1B arms at a time in 18 s on
@@ -19,8 +17,8 @@ H200s and 25 s on an H100; arms of 8B in 11 s each on an H100, in a process that
 H200; arms of two ranks with half of 8B's layers in 16 to 22 s on H200s. The very first run on a machine, which compiles
 and reads libraries from disk, takes longer."""
 CACHED = (4.0, 0.7)
-"""The same where the compilers' caches have the code: of arms that were built while others answered, of a large model
-that was rehearsed, and of what is built again. Seen on an H100: 0 to 8 s for 1B, 9 and 10 s for 8B."""
+"""The same where the compilers' caches have the code, as of what is built again. Seen on an H100: 9 and 10 s for
+8B."""
 ANSWERS = {
     "layers": (2.0, 1.4),
     "numerics": (2.0, 2.0),
@@ -122,18 +120,15 @@ class SessionPlan:
         ]
 
 
-def plan_session(
-    asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, processes: int = 1, ahead: bool = True
-) -> SessionPlan:
+def plan_session(asked: Sequence[tuple[Case, frozenset[str]]], gpu: Gpu, processes: int = 1) -> SessionPlan:
     """``asked``: the cases that run, in their order, and the questions that tests ask of each. ``processes``: fresh
-    pairs of processes in which each is timed, several where baselines are updated. ``ahead``: whether arms of later
-    cases are built while others answer."""
+    pairs of processes in which each is timed, several where baselines are updated."""
     builds: list[Build] = []
     turns: dict[str, None] = {}
     too_large: list[str] = []
     alive: set[str] = set()
     cached: set[str] = set()
-    for index, (case, wanted) in enumerate(asked):
+    for case, wanted in asked:
         reference = case.reference().id
         # BF16 against BF16 is two processes.
         arms = reference, case.id if case.id != reference else f"{case.id} again"
@@ -149,10 +144,8 @@ def plan_session(
             order, alive = _in_turns(arms, questions, alive, rounds)
         else:
             missing = tuple(arm for arm in arms if arm not in alive)
-            order, alive = _together(case, [missing, *[arms] * (rounds - 1)]), {*arms}
+            order, alive = _together(case, gpu, [missing, *[arms] * (rounds - 1)]), {*arms}
         answers = _answers(case, gpu, questions, rounds, alone=arms[0] not in cached) / max(1, len(order))
-        if ahead and fits and _prepared(case, [each for each, _ in asked[:index]]):
-            cached |= {*arms}
         for together in order:
             base, more = CACHED if cached.issuperset(together) else BUILD
             builds.append(Build(together, base + more * _billions(case), answers, case.id))
@@ -179,23 +172,11 @@ def _in_turns(
     return [(arm,) for arm in order], {left}
 
 
-def _together(case: Case, order: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Small arms are built at the same time, large ones one after the other."""
-    if small(case):
+def _together(case: Case, gpu: Gpu, order: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Arms are built at the same time where the GPU holds a step of each, else one after the other."""
+    if peak_bytes(case.reference()) + peak_bytes(case) <= FILL * gpu.memory:
         return [arms for arms in order if arms]
     return [(arm,) for arms in order for arm in arms]
-
-
-def _prepared(case: Case, before: Sequence[Case]) -> bool:
-    """Whether its arms are built, or rehearsed, while the cases ``before`` it answer."""
-    if not (before and all(map(_plannable, [*before, case]))):
-        return False
-    return (_rehearsed(case) and any(map(small, before))) or (small(case) and small(before[-1]))
-
-
-def _rehearsed(case: Case) -> bool:
-    """Whether it is, where there is time for it. A folder of weights may hold a model of other sizes."""
-    return case.model in REHEARSALS and case.weights is None
 
 
 def _answers(case: Case, gpu: Gpu, questions: Collection[str], rounds: int, alone: bool) -> float:
@@ -219,46 +200,14 @@ def _billions(case: Case) -> float:
     return SHAPES[case.model].parameters / 1e9 if case.model != OWN else 0.0
 
 
-@dataclass(frozen=True)
-class Coming:
-    """What comes after a case: lists of cases, each after its reference."""
-
-    alike: Sequence[Case] = ()
-    """The later ones with its reference, whose arms may be built while its own answer."""
-    rehearsed: Sequence[Case] = ()
-    """The later ones of large models, with one layer. They take the longest and little memory."""
-    others: Sequence[Case] = ()
-    """The later ones of the suite's models in their order."""
-    then: Sequence[Case] = ()
-    """The next one, for which processes may start."""
-
-
-def coming(cases: Sequence[Case], case: Case, is_worker: bool = False, memory: float = math.inf) -> Coming:
-    """``cases``: those of the GPU that run in this session, in their order. What its ``memory`` will not hold is not
-    rehearsed.
-
-    A worker of pytest-xdist builds nothing ahead, since another one may be given it, and will probably be given the
-    next case of the same model. What several GPUs hold is not planned here.
-    """
+def next_case(cases: Sequence[Case], case: Case, is_worker: bool = False) -> list[Case]:
+    """The case that comes after this one, behind its reference: processes for both may start. ``cases``: those of the
+    GPU that run in this session, in their order. A worker of pytest-xdist will probably be given the next case of the
+    same model; another one may be given the others."""
     position = next((index for index, each in enumerate(cases) if each.id == case.id), len(cases))
     later = cases[position + 1 :]
-    then = _with_references(([each for each in later if is_worker and each.model == case.model] or later)[:1])
-    if is_worker or not _plannable(case):
-        return Coming(then=then)
-    planned = list(takewhile(_plannable, later))
-    # By what an arm is built from: cases of one model differ in tolerances and in the checkpoints they ask for.
-    alike = [each for each in planned if each.reference().digest() == case.reference().digest()]
-    large = [each for each in planned if _rehearsed(each) and peak_bytes(each) <= memory]
-    rehearsed = [replace(each, model=REHEARSALS[each.model]) for each in large]
-    return Coming(_with_references(alike), _with_references(rehearsed), _with_references(planned), then)
-
-
-def _plannable(case: Case) -> bool:
-    return case.model != OWN and case.gpus == 1
-
-
-def _with_references(cases: Sequence[Case]) -> list[Case]:
-    return [one for case in cases for one in (case.reference(), case)]
+    found = ([each for each in later if is_worker and each.model == case.model] or later)[:1]
+    return [one for each in found for one in (each.reference(), each)]
 
 
 def in_words(seconds: float) -> str:

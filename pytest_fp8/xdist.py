@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +76,25 @@ def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
 
 
 def case_of(nodeid: str) -> str:
-    """The case of a test, which stands in the brackets at the end of its id; the whole id where there are none."""
-    return nodeid.rpartition("[")[2] if nodeid.endswith("]") else nodeid
+    """The case of a test, which stands in the brackets at the end of its id, with other parameters or without; the
+    whole id where none does."""
+    found = _case_ids().search(nodeid.rpartition("[")[2]) if nodeid.endswith("]") else None
+    return found[1] if found else nodeid
+
+
+@cache
+def _case_ids() -> re.Pattern[str]:
+    """What the id of a case looks like (:attr:`pytest_fp8.case.Case.id`)."""
+    from pytest_fp8.recipes import PARALLEL, RECIPES, SHORT_BACKENDS
+    from pytest_fp8.zoo.shapes import SHAPES
+
+    models = "|".join(map(re.escape, SHAPES))
+    backends = "|".join(
+        re.escape(SHORT_BACKENDS.get(backend, backend)) + ("" if recipe == "none" else f"-{recipe}")
+        for backend, recipe in sorted(RECIPES, reverse=True)
+    )
+    further = rf"\w+\.\w+|emulated|eager|ac|weights|lora[\w.]+|(?:{'|'.join(PARALLEL)})\.\d+|(?:\d+|b)x(?:\d+|s)"
+    return re.compile(rf"(?:^|-)((?:own(?:\.[\w.-]+)?|{models})-(?:{backends})(?:-(?:{further}))*)(?=[-\]])")
 
 
 def model_of(case: str) -> str:

@@ -57,9 +57,7 @@ class SmallArms(ArmPool):
             self._become([arm])
         return self._held[_side(arm)][1]
 
-    def ensure(
-        self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = (), timed: bool = False
-    ) -> None:
+    def ensure(self, reference: Arm, fp8: Arm, then: Sequence[Arm] = ()) -> None:
         self._become([arm for arm in (reference, fp8) if self._held.get(_side(arm), ("",))[0] != arm.key])
 
     def renew(self, *arms: Arm) -> None:

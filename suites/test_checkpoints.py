@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="checkpoints")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="checkpoints", chip="hopper")
 
 
 def test_checkpoints(fp8_pair):

@@ -13,6 +13,8 @@ from pytest_fp8 import Case
 from pytest_fp8.errors import ArmError
 from pytest_fp8.questions.precision import check_precision
 
+pytestmark = pytest.mark.fp8(chip="hopper")
+
 
 def known(package, what, raises=AssertionError):
     """A strict xfail that names the installed release, read without importing it."""

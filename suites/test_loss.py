@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 
-pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss")
+pytestmark = pytest.mark.fp8(cases=matrix.ALL, question="loss", chip="hopper")
 
 
 def test_loss(fp8_pair):

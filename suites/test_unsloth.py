@@ -6,7 +6,9 @@ import integrations
 from floor import assert_faster
 from pytest_fp8 import Case
 
-pytestmark = pytest.mark.fp8(cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)])
+pytestmark = pytest.mark.fp8(
+    cases=[Case("tiny", "unsloth", "rowwise", lora=16, lora_targets=integrations.ATTENTION)], chip="hopper"
+)
 
 
 def load(**arguments):

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 ENVIRONMENT = dict(os.environ)
 CHANGED_BY_PYTESTER = ("HOME", "USERPROFILE", "PYTEST_DEBUG_TEMPROOT", "TOX_ENV_DIR")
+REPORT = Path(__file__).parent.parent / ".fp8-report"
 SLOW_MODULE = "\npytestmark = pytest.mark.slow\n"
 ANY_PYTEST = (
     "test_arm_starts.py",
@@ -57,6 +58,9 @@ def pytest_configure(config):
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        # A bare `pytest` in a clone is somebody's first: the whole takes a quarter of an hour.
+        config.option.markexpr = "not slow"
     config.addinivalue_line(
         "markers",
         "inner_pytest: runs pytest with the plugin; added to the first case of each test that uses `pytester`.",
@@ -126,6 +130,20 @@ def _no_settings_from_outside(monkeypatch):
     for name in list(os.environ):
         if name.startswith("PYTEST_FP8_") or name in CI_VARIABLES:
             monkeypatch.delenv(name)
+
+
+def _own_report():
+    """The files in this repository's own report, with the time of their last change."""
+    return {path: path.stat().st_mtime_ns for path in REPORT.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def _the_repositorys_report_is_left_alone():
+    """A session of a test's own on files of this repository takes its ini file, which names a folder for the report.
+    What the test makes up must not replace what the suite measured."""
+    before = _own_report()
+    yield
+    assert _own_report() == before, "this test writes the repository's own report: give its session --fp8-report-dir="
 
 
 @pytest.fixture

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import threading
 import time
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 
 import pytest
 
 from helpers.arms import all_end, call, either_way, fresh_process, live_arm, running, spec
 from pytest_fp8 import ArmError, Case
-from pytest_fp8.arms.ranks import RankedProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.codes import R
 from pytest_fp8.shipping import ship
@@ -103,33 +100,6 @@ def test_a_request_before_the_last_ones_answer_is_refused(arm):
     assert arm.receive()["losses"]
 
 
-def test_whether_an_answer_is_there_is_known_without_waiting(arm):
-    assert not arm.has_answered
-    arm.send("call", function=ship(lambda model: time.sleep(0.5), "a function"))
-    assert not arm.has_answered
-    assert multiprocessing.connection.wait([arm], 30) == [arm]
-    assert arm.has_answered
-    arm.receive()
-    assert not arm.has_answered
-
-
-def test_nobody_waits_for_a_process_that_died(fresh):
-    os.kill(fresh.pid, signal.SIGKILL)
-    multiprocessing.connection.wait([fresh], 30)
-    assert fresh.has_answered
-
-
-@pytest.mark.parametrize(("each", "all_have"), [((True, True), True), ((True, False), False), ((False, True), False)])
-def test_ranks_have_answered_once_all_have(each, all_have):
-    process = RankedProcess(2, fork=True)
-    with_ranks, process.ranks = process.ranks, [SimpleNamespace(has_answered=one) for one in each]
-    try:
-        assert process.has_answered is all_have
-    finally:
-        process.ranks = with_ranks
-        process.close()
-
-
 def test_an_arm_whose_answer_nobody_waited_for_is_gone(fresh, monkeypatch):
     fresh.build(spec())
 
@@ -189,3 +159,13 @@ def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
     assert layers["converted"] == ["2"]
     assert layers["skipped"]["0"] == "size: out_features=10 is not a multiple of 16"
     assert layers["skipped"]["1"] == "size: in_features=10 is not a multiple of 16"
+
+
+def test_the_number_of_a_process_that_has_ended_is_not_signalled(fresh, monkeypatch):
+    """It may be another's by then."""
+    killed = []
+    os.kill(fresh.pid, signal.SIGKILL)
+    fresh.death()
+    monkeypatch.setattr("os.killpg", lambda pid, _: killed.append(pid))
+    fresh.close()
+    assert killed == []

@@ -158,3 +158,23 @@ def test_one_of_two_such_models_is_chosen_by_its_id(pytester):
     assert len(set(found)) == 2
     chosen = [line for line in pytester.runpytest("--collect-only", "-q", "-k", found[0]).outlines if "::" in line]
     assert [line.split("[")[1] for line in chosen] == [f"{found[0]}]"]
+
+
+def test_one_case_has_one_id():
+    """1 is equal to True, and stands in an id as another word."""
+    for option, value in (("float8_all_gather", 1), ("float8_all_gather", "True"), ("precompute_scale", 1.0)):
+        with pytest.raises(SettingsError, match=option):
+            Case("tiny", "torchao", "tensorwise", options={option: value}, gpus=2, parallel="fsdp2")
+    for option in ("amax_history_len", "margin"):
+        with pytest.raises(SettingsError, match=option):
+            Case("1b", "te", "delayed", options={option: True})
+
+
+def test_cases_are_keys():
+    one, same, other = (Case("1b", "te", "delayed", options={"margin": margin}) for margin in (1, 1, 2))
+    assert {one: 1, same: 2, other: 3} == {one: 2, other: 3}
+
+
+def test_the_chip_is_no_part_of_what_is_trained():
+    anywhere, hopper = Case("1b", "te", "delayed"), Case("1b", "te", "delayed", chip="hopper")
+    assert (anywhere.id, anywhere.digest()) == (hopper.id, hopper.digest())

@@ -126,28 +126,6 @@ def test_memory_that_runs_out_for_an_arm_alone_ends_the_question(pair, world, mo
     assert len(world.built) <= built + 2
 
 
-def test_arms_built_ahead_make_room_before_a_pair_is_separated(world, monkeypatch):
-    pool = ArmPool(H200)
-    pairs = [PairArms(Case("1b", "torchao", recipe), pool, None) for recipe in ("tensorwise", "rowwise")]
-    real = FakeProcess.numerics
-
-    def numerics(self, **arguments):
-        if len(alive(world)) > 2:
-            raise ArmError(R.OUT_OF_MEMORY, "no room beside what was built ahead")
-        return real(self, **arguments)
-
-    monkeypatch.setattr(FakeProcess, "numerics", numerics)
-    pairs[0].start(ahead=[pairs[1].fp8])
-    pool.wait_for_builds()
-    assert len(alive(world)) == 3
-    numerics_of(pairs[0])
-    assert not any(pool.takes_turns(pair.fp8) for pair in pairs)
-    pairs[0].start(ahead=[pairs[1].fp8])
-    pool.wait_for_builds()
-    assert len(alive(world)) == 2, "nothing more is built beside them"
-    pool.close()
-
-
 @pytest.mark.parametrize("fits_alone", [True, False])
 def test_the_reference_on_one_gpu_has_the_pairs_memory_too(world, monkeypatch, fits_alone):
     """For checkpoints of a case of two GPUs."""

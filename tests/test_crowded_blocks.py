@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.crowded import alive, beside_another, pair_of_8b, several_gpus
-from helpers.fakes import H200, FakeProcess, timed
-from pytest_fp8 import ArmError, Case
+from helpers.crowded import beside_another, pair_of_8b, several_gpus
+from helpers.fakes import FakeProcess, timed
 from pytest_fp8.arms.pair import PairArms
-from pytest_fp8.arms.pool import ArmPool
-from pytest_fp8.codes import R
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.questions.speed.evidence import judged_busy, timing_for_baseline, timing_of
 from pytest_fp8.questions.speed.timing import BlockTimer
@@ -106,30 +103,6 @@ def test_memory_that_runs_out_after_the_blocks_has_them_taken_anew(pair, world, 
     evidence = timing_of(pair, timer, 0)
     assert [turn.arm for turn in evidence.turns] == ["BF16", "FP8", "BF16"], "none of the blocks taken side by side"
     assert judged_busy(evidence), "busy times were asked again, too"
-
-
-@pytest.mark.parametrize("operation", ["layers", "busy"])
-def test_blocks_whose_busy_times_had_no_room_beside_arms_built_ahead_are_taken_anew(world, monkeypatch, operation):
-    world.busy, world.kernels_alone = 60.0, True
-    pool = ArmPool(H200)
-    pairs = [PairArms(Case("1b", "torchao", recipe), pool, None) for recipe in ("tensorwise", "rowwise")]
-    pairs[0].start(ahead=[pairs[1].fp8])
-    pool.wait_for_builds()
-    real = getattr(FakeProcess, operation)
-
-    def asked(self, **arguments):
-        if len(alive(world)) > 2:
-            raise ArmError(R.OUT_OF_MEMORY, "no room beside what was built ahead")
-        return real(self, **arguments)
-
-    monkeypatch.setattr(FakeProcess, operation, asked)
-    timer = BlockTimer(pairs[0])
-    timer.wants_busy = True
-    evidence = timing_for_baseline(pairs[0], timer, 2, lambda evidence: True)
-    assert not pairs[0].takes_turns
-    assert [len(each) > 0 for each in evidence.fp8_busy] == [True, True]
-    assert len(evidence.turns) == 2 * len(evidence.turns[:17]), "none of the first attempt's"
-    pool.close()
 
 
 def test_a_disturbance_before_memory_runs_out_is_no_part_of_what_counts(pair, world, monkeypatch):

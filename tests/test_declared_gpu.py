@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import pytest
 
-from helpers.fakes import A100, B200, H100, H200, SUITE, install
+from helpers.fakes import A100, B200, H100, H200, L40S, SUITE, install
 from helpers.sessions import CHECKPOINTS
+from pytest_fp8 import Case
+from pytest_fp8.options import Settings
+from pytest_fp8.session import Session
 
 
 @pytest.fixture
@@ -36,15 +42,68 @@ def test_auto_skips_with_the_reason_and_stays_green(suite, monkeypatch, gpu):
     result = suite.runpytest("-rs")
     result.assert_outcomes(skipped=12)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*needs a hopper GPU*"])
+    result.stdout.fnmatch_lines(["*needs a GPU with FP8 tensor cores*"])
 
 
-def test_a_case_for_another_chip_says_so(suite, monkeypatch):
+MARKED = """
+    import pytest
+
+    @pytest.mark.fp8({})
+    def test_layers(fp8_pair):
+        fp8_pair.assert_layers()
+"""
+TINY = "model='tiny', recipe='tensorwise'"
+
+
+@pytest.mark.parametrize("gpu", [B200, L40S, H100], ids=["b200", "l40s", "h100"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_mark_that_names_no_chip_runs_on_each_gpu_that_its_recipe_runs_on(pytester, monkeypatch, gpu, declared):
+    install(monkeypatch, gpu)
+    pytester.makepyfile(MARKED.format(TINY))
+    result = pytester.runpytest(*[f"--fp8-gpu={gpu.key}"] * declared)
+    result.assert_outcomes(passed=1)
+
+
+def test_a_case_for_another_chip_says_so(pytester, monkeypatch):
     install(monkeypatch, B200)
-    result = suite.runpytest("--fp8-gpu=b200", "-rs")
-    result.assert_outcomes(skipped=12)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
+    for mark in (TINY + ", chip='hopper'", "cases=[pytest_fp8.Case('tiny', 'torchao', 'tensorwise')], chip='hopper'"):
+        pytester.makepyfile("import pytest_fp8\n" + textwrap.dedent(MARKED.format(mark)))
+        result = pytester.runpytest("--fp8-gpu=b200", "-rs")
+        result.assert_outcomes(skipped=1)
+        assert result.ret == 1
+        result.stdout.fnmatch_lines(["*is for hopper; NVIDIA B200 is blackwell*"])
+
+
+def test_of_two_marks_that_differ_in_their_chip_the_one_for_this_gpu_counts(pytester, monkeypatch):
+    """Here the emulated test is skipped, since another one asks the GPU: the first mark does, the second does not."""
+    install(monkeypatch, L40S)
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.fp8({TINY}, chip="hopper")
+        def test_on_hopper(fp8_pair): ...
+
+        @pytest.mark.fp8({TINY}, chip="ada")
+        def test_on_ada(fp8_pair):
+            fp8_pair.assert_layers()
+
+        @pytest.mark.fp8({TINY}, emulated=True)
+        def test_emulated(fp8_pair): ...
+        """
+    )
+    result = pytester.runpytest("-rs")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(["*emulated: other tests of this session ask the NVIDIA L40S itself*"])
+
+
+def test_cases_that_are_skipped_here_share_no_false_alarms(monkeypatch):
+    install(monkeypatch, H100)
+    here = Case("1b", "torchao", "tensorwise")
+    elsewhere = [Case("1b", "te", "mxfp8", seq=1024 + index) for index in range(19)]
+    session = Session(Settings(gpu="h100"), Path(), is_worker=False)
+    session.selected([(case, "speedup", case.id) for case in (here, *elsewhere)], True, [])
+    assert session.gated_cases == 1
 
 
 def test_a_missing_library_fails_on_a_declared_gpu_and_skips_otherwise(suite, monkeypatch):
@@ -96,7 +155,9 @@ def test_without_a_gpu_a_session_that_asked_nothing_says_why_and_how_to_go_on(py
     pytester.makepyfile("import pytest\n@pytest.mark.fp8\ndef test_mine(fp8_pair): ...")
     result = pytester.runpytest()
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["=* FP8 *=", "1 not run: needs a hopper GPU: no NVIDIA GPU (fake); emulated=True in*"])
+    result.stdout.fnmatch_lines(
+        ["=* FP8 *=", "1 not run: needs a GPU with FP8 *: no NVIDIA GPU (fake); emulated=True in*"]
+    )
 
 
 @pytest.mark.slow

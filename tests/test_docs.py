@@ -18,7 +18,7 @@ from pytest_fp8 import Case, Fp8Pair, Workload
 from pytest_fp8.baselines.provenance import COMMIT_VARIABLE
 from pytest_fp8.cli import main, parser
 from pytest_fp8.markers import ARGUMENTS, DEFAULTS
-from pytest_fp8.options import NOT_IN_INI, OPTIONS
+from pytest_fp8.options import NO_INI_KEY, OPTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -162,7 +162,7 @@ def test_the_options_page_lists_every_option():
     page = PAGES["options.md"].read_text()
     for option in OPTIONS:
         flag = f"{option.flag} {option.metavar}".strip()
-        ini = "refused" if option.dest in NOT_IN_INI else f"`{option.dest}`"
+        ini = "-" if option.dest in NO_INI_KEY else f"`{option.dest}`"
         assert f"| `{flag}` | {ini} | `{option.environment}` |" in page
 
 

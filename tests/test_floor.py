@@ -91,6 +91,7 @@ def test_what_is_known_and_stored_to_be_slower_is_not_proved_by_a_second_pair(py
         assert world.built.count("tiny-torchao-rowwise") == pairs
         summary = (pytester.path / "out" / "summary.md").read_text()
         assert ("fails as known: faster" in summary) is (not strangers), "a disturbed measurement shows nothing"
+        assert ("slower, known" in summary) is ("slower, known" in result.stdout.str()) is (not strangers)
 
 
 def test_what_is_known_to_be_slower_is_counted_so_where_nothing_else_was_asked(pytester, monkeypatch):

@@ -80,6 +80,40 @@ def test_a_value_of_another_shape_is_an_error(changes, says):
         from_plain(Whole, {**travelled(WHOLE), **changes})
 
 
+@dataclass(frozen=True)
+class Scalars:
+    text: str = ""
+    count: int = 0
+    share: float = 0.0
+    on: bool = False
+    none: int | None = None
+    words: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("text", 1),
+        ("text", None),
+        ("count", "1"),
+        ("count", 1.0),
+        ("count", True),
+        ("share", "1"),
+        ("share", True),
+        ("on", 1),
+        ("none", "1"),
+        ("words", [1]),
+    ],
+)
+def test_a_scalar_of_another_type_is_an_error(key, wrong):
+    with pytest.raises(PlainDataError, match=rf"Scalars\.{key}"):
+        from_plain(Scalars, {**to_plain(Scalars()), key: wrong})
+
+
+def test_a_whole_number_is_a_fraction_too():
+    assert from_plain(Scalars, {**to_plain(Scalars()), "share": 1, "none": 2}).share == 1
+
+
 @pytest.mark.parametrize(
     ("record", "key"),
     [

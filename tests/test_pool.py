@@ -22,10 +22,24 @@ def world(monkeypatch):
     return install(monkeypatch, H200)
 
 
+@pytest.fixture
+def order(monkeypatch):
+    """What is done with processes that are built, in its order."""
+    done: list[str] = []
+
+    def note(what):
+        real = getattr(FakeProcess, what)
+        monkeypatch.setattr(FakeProcess, what, lambda self, *rest: done.append(what) or real(self, *rest))
+
+    note("start_build")
+    note("receive")
+    return done
+
+
 def test_a_large_arm_makes_room_for_the_next(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]), ahead(pool, [two]))
+    one.start(ahead(pool, [two]))
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise"]
     two.start()
     assert world.built == ["8b-bf16", "8b-torchao-tensorwise", "8b-torchao-rowwise"], "the reference stays"
@@ -43,19 +57,53 @@ def test_a_large_arm_makes_room_for_the_next(world):
         (Case("8b", "torchao", "tensorwise"), H200, False),
     ],
 )
-def test_large_arms_warm_up_together_where_two_steps_fit_the_gpu(world, monkeypatch, case, gpu, together):
-    order: list[str] = []
-
-    def note(what):
-        real = getattr(FakeProcess, what)
-        monkeypatch.setattr(FakeProcess, what, lambda self, *rest: order.append(what) or real(self, *rest))
-
-    note("start_build")
-    note("receive")
+def test_large_arms_warm_up_together_where_two_steps_fit_the_gpu(world, order, case, gpu, together):
     pool = ArmPool(gpu)
     PairArms(case, pool, None).start()
     one_by_one = ["start_build", "receive"] * 2
     assert order == (sorted(one_by_one, reverse=True) if together else one_by_one)
+    pool.close()
+
+
+@pytest.mark.parametrize("gpu", [H100, H200], ids=["h100", "h200"])
+def test_both_arms_of_an_own_model_are_built_at_once(world, gpu, order):
+    pool = ArmPool(gpu)
+    PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity").start()
+    assert order == ["start_build", "start_build", "receive", "receive"]
+    pool.close()
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["fits once it has warmed up", "never fits"])
+def test_arms_without_room_for_two_steps_are_built_one_by_one_and_then_by_turns(world, monkeypatch, beside):
+    receive = FakeProcess.receive
+    warm: list[FakeProcess] = []
+
+    def cold(self, timeout=0):
+        others = [each for each in world.processes if each.alive and each.spec and each is not self]
+        if any(each not in warm for each in others) or (others and not beside):
+            raise ArmError(R.OUT_OF_MEMORY, "two steps at once")
+        warm.append(self)
+        return receive(self, timeout)
+
+    monkeypatch.setattr(FakeProcess, "receive", cold)
+    pool = ArmPool(H100)
+    pair = PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity")
+    pair.start()
+    assert pool.takes_turns(pair.fp8) is not beside
+    assert [each.spec.case.id for each in built(world)] == ["own-bf16", "own-torchao-tensorwise"][: 1 + beside]
+    pool.close()
+
+
+def test_peaks_that_were_too_large_at_once_are_not_tried_at_once_again(world, monkeypatch, order):
+    """A fresh pair of processes is built for each further look at the times."""
+    facts = {"memory": {"peak": 50 * GIB, "allocated": 20 * GIB}}
+    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: order.append("receive") or facts)
+    pool = ArmPool(H100)
+    pair = PairArms(Case("own", "torchao", "tensorwise"), pool, "a workload", "its identity")
+    pair.start()
+    order.clear()
+    pair.renew()
+    assert order == ["start_build", "receive"] * 2
     pool.close()
 
 

@@ -81,8 +81,6 @@ def test_what_is_too_large_is_tried_once():
     assert order(plan) == ["8b-te-current"]
     assert plan.seconds == pytest.approx(BUILD[0] + 8.03 * BUILD[1], rel=0.01), "it answers nothing"
     assert "probably too large for it: 8b-te-current" in plan.line()
-    after_tiny = plan_session([*cases("tiny", SHORT), (Case("8b", "transformer_engine", "current"), ALL)], H100)
-    assert after_tiny.builds[-1].build == plan.builds[0].build, "it is not rehearsed"
 
 
 def test_an_8b_case_takes_what_its_builds_and_answers_take():
@@ -92,23 +90,11 @@ def test_an_8b_case_takes_what_its_builds_and_answers_take():
     assert plan.line().startswith("fp8: 1 case(s), 3 arm(s) to build, about 2 min; the arms of 8b take turns: 79 GiB")
 
 
-def test_what_is_built_while_others_answer_takes_little():
-    tiny, [large, *_] = cases("tiny", SHORT), cases("8b", SHORT)
-    builds = [round(each.build) for each in plan_session([large], H100).builds]
-    assert builds == [round(at(*BUILD))] * 2 + [round(at(*CACHED))], "the reference is built again, as arms take turns"
-    assert [round(each.build) for each in plan_session([*tiny, large], H100).builds[-3:]] == [round(at(*CACHED))] * 3
-    first, *others = [each.build for each in plan_session(tiny, H100).builds]
-    assert {round(each) for each in others} == {4}
-    assert round(first) == 15
-    assert [round(each.build) for each in plan_session(tiny, H100, ahead=False).builds] == [15, 15, 15]
-
-
 def test_the_core_on_an_h100_takes_what_a_gate_took():
-    """A gate took 1056 s there. Since then large models are rehearsed, and arms of 1B built while others answer, which
-    took 180 s."""
+    """A gate took 1056 s there."""
     core = [*matrix.TINY, *matrix.ONE_B, *matrix.EIGHT_B]
     plan = plan_session([(case, frozenset(case.questions)) for case in core], H100)
-    assert 700 < plan.seconds < 1000
+    assert 900 < plan.seconds < 1200
 
 
 @pytest.mark.parametrize(
@@ -129,7 +115,8 @@ def test_what_a_gpu_holds_depends_on_how_weights_are_shared(more, per_parameter)
 
 def test_models_of_ones_own_have_the_least_that_any_takes():
     plan = plan_session([(Case("own", "torchao", "tensorwise"), frozenset({"layers"}))], H100)
-    assert plan.seconds == pytest.approx(2 * BUILD[0] + 2 * ANSWERS["layers"][0])
+    assert order(plan) == ["own-bf16 and own-torchao-tensorwise"]
+    assert plan.seconds == pytest.approx(BUILD[0] + 2 * ANSWERS["layers"][0])
 
 
 def test_what_models_of_ones_own_take_is_known_once_an_arm_has_trained():

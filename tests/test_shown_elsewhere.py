@@ -88,7 +88,7 @@ def test_xdist_s_controller_annotates(suite):
 
 def test_hostile_text_ends_no_command_and_others_may_annotate_failures():
     report = SimpleNamespace(
-        keywords={"fp8": 1},
+        about_fp8=True,
         location=("a,b:c.py", 4, "test_a"),
         nodeid="a,b:c.py::test_a",
         user_properties=[],
@@ -102,10 +102,8 @@ def test_hostile_text_ends_no_command_and_others_may_annotate_failures():
     [line] = said("error")
     assert line == "::error file=a%2Cb%3Ac.py,line=5,title=test_a%3A FAIL::x%0A::error::y%0D%250A"
     assert said("failed", failures=False) == []
-    report.keywords = {}
-    assert said("failed") == [], "no FP8 test"
-    del report.keywords
-    assert said("error") == [], "a file that could not be collected: pytest reports that itself"
+    del report.about_fp8
+    assert said("failed") == said("error") == [], "no FP8 test, or a file that could not be collected"
 
 
 def test_pytest_html_has_answers_numbers_and_the_page(suite, monkeypatch):
@@ -121,3 +119,10 @@ def test_pytest_html_has_answers_numbers_and_the_page(suite, monkeypatch):
     found = [json.loads(path.read_text()) for path in folder.glob("out/assets/*.json")]
     assert {question for each in found for question in each} == {"layers", "speedup", "memory", "loss"}
     assert re.search(r"fp8_share", page)
+
+
+def test_a_test_in_a_folder_called_fp8_is_not_annotated_for_that(suite):
+    folder = Path("fp8")
+    folder.mkdir()
+    (folder / "test_other.py").write_text("def test_fp8():\n    assert 1 == 2\n")
+    assert of_github(suite.runpytest("-q", "fp8")) == []

@@ -63,13 +63,9 @@ def test_what_never_has_its_libraries_is_ended_and_waited_for_once(pair, importi
     assert waiting()
     assert [pair.fp8.request("blocks") for _ in range(2)] == [pytest.approx(IMPORT_SECONDS, abs=0.1)] * 2
     assert not waiting()
+    assert pair.fp8.pool.spares.skipped
     pair.renew()
     assert pair.fp8.request("blocks") == pytest.approx(IMPORT_SECONDS, abs=0.1), "its kind is not started ahead again"
-
-
-def test_a_test_without_arms_waits_for_no_import(pair, importing, clock):
-    pair.fp8.pool.wait_for_builds()
-    assert clock[0] == 0.0
 
 
 def test_what_ended_while_it_imported_is_not_waited_for(pair, importing, clock, monkeypatch):

@@ -9,6 +9,9 @@ from helpers.later_arms import ahead, built, pairs, spares
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.markers import running
+from pytest_fp8.options import Settings
+from pytest_fp8.session_plan import next_case
 
 RECIPES = ("tensorwise", "rowwise")
 TE = ("transformer_engine", "current")
@@ -22,7 +25,7 @@ def world(monkeypatch):
 def test_a_process_that_was_started_ahead_is_no_stranger(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]), ahead(pool, [two]))
+    one.start(ahead(pool, [two]))
     waiting = {process.pid for process in spares(world)}
     assert waiting
     assert waiting < pool.pids
@@ -32,7 +35,7 @@ def test_a_process_that_was_started_ahead_is_no_stranger(world):
 def test_a_process_that_ended_while_it_waited_is_passed_over(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "8b", "tensorwise", "rowwise")
-    one.start(ahead(pool, [two]), ahead(pool, [two]))
+    one.start(ahead(pool, [two]))
     [spare] = [process for process in spares(world) if process.backend == "torchao"]
     spare.alive = False
     two.start()
@@ -94,6 +97,29 @@ def test_what_waits_for_arms_that_do_not_come_ends(world):
 def test_no_process_waits_for_a_case_on_the_cpu(world):
     pool = ArmPool(None)
     pair, later = (PairArms(Case("tiny", "torchao", recipe, emulated=True), pool, None) for recipe in RECIPES)
-    pair.start(ahead(pool, [later]), ahead(pool, [later]))
+    pair.start(ahead(pool, [later]))
     assert not spares(world)
     pool.close()
+
+
+FIRST = Case("1b", "torchao", "tensorwise", checkpoint_formats=("safetensors", "dcp"), tolerance=0.03)
+LATER = [Case("8b", "transformer_engine", "current"), Case("1b", "torchao", "rowwise", floor=0.9)]
+
+
+def test_processes_start_for_the_next_case():
+    assert next_case([FIRST, *LATER], FIRST) == [LATER[0].reference(), LATER[0]]
+    assert next_case([FIRST, *LATER], LATER[-1]) == []
+
+
+def test_in_a_worker_processes_start_for_the_next_case_of_the_same_model():
+    assert next_case([FIRST, *LATER], FIRST, is_worker=True) == [LATER[1].reference(), LATER[1]]
+    assert next_case([FIRST, LATER[0]], FIRST, is_worker=True)[1] == LATER[0], "it may be given another model"
+
+
+def test_no_process_starts_for_a_case_that_does_not_run_here(world, monkeypatch):
+    eight = Case("8b", "torchao", "rowwise", gpus=8, batch=8, parallel="fsdp2")
+    emulated = Case("tiny", "torchao", "rowwise", emulated=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    here = running([FIRST, eight, emulated], Settings(gpu="h200"))
+    assert here == [FIRST]
+    assert next_case(here, FIRST) == []

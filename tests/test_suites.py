@@ -12,6 +12,8 @@ SUITES = Path(__file__).parent.parent / "suites"
 def asked(pytester, *options):
     """The layers of 8B in Transformer Engine and torchao, asked in a process of its own folder."""
     chosen = "8b-te-delayed or (8b-torchao-tensorwise and not lora)"
+    # Not into the report that the repository's ini file names.
+    options = ("--fp8-report-dir=", *options)
     return pytester.runpytest("-p", "no:cacheprovider", str(SUITES / "test_layers.py"), "-k", chosen, *options)
 
 

@@ -116,7 +116,7 @@ def test_an_update_that_stores_nothing_fails_and_says_why(stored, monkeypatch):
     install(monkeypatch, None)
     result = stored.runpytest("--fp8-update-baselines", "--fp8-reason=none")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*nothing was stored: needs a hopper GPU: no NVIDIA GPU (fake)*"])
+    result.stdout.fnmatch_lines(["*nothing was stored: needs a GPU with FP8 tensor cores: no NVIDIA GPU (fake)*"])
 
 
 def test_no_other_run_can_update_until_all_is_written(suite, monkeypatch):

@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("xdist")
 
+import matrix
 from helpers.workers import session_on_gpus
 from pytest_fp8 import gpu as gpus
+from pytest_fp8.xdist import case_of
 
 
 @pytest.fixture
@@ -70,8 +72,8 @@ def test_conditions_of_several_gpus_are_those_of_the_worst(monkeypatch):
     }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3,1")
     monkeypatch.setattr(gpus, "_handle", lambda name: name)
-    monkeypatch.setattr(gpus, "_conditions", lambda name, own: told[name])
-    seen = gpus.conditions(gpus.Gpu("NVIDIA H100", (9, 0), 80, "580", 700.0), set(), 2)
+    monkeypatch.setattr(gpus, "_conditions", lambda name, *_: told[name])
+    seen = gpus.conditions(gpus.Gpu("NVIDIA H100", (9, 0), 80, "580", 700.0), set(), 0, 2)
     assert seen == gpus.Conditions(1500, ("software thermal",), (77,))
 
 
@@ -114,3 +116,25 @@ def test_too_few_gpus_fail_on_a_declared_runner_and_are_a_reason_elsewhere(host,
 def test_workers_have_disjoint_sets_of_gpus(host):
     _, seen = host(5, "-n2", "--fp8-gpu=h200")
     assert {(note["worker"], note["arms see"]) for note in seen} == {("gw0", "GPU-0,GPU-1"), ("gw1", "GPU-2,GPU-3")}
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "unit"),
+    [
+        ("t/a.py::t[cpu]", "t/a.py::t[cpu]"),
+        ("t/a.py::t", "t/a.py::t"),
+        ("t/f.py::t[own-torchao-tensorwise]", "own-torchao-tensorwise"),
+        ("t/f.py::t[own-torchao-tensorwise-7]", "own-torchao-tensorwise"),
+        ("t/f.py::t[x-own.my-net-te-current-eager]", "own.my-net-te-current-eager"),
+        ("t/f.py::t[1b-torchao-rowwise_with_gw_hp-ac-4x1024-y]", "1b-torchao-rowwise_with_gw_hp-ac-4x1024"),
+        ("t/f.py::t[8b16-te-current-fsdp2.2-4x4096]", "8b16-te-current-fsdp2.2-4x4096"),
+        ("t/f.py::t[1b-bf16]", "1b-bf16"),
+    ],
+)
+def test_tests_of_one_case_go_together_and_no_others(nodeid, unit):
+    assert case_of(nodeid) == unit
+
+
+def test_the_cases_of_the_suite_are_told_from_other_parameters():
+    for case in matrix.ALL:
+        assert case_of(f"suites/test_layers.py::test_layers[{case.id}]") == case.id

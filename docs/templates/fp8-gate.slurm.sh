@@ -9,7 +9,7 @@
 #SBATCH --output=fp8-gate-%j.log
 set -euo pipefail
 
-source venv/bin/activate # the project with torch, pytest-fp8 and its FP8 library: pip install -e ".[fp8]"
+source venv/bin/activate # the project with torch, pytest-fp8 and its FP8 library: pip install -e . -r requirements-fp8.txt
 base=$(git merge-base HEAD origin/main)
 
 # Leave --fp8-baselines-from out until main has a folder of baselines.

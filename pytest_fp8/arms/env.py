@@ -39,7 +39,9 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
 
         env = _other_env(environment, instrument(folder))
     folders = {**_bytecode_in(session_folder()), **_temporary_files(backend, folder)}
-    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **folders, MARK: str(folder)}
+    # CUDA by itself counts the fastest GPU first. An arm must run on the GPU that NVML, which counts by bus, described.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"HF_HUB_DISABLE_TELEMETRY": "1", **env, **folders, **order, MARK: str(folder)}
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import OWN, Case
 from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
@@ -59,19 +58,6 @@ def step_bytes(case: Case) -> float:
     shape = SHAPES[case.model]
     batch, seq = case.batch or shape.batch, case.seq or shape.seq
     return 1.5 * (batch / case.gpus) * seq * (6 * shape.vocab + 30 * shape.layers * shape.hidden)
-
-
-def small(case: Case) -> bool:
-    """Whether several such arms can warm up at the same time on any GPU with FP8, or they run on a CPU."""
-    return case.emulated or (case.model != OWN and SHAPES[case.model].parameters < 2e9)
-
-
-def further_arms(gpu: Gpu | None, spec: ArmSpec, held: int) -> int:
-    """How many such arms can warm up at the same time beside ``held`` bytes of others; -1 where there is no estimate:
-    on a CPU and for user models."""
-    if gpu is None or spec.device != "cuda" or spec.case.model == OWN:
-        return -1
-    return int((FILL * gpu.memory - held) // (resident_bytes(spec.case) + step_bytes(spec.case)))
 
 
 def exceed_together(case: Case, gpu: Gpu | None) -> bool:

@@ -29,19 +29,17 @@ class TwoArms:
     def __init__(self, reference: Arm, other: Arm, pool: ArmPool) -> None:
         self.reference, self.other, self.pool = reference, other, pool
         self._answers: dict[str, Any] = {}
-        self._ahead: list[Arm] = []
         self._then: list[Arm] = []
 
-    def start(self, ahead: Iterable[Arm] = (), then: Iterable[Arm] = (), timed: bool = False) -> None:
-        """Have both arms alive. ``ahead``: arms of later cases; those that fit are built while this pair answers, none
-        where it is still to be ``timed``. ``then``: those of the next case; processes for them start meanwhile."""
-        self._ahead, self._then = list(ahead) or self._ahead, list(then) or self._then
-        self.pool.ensure(self.reference, self.other, self._ahead, self._then, timed)
+    def start(self, then: Iterable[Arm] = ()) -> None:
+        """Have both arms alive. ``then``: those of the next case; processes for them start meanwhile."""
+        self._then = list(then) or self._then
+        self.pool.ensure(self.reference, self.other, self._then)
 
     def renew(self) -> None:
         """Replace both processes by fresh ones. A process that was profiled launches more slowly than before."""
         self.pool.renew(self.other, self.reference)
-        self.start(timed=True)
+        self.start()
 
     @property
     def takes_turns(self) -> bool:
@@ -74,8 +72,8 @@ class TwoArms:
 
     def conditions(self) -> Conditions | None:
         """Clocks and neighbours of the arms' GPUs; ``None`` on a CPU. The question itself lets the GPU stand idle."""
-        ranks = self.other.spec.case.gpus
-        return conditions(self.pool.gpu, self.pool.pids, ranks) if self.pool.gpu is not None else None
+        gpu, pool = self.pool.gpu, self.pool
+        return conditions(gpu, pool.pids, pool.contexts, self.other.spec.case.gpus) if gpu is not None else None
 
     # -- the cache of evidence ------------------------------------------------------------------------------------
 
@@ -169,18 +167,17 @@ def make_arm(
     fingerprint: str,
     control: str | None = None,
     own_process: bool = False,
-    rehearses: bool = False,
 ) -> Arm:
     """The arm of a case. Arms with one key are one process: six cases of a model share one reference.
 
     BF16 measured against BF16 must be two processes all the same (``own_process``), and an arm that a control breaks
-    is never shared with a healthy one. Neither is one that only ``rehearses``.
+    is never shared with a healthy one.
     """
     on_cpu = case.emulated
     threads = cpu_threads(case.gpus) if on_cpu else None
-    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, threads, control, rehearses=rehearses)
+    spec = ArmSpec(case, "cpu" if on_cpu else "cuda", workload, threads, control)
     key = case.digest(fingerprint) + ("-twin" if own_process else "") + (f"-control-{control}" if control else "")
-    return pool.arm(key + ("-rehearsal" if rehearses else ""), spec)
+    return pool.arm(key, spec)
 
 
 def cpu_threads(ranks: int) -> int:

@@ -6,9 +6,8 @@ The pool decides which arms fit the GPU together and which must take turns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from pytest_fp8.arms import memory_plan, not_started
 from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.asked import BUILD_SECONDS
 from pytest_fp8.arms.folders import Folders
-from pytest_fp8.arms.meanwhile import PATIENCE_SECONDS, Meanwhile
 from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.ranks import AnyProcess, RankedProcess
 from pytest_fp8.arms.residence import Residences
@@ -48,8 +46,7 @@ class ArmPool:
         """Evidence about a reference arm, by (arm key, what): asked once, used by every case that shares the arm."""
         self._must_take_turns = turns or memory_plan.exceed_together
         self._processes: dict[str, AnyProcess] = {}
-        self._spares = Spares()
-        self._meanwhile = Meanwhile(lambda arm: self.stopwatch.clock(arm.label, BUILD))
+        self.spares = Spares()
         self._soon: list[Arm] = []
         """Arms that may be built next."""
         self._turns: set[str] = set()
@@ -57,7 +54,7 @@ class ArmPool:
         self.separated: list[str] = []
         """Arms that turned out not to fit the GPU beside their reference."""
         self._by_themselves: set[str] = set()
-        """Keys of arms that ran out of memory beside arms that were built ahead."""
+        """Keys of arms that ran out of memory beside arms of others."""
         self._too_large: dict[str, ArmError] = {}
         """Keys of arms that the GPU does not hold, though they were alone on it, and what each build ended in."""
         self._facts: dict[str, dict[str, Any]] = {}
@@ -68,7 +65,13 @@ class ArmPool:
     def pids(self) -> set[int]:
         """Of all arms' processes, those started ahead included."""
         live = {pid for process in self._processes.values() for pid in process.pids}
-        return live | self._spares.pids | self._meanwhile.pids
+        return live | self.spares.pids
+
+    @property
+    def contexts(self) -> int:
+        """How many processes use each of the arms' GPUs: one of each arm, and none of those that wait with their
+        imports done."""
+        return len(self._processes)
 
     def arm(self, key: str, spec: ArmSpec, environment: ArmEnvironment | None = None) -> Arm:
         return Arm(key, spec, self, environment)
@@ -95,7 +98,6 @@ class ArmPool:
         """The arm's process, built if it is not alive. Raises :class:`ArmError`."""
         if arm.key in self._too_large:
             raise self._too_large[arm.key]
-        self._finish([arm], BUILD_SECONDS)
         if not self.is_alive(arm):
             if arm.key in self._processes:
                 self.sequences.lose(self._processes.pop(arm.key))
@@ -112,32 +114,24 @@ class ArmPool:
                 self.live(arm)
         return self._too_large.get(arm.key)
 
-    def ensure(
-        self, reference: Arm, fp8: Arm, ahead: Sequence[Arm] = (), then: Sequence[Arm] = (), timed: bool = False
-    ) -> None:
-        """Have both arms alive, and close every arm that is neither one of them nor in ``ahead``. Of those, as many as
-        fit begin to be built, and nobody waits for them; none where the pair is still to be ``timed``. ``then``: the
-        arms of the next case.
+    def ensure(self, reference: Arm, fp8: Arm, then: Sequence[Arm] = ()) -> None:
+        """Have both arms alive, and close all others. ``then``: the arms of the next case, for which processes start
+        while this pair is built. What is timed waits until they have their libraries.
 
         Where the pair does not fit the GPU together, its arms take turns from then on. Raises :class:`ArmError`.
         """
-        # Their processes start while this pair is built. What is timed waits until they have their libraries.
         self._soon = [*then, reference, fp8]
         pair = (reference, fp8)
-        # Large arms are never built ahead: there is no memory for them beside the pair.
-        small = takewhile(lambda arm: memory_plan.small(arm.spec.case), [reference, *ahead])
-        alone = fp8.key in self._by_themselves
-        ahead = [] if alone else [arm for arm in small if arm.key not in (reference.key, fp8.key)]
-        keep = {arm.key for arm in (*pair, *ahead)}
+        keep = {arm.key for arm in pair}
         self._end_but(keep)
         for gone in self._folders.keep(keep):
             # The cached evidence of a checkpoint names its files.
             self.cache.pop(gone, None)
         if reference.key in self._turns or self._must_take_turns(fp8.spec.case, self.gpu):
-            self._turns |= {reference.key, fp8.key}
+            self._turns |= keep
             return
         try:
-            self._have_both(pair, [] if timed else ahead)
+            self._have_both(pair)
             if self._room.crowded(pair):
                 # The reference stays, and answers first.
                 self._separate(reference, fp8)
@@ -145,71 +139,41 @@ class ArmPool:
         except ArmError as error:
             if error.code is not R.OUT_OF_MEMORY or fp8.spec.device != "cuda":
                 raise
-            if self._meanwhile.arms or any(map(self.is_alive, ahead)):
-                # Once more, without what was built ahead.
-                self.ensure(reference, fp8, (), then)
-            else:
-                # The one that was built stays, and answers first.
-                self._separate(reference, fp8)
+            # The one that was built stays, and answers first.
+            self._separate(reference, fp8)
 
     def _end_but(self, keep: set[str]) -> None:
-        """End all arms but those of these keys, and all builds of others."""
+        """End all arms but those of these keys."""
         for key in [key for key in self._processes if key not in keep]:
             self._processes.pop(key).close()
-        self._meanwhile.keep(keep)
 
-    def _have_both(self, pair: Sequence[Arm], ahead: Sequence[Arm]) -> None:
-        self._finish(pair, BUILD_SECONDS)
+    def _have_both(self, pair: Sequence[Arm]) -> None:
+        """Build what is missing of these two at once. Two steps at once need more memory than one beside an arm that
+        waits: where there is no room for them, one after the other. Raises :class:`ArmError`."""
         missing = [arm for arm in pair if not self.is_alive(arm)]
-        if missing and self._meanwhile.arms and not self._room.holds(missing, self._processes, self._meanwhile.arms):
-            self.wait_for_builds()
-        if not missing:
-            self._begin(ahead, pair)
-        elif memory_plan.small(pair[0].spec.case) or self._room.for_more(missing[0], self._processes) >= len(missing):
-            self._build(missing, lambda: self._begin(ahead, pair))
-        else:
-            # Two large arms warming up at once need two steps' memory; one after the other needs one.
-            for arm in missing:
-                if not self._room.crowded(pair):
-                    self._build([arm])
-
-    def _begin(self, ahead: Iterable[Arm], pair: Sequence[Arm]) -> None:
-        """Begin to build those that fit beside what this pair does, in their order."""
-        self._finish(self._meanwhile.done)
-        others = self._processes.keys() - {arm.key for arm in pair}
-        for arm in ahead:
-            if arm.spec.device != "cuda" or self.is_alive(arm) or not self._meanwhile.wants(arm):
-                continue
-            if self._room.fits(arm, pair, others, self._meanwhile.arms):
-                # A process that waits with its imports done is for the pair that comes next, which is waited for.
-                self._meanwhile.begin(arm, lambda arm: self._start_build(arm, self._new_process(arm.spec)))
-
-    def wait_for_builds(self) -> None:
-        """Nothing is built any more. Rehearsals that are not done go on later."""
-        self._meanwhile.stop_rehearsals()
-        self._finish(self._meanwhile.arms)
+        if len(missing) > 1 and self._room.holds(missing):
+            try:
+                self._build(missing)
+            except ArmError as error:
+                if error.code is not R.OUT_OF_MEMORY or pair[0].spec.device != "cuda":
+                    raise
+        for arm in missing:
+            if not self.is_alive(arm) and not self._room.crowded(pair):
+                self._build([arm])
 
     def be_quiet(self) -> None:
-        """Nothing is built or imported any more: what is asked next is timed."""
-        self.wait_for_builds()
-        if self._spares.importing:
+        """Nothing is imported any more: what is asked next is timed."""
+        if self.spares.importing:
             with self.stopwatch.clock(AHEAD, BUILD):
-                self._spares.wait()
-
-    def _finish(self, arms: Iterable[Arm], limit: float = PATIENCE_SECONDS) -> None:
-        """Wait for these arms where they are being built ahead, until ``limit`` seconds after each build began."""
-        for arm, process, facts in self._meanwhile.finish({arm.key for arm in arms}, limit):
-            self._have(arm, process, facts)
-            if arm.spec.rehearses:
-                self.renew(arm)
+                self.spares.wait()
 
     def make_room(self, reference: Arm, fp8: Arm) -> bool:
-        """One of these arms ran out of memory. End all others, and have none built ahead of these from now on; where
-        there were none, have the two take turns. Both start afresh. Gives whether anything else had memory."""
+        """One of these arms ran out of memory. End all others; where there were none, or that did not help before, have
+        the two take turns. Both start afresh. Gives whether anything else had memory."""
         if fp8.spec.device != "cuda" or self.takes_turns(fp8):
             return False
         pair = {reference.key, fp8.key}
-        if (self._processes.keys() - pair or self._meanwhile.arms) and fp8.key not in self._by_themselves:
+        if self._processes.keys() - pair and fp8.key not in self._by_themselves:
             self._by_themselves |= pair
             self._end_but(pair)
         else:
@@ -233,7 +197,7 @@ class ArmPool:
 
     def close(self) -> None:
         self.close_all()
-        self._spares.close()
+        self.spares.close()
         self._folders.keep(())
 
     def is_alive(self, arm: Arm) -> bool:
@@ -251,16 +215,15 @@ class ArmPool:
                 self._too_large[arm.key] = found
             raise found from None
 
-    def _build(self, arms: Sequence[Arm], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Build these arms, all at the same time, and begin what is built ``meanwhile``. Raises :class:`ArmError`."""
+    def _build(self, arms: Sequence[Arm]) -> None:
+        """Build these arms, all at the same time. Raises :class:`ArmError`."""
         started: list[tuple[Arm, AnyProcess]] = []
         try:
             for arm in arms:
                 with self.stopwatch.clock(arm.label, BUILD):
                     started.append((arm, self._start_build(arm, self._start(arm))))
-            meanwhile()
             # Another interpreter's or checkout's arm has no spare.
-            self._spares.start([arm.spec for arm in self._soon if arm.environment is None], self._new_process)
+            self.spares.start([arm.spec for arm in self._soon if arm.environment is None], self._new_process)
             for arm, process in started:
                 with self.stopwatch.clock(arm.label, BUILD):
                     facts = process.receive(BUILD_SECONDS)
@@ -283,7 +246,7 @@ class ArmPool:
         self.stopwatch.built(arm.label, facts.get("seconds", {}))
 
     def _start(self, arm: Arm) -> AnyProcess:
-        spare = self._spares.take(arm.spec) if arm.environment is None else None
+        spare = self.spares.take(arm.spec) if arm.environment is None else None
         return spare or self._new_process(arm.spec, arm.environment)
 
     def _new_process(self, spec: ArmSpec, environment: ArmEnvironment | None = None) -> AnyProcess:
@@ -298,4 +261,4 @@ class ArmPool:
         others keep resident. Each must then give its cached memory back before the other works."""
         others = self._processes.keys() - {arm.key for arm in arms}
         turns = any(self.takes_turns(arm) for arm in arms)
-        return turns or self._room.tight(arms, others, self._meanwhile.arms, looked_at)
+        return turns or self._room.tight(arms, others, looked_at)

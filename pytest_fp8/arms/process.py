@@ -137,11 +137,6 @@ class ArmProcess(Asked):
         self._imported = self._imported or not self.alive or (self.folder / IMPORTED).exists()
         return self._imported
 
-    @property
-    def has_answered(self) -> bool:
-        """Whether :meth:`receive` would wait for nothing."""
-        return self._connection.poll() or not self.alive
-
     def start_build(self, spec: ArmSpec) -> None:
         """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
         self.name = spec.name + self._side
@@ -283,14 +278,16 @@ def _signal_name(number: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes] | ForkedProcess, connection: Connection, folder: Path) -> None:
-    # A worker whose connection closes ends by itself. The group is killed either way, compile workers included.
+    # A worker whose connection closes ends by itself.
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=0.2)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    # One that a driver holds cannot be killed; then pytest must end all the same.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=UNKILLABLE_SECONDS)
+    # The number of one that was waited for may be another's by now. What it started is found by its folder.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One that a driver holds cannot be killed; then pytest must end all the same.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=UNKILLABLE_SECONDS)
     end_processes_of(folder)
     remove(folder)

@@ -94,10 +94,6 @@ class RankedProcess(Asked):
     def has_imported(self) -> bool:
         return all(process.has_imported for process in self.ranks)
 
-    @property
-    def has_answered(self) -> bool:
-        return all(process.has_answered for process in self.ranks)
-
     def start_build(self, spec: ArmSpec) -> None:
         self._note_asked("build")
         for rank, process in enumerate(self.ranks):

@@ -11,7 +11,6 @@ from pytest_fp8.arms.memory_plan import (
     FILL,
     LOOKED_AT,
     OVER_BF16,
-    further_arms,
     peak_bytes,
 )
 from pytest_fp8.gpu import Gpu
@@ -27,19 +26,14 @@ class Room:
         """``facts``: what each arm said when it was last built, by its key."""
         self.gpu, self._facts = gpu, facts
 
-    def for_more(self, arm: Arm, beside: Iterable[str]) -> int:
-        """How many such arms can warm up at the same time beside those of these keys, which are not asked meanwhile; -1
-        where there is no estimate."""
-        return further_arms(self.gpu, arm.spec, self._held(beside))
-
-    def tight(self, arms: Sequence[Arm], others: Iterable[str], building: Iterable[Arm], looked_at: bool) -> bool:
+    def tight(self, arms: Sequence[Arm], others: Iterable[str], looked_at: bool) -> bool:
         """Whether these arms' peaks, or those of steps that are ``looked_at``, do not fit at once beside what
-        ``others`` keep resident and those that are being built take."""
+        ``others`` keep resident."""
         if self.gpu is None:
             return False
         said = [self._said(arm.key, "peak") + CONTEXT_BYTES for arm in arms]
         taken = len(arms) * LOOKED_AT * max(said) if looked_at else sum(said)
-        return taken + self._held(others) + sum(map(self._peak, building)) > FILL * self.gpu.memory
+        return taken + self._held(others) > FILL * self.gpu.memory
 
     def crowded(self, pair: Sequence[Arm]) -> bool:
         """Whether a step of one of these arms needs more than the other one leaves it between its own. It may go on
@@ -57,21 +51,9 @@ class Room:
             + len(pair) * CONTEXT_BYTES
         )
 
-    def fits(self, arm: Arm, pair: Sequence[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
-        """Whether this arm can warm up while the pair is built, and while one of its arms is looked at: the other one
-        has given its cached memory back."""
-        if self.gpu is None:
-            return False
-        peaks = [self._peak(each) for each in pair]
-        look = LOOKED_AT * max(peaks) + max(self._held([each.key]) for each in pair)
-        taken = max(sum(peaks), look) + self._held(others)
-        return taken + sum(map(self._peak, [*building, arm])) <= FILL * self.gpu.memory
-
-    def holds(self, arms: Iterable[Arm], others: Iterable[str], building: Iterable[Arm]) -> bool:
-        """Whether these arms can warm up while others are built."""
-        if self.gpu is None:
-            return True
-        return sum(map(self._peak, [*arms, *building])) + self._held(others) <= FILL * self.gpu.memory
+    def holds(self, arms: Iterable[Arm]) -> bool:
+        """Whether nothing says that these arms cannot warm up at once."""
+        return self.gpu is None or sum(map(self._peak, arms)) <= FILL * self.gpu.memory
 
     def _held(self, keys: Iterable[str]) -> int:
         """Bytes that these arms hold between their steps."""

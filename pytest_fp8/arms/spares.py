@@ -27,6 +27,8 @@ class Spares:
         self._waiting: dict[tuple[str, int], AnyProcess] = {}
         self._too_slow: set[tuple[str, int]] = set()
         """What is started ahead no more, since its imports took too long."""
+        self.skipped: list[str] = []
+        """Why processes were not started ahead, or ended before they were wanted."""
 
     @property
     def pids(self) -> set[int]:
@@ -43,8 +45,9 @@ class Spares:
             if spec.device == "cuda" and room and _kind(spec) not in self._waiting.keys() | self._too_slow:
                 try:
                     self._waiting[_kind(spec)] = fresh(spec)
-                except ArmError:
-                    # What cannot be started ahead is started when it is wanted, and its own test tells why it cannot.
+                except ArmError as error:
+                    # It is started when it is wanted, and its own test tells why it cannot be.
+                    self.skipped.append(error.headline)
                     return
 
     @property
@@ -60,6 +63,7 @@ class Spares:
             time.sleep(LOOK_SECONDS)
         for kind in [kind for kind, process in self._waiting.items() if not process.has_imported]:
             self._too_slow.add(kind)
+            self.skipped.append(f"a process for {kind[0]} had not imported its libraries after {IMPORT_SECONDS:.0f} s")
             self._waiting.pop(kind).close()
 
     def take(self, spec: ArmSpec) -> AnyProcess | None:

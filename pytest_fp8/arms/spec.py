@@ -23,9 +23,6 @@ class ArmSpec:
     first_step: str = ""
     """The hash of the first step, where an earlier process of this arm has run it; see ``worker/run/first_step.py``."""
 
-    rehearses: bool = False
-    """Whether this arm is built for what the compilers' caches keep of it, and answers nothing."""
-
     @property
     def name(self) -> str:
         return f"{self.case.id} on {self.device}" + (f", control {self.control}" if self.control else "")

@@ -10,7 +10,7 @@ from pytest_fp8.case import EMULATED_BACKENDS, Case
 from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
 from pytest_fp8.gpu import Gpu
 from pytest_fp8.recipes import BACKENDS, RECIPES, recipe_facts, unmet_need
-from pytest_fp8.zoo.shapes import REHEARSALS, SHAPES
+from pytest_fp8.zoo.shapes import SHAPES
 
 
 def gpu_findings(gpu: Gpu | None, absent: str) -> Iterator[Finding]:
@@ -33,13 +33,19 @@ def gpu_findings(gpu: Gpu | None, absent: str) -> Iterator[Finding]:
 
 def condition_findings(gpu: Gpu) -> Iterator[Finding]:
     """Clocks and neighbours, which decide what a timing is worth."""
-    seen = gpus.conditions(gpu, own=set())
-    if seen.throttles:
+    seen = gpus.conditions(gpu, set(), 0)
+    if gpus.CLOCKS in seen.unknown:
+        yield Finding("clocks", NOTE, "the driver does not tell of them: speeds are judged without", "")
+    elif seen.throttles:
         text = f"{seen.clock} MHz now, throttled: {', '.join(seen.throttles)}"
         yield Finding("clocks", PROBLEM, text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; speeds are INVALID so")
     else:
         yield Finding("clocks", OK, f"{seen.clock} MHz now, not throttled")
-    if seen.strangers:
+    if gpus.NEIGHBOURS in seen.unknown:
+        yield Finding(
+            "neighbours", NOTE, "the driver does not tell of other processes: nobody else may use the GPU", ""
+        )
+    elif seen.strangers:
         text = f"{len(seen.strangers)} other process(es) hold memory of this GPU"
         yield Finding("neighbours", PROBLEM, text, "nvidia-smi shows them; speeds that are measured beside are INVALID")
     else:
@@ -75,7 +81,7 @@ def memory_findings(gpu: Gpu) -> Iterator[Finding]:
     """Which of the suite's models fit, with both arms side by side or one after the other. An estimate."""
     for backend, recipe in (("torchao", "tensorwise"), ("transformer_engine", "delayed")):
         words: dict[str, list[str]] = {"side by side": [], "by turns": [], "too large": []}
-        for model in (each for each in SHAPES if each not in REHEARSALS.values()):
+        for model in SHAPES:
             case = Case(model, backend, recipe)
             large, turns = peak_bytes(case) > gpu.memory, exceed_together(case, gpu)
             words["too large" if large else "by turns" if turns else "side by side"].append(model)

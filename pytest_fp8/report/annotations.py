@@ -28,18 +28,15 @@ def commands(
         return []
     # GitHub wants paths from the top of the checkout, pytest has them from its own root.
     top = Path(environment.get("GITHUB_WORKSPACE") or root)
-    failed = [report for kind in ("failed", "error") for report in stats.get(kind, ()) if "fp8" in _keywords(report)]
+    told = (report for kind in ("failed", "error") for report in stats.get(kind, ()))
+    # Not by its keywords: a folder may be called fp8. A file that could not be collected is reported by pytest itself.
+    failed = [report for report in told if getattr(report, "about_fp8", False)]
     level = "error" if problems else "warning"
     undecided = [report for kind in UNANSWERED[level] for report in stats.get(kind, ())]
     return [
         *(_command("error", report, root, top) for report in failed if failures),
         *(_command(level, report, root, top) for report in undecided),
     ]
-
-
-def _keywords(report: Any) -> Any:
-    """None of a file that could not be collected: pytest reports that itself."""
-    return getattr(report, "keywords", ())
 
 
 def _command(level: str, report: Any, root: Path, top: Path) -> str:

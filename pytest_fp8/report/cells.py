@@ -38,6 +38,17 @@ def known_of(entry: Mapping[str, Any]) -> str:
     return "a test fails as known" if entry["expected"] else ""
 
 
+def slower_of(entry: Mapping[str, Any]) -> str:
+    """Whether FP8 is slower than BF16 by the clock of whoever trains, though its answer is no failure; else empty."""
+    decisions = entry["decisions"]
+    shown = next((question for question in ("speedup", "faster") if question in decisions), "")
+    verdict = decisions[shown]["verdict"] if shown else "PASS"
+    if verdict not in ("PASS", "IMPROVED", "NOT_EXERCISED") and not (verdict == "FAIL" and is_known(entry, shown)):
+        return ""
+    high = interval_of(entry)[2]
+    return "slower, known" if is_known(entry, "faster") else "slower" if high is not None and high < 1 else ""
+
+
 def all_known(entry: Mapping[str, Any]) -> bool:
     """Whether a case has no answer besides those that are known to be no better."""
     return bool(_verdicts(entry)) and not _verdicts(entry, known=False)

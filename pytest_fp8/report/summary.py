@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from pytest_fp8.questions.findings import some
-from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, tally, verdict_of
+from pytest_fp8.report.cells import COLUMNS, cells_of, known_of, order_of, slower_of, tally, verdict_of
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import is_known, known_questions
 from pytest_fp8.report.tables import markdown_row, markdown_table
@@ -29,7 +29,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += [f"**{_cell(text)}**", ""]
     lines += markdown_table(["case", "verdict", *COLUMNS], ()) if entries else []
     for name, entry in entries:
-        verdict = "; ".join(filter(None, (_words(verdict_of(entry)), known_of(entry))))
+        verdict = "; ".join(filter(None, (_words(verdict_of(entry)), slower_of(entry), known_of(entry))))
         lines.append(markdown_row([_cell(name), verdict, *map(_cell, cells_of(entry))]))
     answers = [
         (question in known_questions(entry), name, question, decision)

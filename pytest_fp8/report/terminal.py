@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.report.annotations import OTHERS, commands
-from pytest_fp8.report.cells import baseline_of, gap_of, gradients_of
+from pytest_fp8.report.cells import baseline_of, gap_of, gradients_of, slower_of
 from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
+from pytest_fp8.report.numbers import NONE, number, say
 from pytest_fp8.report.paths import below
 from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.revisions import revision_lines
@@ -34,6 +35,8 @@ _STYLE = {
     "INVALID": "yellow",
     "NOT_EXERCISED": "dim",
 }
+_SLOWER = "magenta"
+"""Of a case that passes and is slower than BF16: neither green nor a failure."""
 # What follows the number in a cell, by verdict.
 _MARK = {
     "PASS": "",
@@ -85,23 +88,38 @@ def row(entry: Entry) -> list[str]:
     checkpoints = decisions.get("checkpoints")
     carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
     return [
-        _cell(layers, lambda n: f"{n['converted']}/{n['linears']}"),
-        _cell(layers, lambda n: f"{n['fp8_share']:.1%}"),
+        _cell(layers, lambda n: say("{:.0f}/{:.0f}", number(n, "converted"), number(n, "linears"))),
+        _cell(layers, lambda n: say("{:.1%}", number(n, "fp8_share"))),
         _cell(numerics, gradients_of),
         _cell(loss, gap_of),
-        _cell(speed, lambda n: f"{n['speedup']:.3f}x +-{(n['high'] - n['low']) / 2:.3f}" if "speedup" in n else ""),
+        _cell(speed, _speedup, slower=slower_of(vars(entry))),
         _cell(speed, lambda n: baseline_of(n) or "none", marked=False),
-        _cell(memory, lambda n: f"{n['ratio']:.2f}x" if "ratio" in n else ""),
+        _cell(memory, lambda n: say("{:.2f}x", number(n, "ratio"))),
         _cell(checkpoints, lambda _: "yes" if carried else ""),
     ]
 
 
-def _cell(decision: Mapping[str, Any] | None, text: Callable[[Mapping[str, Any]], str], marked: bool = True) -> str:
+def _speedup(numbers: Mapping[str, Any]) -> str:
+    low, high = number(numbers, "low"), number(numbers, "high")
+    half = None if low is None or high is None else (high - low) / 2
+    return say("{:.3f}x +-{:.3f}", number(numbers, "speedup"), half)
+
+
+def _cell(
+    decision: Mapping[str, Any] | None,
+    text: Callable[[Mapping[str, Any]], str],
+    marked: bool = True,
+    slower: str = "",
+) -> str:
+    """``slower``: what is said of a speedup that passes and is none."""
+    if slower:
+        said = text(decision["numbers"] if decision else {}).removeprefix(NONE)
+        return f"[{_SLOWER}]{_escape(f'{said} {slower}'.strip())}[/]"
     if decision is None:
         return "[dim]-[/dim]"
     verdict = decision["verdict"]
-    # An arm that the GPU cannot hold leaves a decision without numbers.
-    said = text(decision["numbers"]) if decision["numbers"] or verdict != "NOT_EXERCISED" else ""
+    # A decision may have no numbers, as that of an arm that the GPU cannot hold.
+    said = text(decision["numbers"]).removeprefix(NONE)
     words = (said + (_MARK[verdict] if marked else "")).strip()
     return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
 

@@ -68,14 +68,8 @@ SHAPES: dict[str, Shape] = {
     "454m": Shape(1024, 24, 16, 16, 4096, 32_000, 24, 1024, 20, 4, 6e-4),
     "1b": Shape(2048, 16, 32, 8, 8192, 128_256, 4, 2048, 20, 3, 3e-5, head_dim=64, tied=True),
     "3b": Shape(3072, 28, 24, 8, 8192, 128_256, 2, 2048, 16, 3, 1e-5, head_dim=128, tied=True),
-    # One of 8B's layers: what a rehearsal compiles.
-    "8b1": Shape(4096, 1, 32, 8, 14_336, 128_256, 1, 4096, 12, 3, 5e-6, head_dim=128),
     # A quarter and half of 8B's layers: both arms of a pair stay resident on two GPUs of 80 GB, under ZeRO-3 and FSDP2.
     "8b8": Shape(4096, 8, 32, 8, 14_336, 128_256, 1, 4096, 12, 3, 5e-6, head_dim=128),
     "8b16": Shape(4096, 16, 32, 8, 14_336, 128_256, 1, 4096, 12, 3, 5e-6, head_dim=128),
     "8b": Shape(4096, 32, 32, 8, 14_336, 128_256, 1, 4096, 12, 3, 5e-6, head_dim=128),
 }
-
-REHEARSALS = {"8b": "8b1"}
-"""A large model -> the one of its layers. Blocks are compiled one by one, and so a model of one block leaves in the
-compilers' caches what the large one needs."""

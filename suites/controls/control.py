@@ -35,6 +35,8 @@ class Control(FaultPoints):
     """The question that must find it: a method of ``fp8_pair``, or ``baseline``, ``session`` or ``precision``."""
     cause: ClassVar[str]
     """What the message must say, in these words."""
+    otherwise: ClassVar[Mapping[str, str]] = {}
+    """What it must say with some of its verdicts, where that is something else."""
     verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
     """The verdicts that catch it."""
     case: ClassVar[Case | None] = None
@@ -94,7 +96,8 @@ class Outcome:
     @property
     def caught(self) -> bool:
         """Whether the right verdict came with the right cause."""
-        return self.verdict in self.control.verdicts and self.control.cause in self.message
+        cause = self.control.otherwise.get(self.verdict, self.control.cause)
+        return self.verdict in self.control.verdicts and cause in self.message
 
 
 def micro(recipe: str = "tensorwise", **more: Any) -> Case:

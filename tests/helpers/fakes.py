@@ -34,6 +34,7 @@ from pytest_fp8.gpu import Conditions, Gpu
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000, "580.159.04", 700.0)
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85_000_000_000, "580.159.04", 700.0)
 A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 85_000_000_000, "580.159.04", 400.0)
+L40S = Gpu("NVIDIA L40S", (8, 9), 48_000_000_000, "580.159.04", 350.0)
 B200 = Gpu("NVIDIA B200", (10, 0), 190_000_000_000, "580.159.04", 1000.0)
 
 SUITE = """
@@ -124,7 +125,6 @@ class FakeProcess(FakeAnswers):
         self.noise = np.random.default_rng(self.pid)
         self.world.processes.append(self)
 
-    has_answered = True
     has_imported = True
 
     def start_build(self, spec: Any) -> None:
@@ -136,7 +136,11 @@ class FakeProcess(FakeAnswers):
             return self.request(operation, **arguments)
         kind = self.world.fails.get(self.spec.case.id)
         if kind:
-            raise ArmError(kind, f"the arm {self.spec.name!r} failed", seen=kind)
+            raise ArmError(
+                R.OUT_OF_MEMORY if kind == "out of memory" else R.ARM_DIED,
+                f"the arm {self.spec.name!r} failed",
+                seen=kind,
+            )
         self.world.built.append(self.spec.case.id)
         return {"cudnn": 91900, "compiled": True}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from helpers.fakes import FakeProcess
 from pytest_fp8 import Case
 from pytest_fp8.arms.pair import PairArms, make_arm
 
@@ -26,11 +25,6 @@ def built(world):
 def started(world):
     """The cases whose build was begun and whose process is alive, in order."""
     return [process.spec.case.id for process in built(world)]
-
-
-def facts(monkeypatch, **gib):
-    said = {"memory": {what: size * GIB for what, size in gib.items()}}
-    monkeypatch.setattr(FakeProcess, "receive", lambda self, timeout=0: said)
 
 
 def spares(world):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fp8.gpu import Conditions
+from pytest_fp8.gpu import CLOCKS, Conditions
 from pytest_fp8.questions.speed.host import Turn
 
 
@@ -39,9 +39,14 @@ class Beside:
         return sorted({pid for state in self.states for pid in state.strangers})
 
     @property
+    def unwatched(self) -> list[str]:
+        """What a driver did not tell of the GPU at some time."""
+        return sorted({what for state in self.states for what in state.unknown})
+
+    @property
     def clocks(self) -> list[int]:
         """SM clocks in MHz, in order of size."""
-        return sorted({state.clock for state in self.states})
+        return sorted({state.clock for state in self.states if CLOCKS not in state.unknown})
 
     def recording(self) -> dict[str, Any]:
         """Plain data."""

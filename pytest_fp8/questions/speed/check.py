@@ -80,7 +80,7 @@ def check_speedup(
         **_of_history(result, history),
         "waits_for_host": causes.launch_bound(account.fp8) if account is not None else "",
         "account": account.numbers(on_busy) if account is not None else None,
-        "notes": _notes(result, account, on_busy, why),
+        "notes": _notes(result, account, on_busy, why) + ([_unwatched(evidence)] if evidence.unwatched else []),
     }
     found = disturbed(evidence, numbers["bf16_ms"], () if on_busy else baseline_reference_ms)
     found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
@@ -101,6 +101,10 @@ def check_speedup(
         else:
             found = replace(found, seen=f"{found.seen}; {line}")
     return found.answer(QUESTION, numbers)
+
+
+def _unwatched(evidence: TimingEvidence) -> str:
+    return f"not watched on this GPU: {', '.join(evidence.unwatched)}"
 
 
 def _processes(timed: Session, judged: Session) -> str:
@@ -140,7 +144,8 @@ def _explain(
     """The rule's verdict with its lines. ``against``: the bounds in words."""
     lines = {"expected": against, "seen": seen}
     if result.verdict is Verdict.PASS:
-        return Finding(UNCODED, Verdict.PASS, headline=f"{seen}; {against}")
+        unwatched = f"; {_unwatched(evidence)}" if evidence.unwatched else ""
+        return Finding(UNCODED, Verdict.PASS, headline=f"{seen}; {against}{unwatched}")
     if result.verdict is Verdict.IMPROVED:
         return Finding(
             UNCODED,
@@ -190,6 +195,7 @@ def numbers_of(evidence: TimingEvidence, result: Speedup, history: Sequence[Sess
         "processes": len(evidence.fp8),
         "baseline": math.exp(level(history)) if history else None,
         "clocks_mhz": list(evidence.clocks),
+        "unwatched": list(evidence.unwatched),
         "scattered": scattered(evidence.bf16, evidence.fp8, evidence.turns).told,
         "bf16_gpu_ms": dict(evidence.bf16_gpu.milliseconds),
         "fp8_gpu_ms": dict(evidence.fp8_gpu.milliseconds),

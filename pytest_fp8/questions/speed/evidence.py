@@ -31,6 +31,8 @@ class TimingEvidence:
     """Process ids of others that used the GPU."""
     clocks: Sequence[int] = ()
     """SM clocks seen, in MHz."""
+    unwatched: Sequence[str] = ()
+    """What the GPU's driver did not tell of: its clocks, other processes."""
     turns: Sequence[Turn] = ()
     """What was seen in each of the arms' turns."""
     bf16_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -139,6 +141,7 @@ def _measured(arms: PairArms, timer: BlockTimer, processes: int, blocks: int) ->
         throttles=beside.throttles,
         strangers=beside.strangers,
         clocks=beside.clocks,
+        unwatched=beside.unwatched,
         turns=list(beside.turns),
         bf16_attention=bf16.attention,
         fp8_attention=fp8.attention,

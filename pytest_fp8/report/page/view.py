@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fp8.report.cells import COLUMNS, cells_of, interval_of, known_of, order_of, speedup_of, tally, verdict_of
+from pytest_fp8.report.cells import (
+    COLUMNS,
+    cells_of,
+    interval_of,
+    known_of,
+    order_of,
+    slower_of,
+    speedup_of,
+    tally,
+    verdict_of,
+)
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import known_questions
 from pytest_fp8.report.numbers import NONE
@@ -46,6 +56,8 @@ class Shown:
     """Known defects that its tests failed with, as expected."""
     as_known: str
     """What fails as known, in words."""
+    slower: str
+    """Whether FP8 is slower than BF16 though no answer fails, in words."""
     pictures: Sequence[Picture]
     differences: Sequence[Mapping[str, Any]]
     layers: Sequence[Sequence[str]]
@@ -124,6 +136,7 @@ def _shown(
         errors=entry["errors"],
         known=entry["expected"],
         as_known=known_of(entry),
+        slower=slower_of(entry),
         pictures=pictures,
         differences=entry["evidence"].get("differences", ()),
         layers=[[_cell(cell) for cell in row] for row in layer_rows(entry)] if drawn else [],
