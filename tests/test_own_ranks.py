@@ -35,6 +35,28 @@ def test(fp8_pair):
     assert "all-gather (uint8)" in fp8_pair.assert_layers().headline
     fp8_pair.assert_numerics()
 """
+THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES = """
+def step(model, x, optimizer, precision):
+    with precision():
+        value = loss(model, x)
+    value.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with no_grad(), precision():
+        loss(model, x)
+    return value.detach()
+
+fp8_workload = workload(
+    build=lambda: nn.Sequential(block(), nn.Linear(64, 64)),
+    loss=None,
+    step=step,
+    parallelize=lambda model, mesh: [fully_shard(part, mesh=mesh) for part in (model[0], model)][-1],
+)
+
+@asked(options={"float8_all_gather": True})
+def test(fp8_pair):
+    fp8_pair.assert_numerics()
+"""
 A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED = """
 def parallelize(model, mesh):
     fully_shard(model[0], mesh=mesh)
@@ -144,6 +166,7 @@ def test(fp8_pair):
             WRAPPED_LAYERS,
             ONE_BLOCK_SHARDED,
             GATHERS_FP8,
+            THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES,
             A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED,
             BY_HAND,
             GIVES_THE_LOSS,

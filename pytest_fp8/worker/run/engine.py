@@ -195,6 +195,7 @@ class Engine:
         ``jitter`` moves each weight by at most about one unit in its last BF16 place. A person would call it the same
         training, but it rounds differently: it shows how far two correct BF16 runs drift apart.
         """
+        ranks.reshard(self.model)
         values = self.backend.seeded_values(self.model, seed)
         if values is None:
             copy_model(self.model, self.setup.seeded_values(seed), self.fused_params, seed if jitter else None)
@@ -219,6 +220,8 @@ class Engine:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Steps inside change neither weights nor what the model keeps besides, but for scaling state."""
+        # A step that evaluates leaves FSDP2's root unsharded: parameters whose memory the next backward pass frees.
+        ranks.reshard(self.model)
         own, is_fp8 = self.setup.own is not None, self.backend.is_fp8_layer
         with muted(self.optimizer), own_state_kept(self.model, is_fp8), weights_kept(self.model, own):
             yield
