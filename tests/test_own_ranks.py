@@ -36,18 +36,22 @@ def test(fp8_pair):
     fp8_pair.assert_numerics()
 """
 THE_ROOT_HAS_A_LAYER_AND_THE_STEP_EVALUATES = """
+def evaluate(model, x, precision):
+    with no_grad(), precision():
+        loss(model, x)
+
 def step(model, x, optimizer, precision):
+    evaluate(model, x, precision)
     with precision():
         value = loss(model, x)
     value.backward()
     optimizer.step()
     optimizer.zero_grad()
-    with no_grad(), precision():
-        loss(model, x)
+    evaluate(model, x, precision)
     return value.detach()
 
 fp8_workload = workload(
-    build=lambda: nn.Sequential(block(), nn.Linear(64, 64)),
+    build=lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)),
     loss=None,
     step=step,
     parallelize=lambda model, mesh: [fully_shard(part, mesh=mesh) for part in (model[0], model)][-1],
@@ -55,6 +59,7 @@ fp8_workload = workload(
 
 @asked(options={"float8_all_gather": True})
 def test(fp8_pair):
+    fp8_pair.assert_layers()
     fp8_pair.assert_numerics()
 """
 A_LARGE_WEIGHT_IN_BF16_AND_A_LAYER_THAT_IS_NOT_SHARDED = """

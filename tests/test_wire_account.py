@@ -110,6 +110,10 @@ CONVERTED = sum(SIZES[name][0] * SIZES[name][1] for name in ("q", "up"))
 GATHERED = 2 * (CONVERTED + SIZES["lm_head"][0] * SIZES["lm_head"][1])
 
 
+SHARDS_ALL = layers_evidence(sharded=[*SIZES])
+SHARDS_ONE = layers_evidence(sharded=["q"])
+
+
 def gathers(size):
     other = Collective("backward", "reduce-scatter", "bfloat16", GATHERED, 1)
     return arm_ledger(ranks=2, wire=[Collective("forward", "all-gather", "uint8", size // 2, 2), other])
@@ -126,25 +130,29 @@ def gathers(size):
     ],
 )
 def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails):
-    found = find_on_wire(case, layers_evidence(), TwoLedgers(gathers(GATHERED), gathers(int(now)), "torchao"))
+    found = find_on_wire(case, SHARDS_ALL, TwoLedgers(gathers(GATHERED), gathers(int(now)), "torchao"))
     assert (found is not None) is fails
     if found:
         assert found[0] is Verdict.FAIL
-        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered in a forward pass" in found[1]["expected"]
+        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered before the backward pass" in found[1]["expected"]
 
 
 OWN = Case("own", "torchao", "tensorwise", gpus=2, parallel="own", options={"float8_all_gather": True})
 
 
-def of_one_layer(dtype, elements=CONVERTED // 2):
-    size = elements * {"bfloat16": 2, "uint8": 1}[dtype]
-    return arm_ledger(ranks=2, wire=[Collective("forward", "all-gather", dtype, size, 1)] if dtype else [])
+def of_one_layer(dtype, phase="forward", others=0):
+    """The gather of one converted weight with so many bytes in BF16: a bias of the same group."""
+    size = SIZES["q"][0] * SIZES["q"][1] * {"bfloat16": 2, "uint8": 1}[dtype] + others
+    return arm_ledger(ranks=2, wire=[Collective(phase, "all-gather", dtype, size, 1)])
 
 
+@pytest.mark.parametrize("others", [0, 400])
+@pytest.mark.parametrize("phase", ["forward", "evaluation"])
 @pytest.mark.parametrize(("dtype", "fails"), [("uint8", False), ("bfloat16", True)])
-def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails):
-    ledgers = TwoLedgers(of_one_layer("bfloat16"), of_one_layer(dtype), "torchao")
-    found = find_on_wire(OWN, layers_evidence(), ledgers)
+def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails, phase, others):
+    """In an evaluation ahead of the forward pass: the root then stays gathered."""
+    ledgers = TwoLedgers(of_one_layer("bfloat16", phase, others), of_one_layer(dtype, phase, others), "torchao")
+    found = find_on_wire(OWN, SHARDS_ONE, ledgers)
     assert (found is not None) is fails
     if found:
         assert "BF16 is gathered" in found[1]["headline"]
@@ -154,7 +162,7 @@ def test_fp8_all_gather_where_nothing_is_gathered_has_its_own_cause():
     nothing = arm_ledger(ranks=2, wire=[Collective("backward", "all-reduce", "bfloat16", 64, 1)])
     verdict, lines = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
     assert verdict is Verdict.FAIL
-    assert lines["cause"] == "the workload's parallelize() shards no weight"
+    assert lines["cause"] == "the workload's parallelize() shards no converted weight"
 
 
 @pytest.mark.parametrize(

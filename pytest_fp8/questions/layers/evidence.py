@@ -89,6 +89,8 @@ class LayersEvidence:
     """CUDA call by which the host waited for the GPU inside one step -> how often."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Name -> module path and class of the live module."""
+    sharded: Sequence[str] = ()
+    """Linears of whose weight each rank holds a shard."""
     in_eval: Sequence[str] = ()
     """Converted layers that are in eval mode although the model trains."""
     stale_amax: Sequence[str] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from pytest_fp8.case import Case
 from pytest_fp8.codes import UNCODED
@@ -15,37 +16,30 @@ PADDING = 0.02
 """Share of bytes more than the weights take. FSDP2 pads each shard: 0.3 % with the micro model's weights, the smallest
 of the suite (two ranks, gloo)."""
 
-IN_FP8 = "uint8"
-"""As what torchao hands FSDP2 the values of a weight in FP8."""
-
 
 def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> Finding | None:
     """FP8 all-gather that gathers BF16. Held against the reference, whose step gathers the same weights."""
     if not case.options.get("float8_all_gather"):
         return None
-    sizes = [inputs * outputs for name, (inputs, outputs) in evidence.originals.items() if name in evidence.converted]
+    sizes = [prod(evidence.originals[name]) for name in evidence.sharded if name in evidence.converted]
     before, now = (_bytes(_gathers(arm)) for arm in (ledgers.reference, ledgers.fp8))
-    if not before:
+    if not before or not sizes:
         return fail(
             UNCODED,
             "FP8 all-gather was asked for, and nothing is gathered",
-            expected="weights that FSDP2 shards, and gathers for each forward pass",
-            seen=f"no all-gather in the reference's forward pass; {travelled(ledgers.fp8) or 'nothing'} in FP8",
-            cause="the workload's parallelize() shards no weight",
+            expected="converted weights that FSDP2 shards, and gathers for each forward pass",
+            seen=f"{len(sizes)} sharded; {travelled(ledgers.fp8) or 'nothing'} travels in FP8's step",
+            cause="the workload's parallelize() shards no converted weight",
             next_step="fully_shard() in parallelize(); or leave float8_all_gather out of the mark",
         )
-    elements = sum(sizes)
-    if case.parallel == "own":
-        # Which weights parallelize() shards is not known, only whether any is gathered in FP8.
-        elements = _bytes([one for one in _gathers(ledgers.fp8) if one.dtype == IN_FP8]) or before // 2
-    promised = before - elements
+    promised = before - sum(sizes)
     if now <= promised * (1 + PADDING):
         return None
     return fail(
         UNCODED,
         "FP8 all-gather was asked for, and BF16 is gathered",
-        expected=f"{_words(promised)} gathered in a forward pass: BF16's {_words(before)}, with one byte in place of "
-        f"two for each element of the {len(sizes)} converted weights that are sharded",
+        expected=f"{_words(promised)} gathered before the backward pass: BF16's {_words(before)}, with one byte in "
+        f"place of two for each element of the {len(sizes)} converted weights that are sharded",
         seen=f"{_words(now)}: {travelled(ledgers.fp8)}",
         cause="FSDP2 does not see the converted weights as torchao's: they were replaced after the conversion",
         next_step="shard the converted model itself; each weight's local tensor must be a "
@@ -69,7 +63,8 @@ def same_on_all_ranks(ledger: ArmLedger) -> bool:
 
 
 def _gathers(ledger: ArmLedger) -> list[Collective]:
-    return [one for one in ledger.wire if (one.operation, one.phase) == ("all-gather", "forward")]
+    """What comes before a backward pass. An evaluation ahead of the forward pass leaves the root gathered for it."""
+    return [one for one in ledger.wire if one.operation == "all-gather" and one.phase in ("forward", "evaluation")]
 
 
 def _bytes(collectives: Sequence[Collective]) -> int:

@@ -14,6 +14,7 @@ from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.state.fused_params import plain_name
+from pytest_fp8.worker.state.shards import is_sharded
 from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.watch.kernel_families import learn_families
 from pytest_fp8.worker.watch.ledger_operators import OperatorWatch
@@ -33,6 +34,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     # The batch is made again, so that torch's generators are where the observed pass found them.
     batch = engine.timing_batch(0)
     engine.park()
+    sharded = [name for name in engine.originals if is_sharded(modules[name]._parameters.get("weight"))]
     history = _amax_histories(engine)
     if engine.device.type == "cuda":
         seen = profile_step(lambda phase: engine.step(batch, phase))
@@ -58,6 +60,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "unmatched": engine.unmatched,
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
+        "sharded": sharded,
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
         "foreign": to_plain(_foreign(engine, owned)),
         "dropped_behaviour": engine.conversion.dropped_behaviour,

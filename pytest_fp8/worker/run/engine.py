@@ -225,6 +225,7 @@ class Engine:
         own, is_fp8 = self.setup.own is not None, self.backend.is_fp8_layer
         with muted(self.optimizer), own_state_kept(self.model, is_fp8), weights_kept(self.model, own):
             yield
+            ranks.reshard(self.model)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
