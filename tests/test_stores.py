@@ -57,6 +57,16 @@ def test_there_may_be_more_shards_than_writers_and_one_that_fails_is_an_error(tm
         written(tmp_path / "other")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128, torch.bfloat16], ids=str)
+def test_digests_tell_values_signs_and_places_apart(dtype):
+    value = (torch.tensor([1 + 2j, 3 + 4j]) if dtype.is_complex else torch.tensor([1.0, 3.0])).to(dtype)
+    given = {"one": value, "same": value.conj().conj().clone(), "negated": -value, "turned": value.flip(0)}
+    more = {"conjugate": value.conj()} if dtype.is_complex else {}
+    found = checkpoint_stores.digests(given | more)
+    assert found["one"] == found["same"]
+    assert len(set(found.values())) == 3 + len(more)
+
+
 DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool, torch.uint8)
 
 

@@ -159,9 +159,9 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     elements; modulo 2^64."""
     result = {}
     for name, tensor in tensors.items():
-        flat = full(tensor).detach().reshape(-1)
-        size = flat.element_size()
-        whole = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+        flat = full(tensor).detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        # Of 8 bytes at once, sign bits would fall out of the sum.
+        whole = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
         total = 0
         for start in range(0, whole.numel(), 1 << 24):
             part = whole[start : start + (1 << 24)].to(torch.int64)

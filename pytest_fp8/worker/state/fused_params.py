@@ -15,15 +15,12 @@ from pytest_fp8.backends.base import FusedParams
 
 
 def plain_name(name: str) -> str:
-    """A name without the prefixes that wrappers add (``torch.compile``: ``_orig_mod.``; data parallel: ``module.``).
+    """A name without the prefixes that wrappers inside the model add: torch.compile, activation checkpointing.
 
     >>> plain_name("_orig_mod.layers.0._orig_mod.weight")
     'layers.0.weight'
     """
-    parts = name.split(".")
-    if parts[0] == "module" and len(parts) > 1:
-        parts = parts[1:]
-    return ".".join(part for part in parts if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def split(tensors: Iterable[tuple[str, Any]], fused: FusedParams) -> Iterator[tuple[str, Any]]:
