@@ -180,12 +180,10 @@ LATER = replace(KEPT, schedule={"last_epoch": 8}, attributes={"count": 8, "ema[0
 
 def own(kept=None, later=None, target=None, **saved):
     """A checkpoint through the user's functions; ``kept`` and ``later``: what the target has in other values."""
-    source = OwnSaved(
-        kept=KEPT, changed_by_saving=[], buffers=["v"], casts={"float16": {"w": 7}}, narrowed={"o": 6}, drawn=[]
-    )
+    source = OwnSaved(kept=KEPT, changed_by_saving=[], buffers=["v"], casts={"float16": {"w": 7}}, drawn=[])
     arrived = {"own": OwnLoaded(kept=replace(KEPT, **(kept or {})), untouched=[]), **(target or {})}
     return transfer(
-        saved_changes={"own": replace(source, **saved)},
+        saved_changes={"own": replace(source, **saved), "narrowed": {"o": 6}},
         loaded_changes=arrived,
         store="own",
         source=replace(trained([2.0, 1.9]), kept=LATER),

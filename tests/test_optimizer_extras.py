@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def keeping(**given):
-    """An optimizer that reads and writes a number, a text and a nested dict, and keeps ``given`` besides."""
+    """An optimizer that reads and writes a number and a nested dict, and keeps ``given`` besides."""
 
     def optimizer(parameters):
         class Keeping(torch.optim.Optimizer):
@@ -28,7 +28,7 @@ def keeping(**given):
                 for weight in self.param_groups[0]["params"]:
                     state = self.state[weight]
                     if not state:
-                        state.update(q=torch.zeros(weight.shape), scale=1.0, name="own", meta={"step": 0}, **given)
+                        state.update(q=torch.zeros_like(weight), scale=1.0, meta={"step": 0}, **given)
                     state["q"].mul_(0.9).add_(weight.grad, alpha=state["scale"])
                     state["meta"]["step"] += 1
                     state["scale"] = 1 / (3 + state["meta"]["step"])

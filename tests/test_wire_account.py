@@ -133,8 +133,8 @@ def test_fp8_all_gather_sends_one_byte_of_each_converted_weight(case, now, fails
     found = find_on_wire(case, SHARDS_ALL, TwoLedgers(gathers(GATHERED), gathers(int(now)), "torchao"))
     assert (found is not None) is fails
     if found:
-        assert found[0] is Verdict.FAIL
-        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered before the backward pass" in found[1]["expected"]
+        assert found.verdict is Verdict.FAIL
+        assert f"{(GATHERED - CONVERTED) / 2**10:.1f} KiB gathered before the backward pass" in found.expected
 
 
 OWN = Case("own", "torchao", "tensorwise", gpus=2, parallel="own", options={"float8_all_gather": True})
@@ -155,14 +155,14 @@ def test_of_weights_that_are_sharded_in_part_fp8_must_be_gathered(dtype, fails, 
     found = find_on_wire(OWN, SHARDS_ONE, ledgers)
     assert (found is not None) is fails
     if found:
-        assert "BF16 is gathered" in found[1]["headline"]
+        assert "BF16 is gathered" in found.headline
 
 
 def test_fp8_all_gather_where_nothing_is_gathered_has_its_own_cause():
     nothing = arm_ledger(ranks=2, wire=[Collective("backward", "all-reduce", "bfloat16", 64, 1)])
-    verdict, lines = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
-    assert verdict is Verdict.FAIL
-    assert lines["cause"] == "the workload's parallelize() shards no converted weight"
+    found = find_on_wire(OWN, layers_evidence(), TwoLedgers(nothing, nothing, "torchao"))
+    assert found.verdict is Verdict.FAIL
+    assert found.cause == "the workload's parallelize() shards no converted weight"
 
 
 @pytest.mark.parametrize(

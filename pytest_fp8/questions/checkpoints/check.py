@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
 from pytest_fp8.questions.checkpoints.flags import left_behind
-from pytest_fp8.questions.checkpoints.own import check_own, optimizer_lost, remarks, stored_in_fp8
+from pytest_fp8.questions.checkpoints.own import check_own, narrowed, optimizer_lost, remarks, stored_in_fp8
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.checkpoints.scales import check_scales, words_on_scales
 from pytest_fp8.questions.findings import fail, some
@@ -109,8 +109,26 @@ def _scaling_state(t: Transfer) -> Finding | None:
 
 
 def _remarks(t: Transfer) -> list[str]:
-    left_out = some([*t.saved.left_out, *t.loaded.left_out])
-    return [*remarks(t), *words_on_scales(t.scales), *([f"left out: {left_out}"] if left_out else [])]
+    said, left_out = [*remarks(t), *words_on_scales(t.scales)], some([*t.saved.left_out, *t.loaded.left_out])
+    if t.with_optimizer and narrowed(t):
+        said.append(f"{len(narrowed(t))} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
+    if t.loaded.unchecked:
+        said.append(f"whether loading renews FP8 copies of weights was not checked: {t.loaded.unchecked}")
+    return [*said, *([f"left out: {left_out}"] if left_out else [])]
+
+
+def _refused(t: Transfer) -> Finding | None:
+    if not t.loaded.refused:
+        return None
+    source, target = t.arms
+    return fail(
+        K.LOAD_REFUSED,
+        f"the {target} arm refuses the checkpoint of {source}",
+        expected="load_state_dict() takes the other arm's state dict: the target's own keys, without scaling state",
+        seen=t.loaded.refused,
+        cause="load_state_dict(), or a hook of it, raises",
+        next_step="give the state dict of the one model to load_state_dict() of the other, by hand",
+    )
 
 
 def _stored_in_fp8(t: Transfer) -> Finding | None:
@@ -204,7 +222,7 @@ def _stale(t: Transfer) -> Finding | None:
 
 
 def _optimizer(t: Transfer) -> Finding | None:
-    return optimizer_lost(t, {}) if t.with_optimizer else None
+    return optimizer_lost(t) if t.with_optimizer else None
 
 
 def _logits(t: Transfer) -> Finding | None:
@@ -237,6 +255,9 @@ def _logits(t: Transfer) -> Finding | None:
     )
 
 
-_RULES = (_stored_in_fp8, _untied, _keys, _weights, _stale, _optimizer, _logits, check_resumed, _scaling_state)
+_RULES = (
+    *(_stored_in_fp8, _untied, _keys, _refused),
+    *(_weights, _stale, _optimizer, _logits, check_resumed, _scaling_state),
+)
 _OWN_RULES = (check_own, _stale, _logits, check_resumed)
 """In this order: the first that finds something is the verdict."""

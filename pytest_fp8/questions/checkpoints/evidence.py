@@ -37,8 +37,6 @@ class OwnSaved:
     """Those of the weights that are buffers."""
     casts: Mapping[str, Mapping[str, int]]
     """dtype -> weight -> digest of its values after a cast to that dtype and back."""
-    narrowed: Mapping[str, int]
-    """Optimizer tensor of another dtype than its parameter -> digest after a cast to that of the parameter."""
     drawn: Sequence[str]
     """Generators that a forward pass in training draws from."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -81,8 +79,11 @@ class Saved:
     bytes: int
     own: OwnSaved | None = None
     """``None`` where one of pytest-fp8's own stores was written."""
+    narrowed: Mapping[str, int] = field(default_factory=dict)
+    """Optimizer tensor of another dtype than its parameter -> digest after the cast of ``load_state_dict`` to that of
+    the parameter."""
     left_out: Sequence[str] = ()
-    """Entries of the state dict that are no tensors and that these stores do not carry, with the reason."""
+    """What these stores do not carry: entries of the state dict that are no data alone."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Loaded:
     untied: Mapping[str, str]
     """As in :class:`Saved`."""
     loaded: bool
-    """False where one of the three lists above has an entry: nothing is loaded then."""
+    """False where one of the three lists above has an entry, and nothing was loaded; or where a load was refused."""
     digests: Mapping[str, Any]
     """Of the weights that the arm holds afterwards; empty where nothing was loaded."""
     optimizer_digests: Mapping[str, Any]
@@ -105,8 +106,12 @@ class Loaded:
     """As in :class:`Saved`."""
     rebuilt_scaling_state: Sequence[str] = ()
     """Keys of scaling state that the loading arm keeps, and makes anew after a load."""
+    refused: str = ""
+    """The error of ``load_state_dict()``, and whose it is."""
     stale: Sequence[str] = ()
     """FP8 layers that, evaluated after a load, multiply by the weights of before it."""
+    unchecked: str = ""
+    """Why FP8 layers are not among those that were looked at for :attr:`stale`."""
     left_out: Sequence[str] = ()
     """As in :class:`Saved`: what was carried and has no place in the arm."""
 

@@ -27,7 +27,7 @@ def check_own(t: Transfer) -> Finding | None:
         return None
     found = _changed_by_saving(t.saved.own) or _weights(t, t.saved.own, t.loaded.own) or _strays(t.loaded.own)
     if found is None and t.with_optimizer:
-        found = optimizer_lost(t, t.saved.own.narrowed) or _kept(t, t.saved.own, t.loaded.own)
+        found = optimizer_lost(t) or _kept(t, t.saved.own, t.loaded.own)
     return found
 
 
@@ -46,10 +46,12 @@ def remarks(t: Transfer) -> list[str]:
     buffers = _differing(saved.kept.buffers, loaded.kept.buffers, 0.0)
     if buffers:
         said.append(f"buffers declared as not persistent are not carried: {some(list(buffers))}")
-    narrowed = [key for key in _lost(t) if saved.narrowed.get(key) == t.loaded.optimizer_digests.get(key)]
-    if narrowed and t.with_optimizer:
-        said.append(f"{len(narrowed)} optimizer tensors arrive in their parameter's dtype, as load_state_dict casts")
     return said
+
+
+def narrowed(t: Transfer) -> list[str]:
+    """Optimizer tensors that arrived in another dtype, as ``load_state_dict`` casts them."""
+    return [key for key in _lost(t) if key in t.saved.narrowed and _arrived(t, key) == t.saved.narrowed[key]]
 
 
 def _changed_by_saving(saved: OwnSaved) -> Finding | None:
@@ -166,9 +168,8 @@ def _lost(t: Transfer) -> list[str]:
     return [key for key in {**source, **target} if source.get(key) != target.get(key)]
 
 
-def optimizer_lost(t: Transfer, narrowed: Mapping[str, int]) -> Finding | None:
-    """``narrowed``: digests of what may arrive in another dtype, as that is."""
-    lost = [key for key in _lost(t) if key not in narrowed or _arrived(t, key) != narrowed[key]]
+def optimizer_lost(t: Transfer) -> Finding | None:
+    lost = sorted({*_lost(t)} - {*narrowed(t)})
     if not lost:
         return None
     have, want = len(t.loaded.optimizer_digests), len(t.saved.optimizer_digests)

@@ -2,12 +2,14 @@
 
 Tied tensors are stored once. Scaling state that a backend keeps beside its weights is left out on purpose and listed.
 A backend with a frozen base stores its adapters only, and the number of the others is reported. What is no tensor is
-carried where JSON holds it, and else listed. Nothing else is left out: a stored key that the arm has no weight for is
-reported.
+carried where it is data alone, and else listed. Nothing else is left out: a stored key that the arm has no weight for
+is reported. What is loaded goes through ``load_state_dict()`` of the model and of the optimizer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,11 @@ import torch
 
 from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.answers.load_watch import LoadWatch
-from pytest_fp8.worker.state import checkpoint_stores, extra_state, optimizer_extras, optimizer_state, training_state
+from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
-from pytest_fp8.worker.state.fused_params import plain_name, split
-from pytest_fp8.worker.state.shards import assign, is_part, plain_shards
+from pytest_fp8.worker.state.fused_params import join, plain_name, split
+from pytest_fp8.worker.state.shards import assign, change, is_part, placed, plain_shards
+from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.ranks import rank, wait_for_all
 from pytest_fp8.worker.training.zero import is_partitioned, shape
 from pytest_fp8.worker.watch.ledger_weights import untied
@@ -40,7 +43,8 @@ class UnreadableWeightError(TypeError):
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
     """Write the arm's state to ``folder``; gives keys, scaling state, dtypes on disk and content digests."""
     weights, aliases, scaling = weights_of(engine)
-    extra, left_out = extra_state.split(extra_state.entries(engine.model, engine.backend))
+    extra = _extra_state(engine)
+    carried = {MODEL + name: value for name, value in extra.items() if training_state.is_data(value)}
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
     of_optimizer = state_digests(held)
@@ -49,8 +53,7 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
     if rank() == 0:
-        extra_state.write(extra, path)
-        optimizer_extras.write({key: value for key, value in held.items() if key not in state}, path)
+        optimizer_extras.write(carried | {key: value for key, value in held.items() if key not in state}, path)
         if optimizer:
             training_state.write(engine.optimizer, path)
             optimizer_state.save_schedule(engine.optimizer, path)
@@ -61,7 +64,12 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "wrapped": sorted(name for name in written if plain_name(name) != name),
         "untied": untied(*engine.weights),
         "scaling_state": scaling,
-        "left_out": left_out,
+        "left_out": [
+            f"{name} (a {type(value).__name__} that is not data alone)"
+            for name, value in extra.items()
+            if MODEL + name not in carried
+        ],
+        "narrowed": narrowed(engine, held),
         "frozen": sum(not engine.backend.is_checkpointed(key) for key in engine.model.state_dict()),
         "on_disk": dtypes_on_disk(path, store),
         "digests": digests(weights),
@@ -94,7 +102,9 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         "untied": untied(*engine.weights) | doubled,
         "loaded": not (missing or unexpected or shapes or doubled),
         "rebuilt_scaling_state": scaling,
+        "refused": "",
         "stale": [],
+        "unchecked": "",
         "left_out": [],
         "digests": {},
         "optimizer_digests": {},
@@ -102,29 +112,109 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     }
     if not report["loaded"]:
         return report
-    report["stale"] = LoadWatch(engine).stale_after_reload()
-    # The model has been called since, and may have put other tensors in its parameters' place: param.data = ...
-    weights, _, _ = weights_of(engine)
+    watch = LoadWatch(engine)
     with torch.no_grad():
+        # Both arms may have trained from one seed: what a load leaves out must not be right by accident.
+        for each in {id(p): p for n, p in engine.model.named_parameters() if plain_name(n) in weights}.values():
+            change(each, torch.neg)
+    watch.before()
+    extras = optimizer_extras.read(path)
+    extra = {name.removeprefix(MODEL): extras.pop(name) for name in list(extras) if name.startswith(MODEL)}
+    try:
         if not engine.fault_points.fill(engine, weights, stored):
-            for name, parameter in weights.items():
-                assign(parameter, found[name])
-    # Free the copies before anything is computed: at 8B they are 15 GiB.
-    found.clear()
-    stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
-    report["left_out"] = extra_state.read(engine.model, path)
-    engine.renew_scales()
-    report["digests"] = digests(weights)
-    if optimizer:
-        engine.optimizer.state.clear()
-        if engine.fault_points.loads_optimizer():
-            extras = optimizer_extras.read(path)
-            optimizer_state.load_state(engine.model, engine.optimizer, _plain_fused(engine), stored, extras)
-            training_state.read(engine.optimizer, path)
-            optimizer_state.load_schedule(engine.optimizer, path)
-        report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
+            report["left_out"] = _fill(engine, found, aliases, extra)
+        # Free the copies before anything is computed: at 8B they are 15 GiB.
+        found.clear()
+        stored = {name: value for name, value in stored.items() if name.startswith(OPTIMIZER)}
+        report["stale"], report["unchecked"] = watch.stale(), watch.unchecked
+        engine.renew_scales()
+        # The model has been called since, and may have put other tensors in its parameters' place: param.data = ...
+        report["digests"] = digests(weights_of(engine)[0])
+        if optimizer:
+            engine.optimizer.state.clear()
+            if engine.fault_points.loads_optimizer():
+                report["left_out"] += _fill_optimizer(engine, stored, extras, path)
+            report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
+    except _Refused as refused:
+        report.update(refused=str(refused), loaded=False)
     engine.park()
     return report
+
+
+class _Refused(Exception):
+    """What a ``load_state_dict()`` raised."""
+
+
+@contextmanager
+def _asked(whose: object) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        kind = type(whose)
+        raise _Refused(
+            f"load_state_dict() of {kind.__qualname__}: {type(error).__name__}: {str(error)[:600]}"
+        ) from error
+
+
+def _fill(
+    engine: Engine, found: Mapping[str, torch.Tensor], aliases: Mapping[str, str], extra: dict[str, Any]
+) -> list[str]:
+    """Give the weights, and the extra state, to the model's ``load_state_dict()``; gives what has no place there."""
+    model = engine.model
+    values = join(found, _plain_fused(engine))
+    live = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
+    parted = {name: each for name, each in live.items() if is_partitioned(each)}
+    for name, parameter in parted.items():
+        assign(parameter, values[aliases.get(name, name)])
+    entries = model.state_dict()
+    state: dict[str, Any] = {}
+    for key, value in entries.items():
+        name = plain_name(key)
+        stored = values.get(aliases.get(name, name))
+        if stored is not None and name not in parted and isinstance(value, torch.Tensor):
+            state[key] = placed(stored, value)
+        elif name in extra:
+            state[key] = extra.pop(name)
+    with _asked(model):
+        # As a user loads it, where all is there: a load_state_dict() of one's own may know no strict=False.
+        model.load_state_dict(state, **({} if state.keys() == entries.keys() else {"strict": False}))
+    return [f"{name} (no module takes it)" for name in sorted(extra)]
+
+
+def _fill_optimizer(
+    engine: Engine, stored: Mapping[str, torch.Tensor], extras: Mapping[str, Any], path: Path
+) -> list[str]:
+    optimizer = engine.optimizer
+    with _asked(innermost(optimizer)):
+        left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, path)
+    training_state.read_attributes(optimizer, path)
+    optimizer_state.load_schedule(optimizer, path)
+    return left
+
+
+def _extra_state(engine: Engine) -> dict[str, Any]:
+    """Entries of the state dict that are no tensors, without a library's scaling state."""
+    backend = engine.backend
+    return {
+        plain_name(key): value
+        for key, value in engine.model.state_dict().items()
+        if not isinstance(value, torch.Tensor) and backend.is_checkpointed(key) and not backend.is_scaling_state(key)
+    }
+
+
+def narrowed(engine: Engine, state: Mapping[str, Any]) -> dict[str, int]:
+    """``Optimizer.load_state_dict`` casts state to the dtype of its parameter: digests of what arrives then."""
+    dtypes = {plain_name(name): parameter.dtype for name, parameter in engine.model.named_parameters()}
+    found = {}
+    for key, value in state.items():
+        name, _, entry = key.removeprefix(OPTIMIZER).rpartition("/")
+        dtype = dtypes.get(name)
+        cast = dtype is not None and dtype.is_floating_point and entry != "step" and optimizer_extras.is_tensor(value)
+        if cast and value.dtype != dtype:
+            found[key] = value.to(dtype)
+    return digests(found)
 
 
 def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str], list[str]]:
@@ -144,7 +234,7 @@ def weights_of(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, str],
             scaling.append(name)
             continue
         if not isinstance(value, torch.Tensor):
-            continue  # extra_state has it
+            continue  # _extra_state() has it
         if name in weights or name in aliases:
             raise ValueError(f"two state-dict keys have the same name {name!r} once wrapper prefixes are removed")
         parted = is_part(value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.questions.findings import some
 from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import full, is_plain
@@ -34,65 +34,49 @@ class LoadWatch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Layers that a library's own functions compute without calling them are not seen.
-        live = {} if engine.backend.compiles_itself else dict(engine.model.named_modules())
+        self.unchecked = ""
+        """Why layers were not looked at, in words; empty where all were."""
+        live = {name: module for name, module in engine.model.named_modules() if engine.backend.is_fp8_layer(module)}
+        if live and engine.backend.compiles_itself:
+            self.unchecked, live = "the library computes FP8 layers without calling them", {}
         self._layers = {
             name: module
             for name, module in live.items()
-            if engine.backend.is_fp8_layer(module) and is_product(module) and _is_trained(module._parameters["weight"])
+            if is_product(module) and _is_trained(module._parameters["weight"])
         }
         self._inputs = inputs_of(engine, SEED) if self._layers else None
         self._before: dict[str, torch.Tensor] = {}
         self._errors: dict[str, torch.Tensor] = {}
 
     def before(self) -> None:
-        """Evaluate with the weights that are there now."""
-        if self._evaluated():
+        """Evaluate with the weights that are there now, which must be far from those that will be loaded."""
+        if self._layers and self._evaluated():
             weights = {name: layer._parameters["weight"] for name, layer in self._layers.items()}
             self._before = {name: _some(full(weight)).detach().clone() for name, weight in weights.items()}
 
     def stale(self) -> list[str]:
         """Evaluate again: the layers that multiply by other weights than theirs, of :meth:`before` or older ones."""
+        if not self._before:
+            return []
         handles = [
             self._layers[name].register_forward_hook(self._compare(name), prepend=True, with_kwargs=True)
             for name in self._before
         ]
         with hooked(handles):
-            self._evaluated()
+            if self._evaluated() and len(self._errors) < len(self._before):
+                missed = [plain_name(name) for name in self._before if name not in self._errors]
+                self.unchecked = f"an evaluation does not call {some(missed)} with rows of its width"
         if not self._errors:
             return []
         errors = torch.stack(list(self._errors.values())).tolist()
         return [plain_name(name) for name, row in zip(self._errors, errors, strict=True) if _is_stale(*row)]
 
-    def stale_after_reload(self) -> list[str]:
-        """The same where ``load_state_dict`` loads each weight with its sign changed; afterwards all is as before.
-
-        Not asked where the workload has a ``load()``, which may renew copies by itself.
-        """
-        if self._engine.setup.own is not None and self._engine.setup.own.load is not None:
-            return []
-        self.before()
-        if not self._before:
-            return []
-        weights = list({id(w): w for layer in self._layers.values() for w in [layer._parameters["weight"]]}.values())
-        _negate(weights)
-        try:
-            return self.stale() if self._reloaded() else []
-        finally:
-            _negate(weights)
-            self._reloaded()
-
-    def _reloaded(self) -> bool:
-        """Load the model's own state: in place, without a copy of it. Whether the model takes it."""
-        scaling = self._engine.backend.is_scaling_state
-        with suppress(Exception):
-            state = {key: value for key, value in self._engine.model.state_dict().items() if not scaling(key)}
-            self._engine.model.load_state_dict(state, strict=False)
-            return True
-        return False
-
     def _evaluated(self) -> bool:
-        return not_evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__) is None
+        error = not_evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__)
+        if error is not None:
+            why = error or ("it has no room" if self._inputs else "the step or loss does not call the whole model")
+            self.unchecked = f"no evaluation of the model: {why}"
+        return error is None
 
     def _compare(self, name: str) -> Callable[..., None]:
         def compare(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -133,9 +117,3 @@ def _some(lines: torch.Tensor) -> torch.Tensor:
     """:data:`LINES` of them, from all over."""
     picked = torch.linspace(0, len(lines) - 1, min(LINES, len(lines)), device=lines.device).long()
     return lines[picked]
-
-
-@torch.no_grad()
-def _negate(weights: list[Any]) -> None:
-    for weight in weights:
-        weight.neg_()

@@ -61,7 +61,6 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         changed_by_saving=[],
         buffers=sorted(set(weights) & {plain_name(name) for name, _ in engine.model.named_buffers()}),
         casts=_casts(weights),
-        narrowed=_narrowed(engine, state),
         drawn=_drawn(engine),
     )
     state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
@@ -75,6 +74,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "untied": {},
         "scaling_state": scaling,
         "left_out": [],
+        "narrowed": checkpoints.narrowed(engine, state),
         "frozen": 0,
         "on_disk": checkpoint_stores.dtypes_on_disk(path, "safetensors"),
         "digests": before,
@@ -119,13 +119,14 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         "untied": {},
         "loaded": True,
         "rebuilt_scaling_state": scaling,
+        "refused": "",
         "stale": [],
         "left_out": [],
         "digests": digests(weights),
         "optimizer_digests": checkpoints.state_digests(state),
     }
     same = sorted(name for name, digest in report["digests"].items() if before.get(name) == digest)
-    report["stale"] = watch.stale()
+    report["stale"], report["unchecked"] = watch.stale(), watch.unchecked
     changed = changed_flags(flags, engine.model)
     report["own"] = to_plain(
         OwnLoaded(replace(found, generators=restored), untouched=same, flags=changed, strays=strays)
@@ -187,18 +188,6 @@ def _casts(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:
                 if not torch.equal(cast, weight):
                     named.update(digests({name: cast}))
     return found
-
-
-def _narrowed(engine: Engine, state: Mapping[str, Any]) -> dict[str, int]:
-    """``Optimizer.load_state_dict`` casts state to the dtype of its parameter: digests of what arrives then."""
-    dtypes = {plain_name(name): parameter.dtype for name, parameter in engine.model.named_parameters()}
-    found = {}
-    for key, value in state.items():
-        dtype = dtypes.get(key.removeprefix(checkpoint_stores.OPTIMIZER).rsplit("/", 1)[0])
-        plain = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0
-        if dtype is not None and plain and value.dtype != dtype:
-            found[key] = value.to(dtype)
-    return digests(found)
 
 
 def _drawn(engine: Engine) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.worker.state import optimizer_extras
+from pytest_fp8.worker.state import optimizer_extras, training_state
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
 from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
+from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 SCHEDULE = "schedule.pt"
@@ -62,29 +64,47 @@ def load_state(
     fused: FusedParams,
     tensors: Mapping[str, torch.Tensor],
     extras: Mapping[str, Any],
-) -> None:
-    """Put what :func:`state_of` gave into the optimizer. Raises ``KeyError`` for a parameter that the model lacks."""
-    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    folder: Path,
+) -> list[str]:
+    """Give what :func:`state_of` gave, and the groups in ``folder``, to the optimizer's own ``load_state_dict()``.
 
-    def put(name: str, entry: str, value: Any) -> None:
+    Gives what was left out, in words. Raises what that raises, and ``KeyError`` for a parameter that the model lacks.
+    """
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    by_entry: dict[str, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        # A count of steps stays on the host, where torch keeps it.
+        by_entry.setdefault(entry, {})[name] = value if value.dim() else value.cpu()
+    held: dict[int, dict[str, Any]] = {}
+    whole = {part: live for live, parts in fused.items() for part, _ in parts}
+    found = [(name, entry, value) for entry, values in by_entry.items() for name, value in join(values, fused).items()]
+    for key, value in extras.items():
+        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
+        found.append((whole.get(name, name), entry, value))
+    for name, entry, value in found:
+        if name not in parameters:
+            raise KeyError(f"the stored optimizer has a parameter {name!r} that this model does not have")
         if isinstance(optimizer, ZeroOptimizer):
             optimizer.fill(parameters[name], entry, value)
         else:
-            optimizer.state[parameters[name]][entry] = value
-
-    by_entry: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in tensors.items():
-        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
-        by_entry.setdefault(entry, {})[name] = value
-    for entry, values in by_entry.items():
-        for name, value in join(values, fused).items():
-            if name not in parameters:
-                raise KeyError(f"the stored optimizer has a parameter {name!r} that this model does not have")
-            put(name, entry, value.to(parameters[name].device))
-    whole = {part: live for live, parts in fused.items() for part, _ in parts}
-    for key, value in extras.items():
-        name, entry = key.removeprefix(OPTIMIZER).rsplit("/", 1)
-        put(whole.get(name, name), entry, value)
+            held.setdefault(id(parameters[name]), {})[entry] = value
+    groups, more = training_state.read(folder)
+    if isinstance(optimizer, ZeroOptimizer):
+        for group, entries in zip(optimizer.param_groups, groups, strict=True):
+            group.update(entries)
+        return []
+    inner = innermost(optimizer)
+    order = [parameter for group in inner.param_groups for parameter in group["params"]]
+    state, load, left_out = inner.state_dict() | more, inner.load_state_dict, []
+    if not {"state", "param_groups"} <= state.keys():
+        # Its form is its own, and by no names of parameters.
+        state, load = torch.optim.Optimizer.state_dict(inner), partial(torch.optim.Optimizer.load_state_dict, inner)
+        left_out = [f"load_state_dict() of {type(inner).__name__}, whose state_dict() has a form of its own"]
+    state["state"] = {index: held[id(each)] for index, each in enumerate(order) if id(each) in held}
+    state["param_groups"] = [{**a, **b} for a, b in zip(state["param_groups"], groups, strict=True)]
+    load(state)
+    return left_out
 
 
 def save_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:

@@ -93,13 +93,18 @@ def assign(target: torch.Tensor, value: torch.Tensor) -> None:
     if not is_sharded(target):
         target.copy_(value)
         return
-    if not is_sharded(value):
-        from torch.distributed.tensor import distribute_tensor
+    local(target).copy_(local(placed(value, target)))
 
-        held: Any = target
-        # Every rank has the whole tensor, so none is sent.
-        value = distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
-    local(target).copy_(local(value))
+
+def placed(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A whole tensor as shards where ``target`` is sharded."""
+    if not is_sharded(target) or is_sharded(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    held: Any = target
+    # Every rank has the whole tensor, so none is sent.
+    return distribute_tensor(value.to(target.device), held.device_mesh, held.placements, src_data_rank=None)
 
 
 @torch.no_grad()

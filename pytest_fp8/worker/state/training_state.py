@@ -24,6 +24,7 @@ from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import values_kept
 from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
+from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 FILE = "training_state.pt"
 SWITCHES = ("foreach", "fused", "capturable", "differentiable")
@@ -96,8 +97,7 @@ def _tensor(name: str, value: torch.Tensor) -> Any:
     value = value.detach()
     if value.numel() == 1 and optimizer_extras.is_tensor(value) and not value.is_complex():
         return value.item()
-    leaves = optimizer_extras.leaves(name, value)
-    parts = digests({key: torch.view_as_real(part) if part.is_complex() else part for key, part in leaves})
+    parts = digests(dict(optimizer_extras.leaves(name, value)))
     shape = "x".join(str(size) for size in value.shape)
     return f"tensor {shape} {zlib.crc32(repr(sorted(parts.items())).encode()):08x}"
 
@@ -188,39 +188,41 @@ def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write(optimizer: Any, folder: Path) -> None:
-    """Write the entries of groups, and the attributes that are numbers, tensors, or lists and dicts of them."""
+    """Write what is data alone: entries of groups, and what the optimizer's state dict has beside groups and states."""
     inner = innermost(optimizer)
-    groups = [{name: value for name, value in group.items() if _storable(value)} for group in inner.param_groups]
+    groups = [{name: value for name, value in group.items() if is_data(value)} for group in inner.param_groups]
+    held = {} if isinstance(optimizer, ZeroOptimizer) else inner.state_dict()
+    more = {name: value for name, value in held.items() if name not in ("state", "param_groups") and is_data(value)}
     attributes = {
         name: value
         for name, value in vars(inner).items()
-        if name not in _LISTED_ELSEWHERE and not name.startswith("_") and _storable(value)
+        if name not in _LISTED_ELSEWHERE and not name.startswith("_") and is_data(value)
     }
-    torch.save({"groups": groups, "attributes": attributes}, folder / FILE)
+    torch.save((groups, more, attributes), folder / FILE)
 
 
-def read(optimizer: Any, folder: Path) -> None:
-    """Put what :func:`write` wrote into the optimizer, tensors into the tensors that it has."""
-    path, inner = folder / FILE, innermost(optimizer)
-    if not path.is_file():
-        return
-    stored = torch.load(path, weights_only=True, map_location="cpu")
-    for group, entries in zip(inner.param_groups, stored["groups"], strict=False):
-        for name, value in entries.items():
-            group[name] = _into(group.get(name), value)
-    for name, value in stored["attributes"].items():
+def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What :func:`write` wrote of groups and of the state dict."""
+    groups, more, _ = torch.load(folder / FILE, weights_only=True, map_location="cpu")
+    return groups, more
+
+
+def read_attributes(optimizer: Any, folder: Path) -> None:
+    """Put what :func:`write` wrote of attributes into the optimizer, tensors into the tensors that it has."""
+    inner = innermost(optimizer)
+    for name, value in torch.load(folder / FILE, weights_only=True, map_location="cpu")[2].items():
         setattr(inner, name, _into(vars(inner).get(name), value))
 
 
-def _storable(value: Any, depth: int = 0) -> bool:
+def is_data(value: Any, depth: int = 0) -> bool:
     """Whether a value is data alone. Parameters are not: they are the model's."""
     if depth > _DEEPEST:
         return False
     if type(value) in (list, tuple):
-        return all(_storable(part, depth + 1) for part in value)
+        return all(is_data(part, depth + 1) for part in value)
     if type(value) is dict:
-        return all(isinstance(key, str) and _storable(part, depth + 1) for key, part in value.items())
-    return type(value) in (bool, int, float, torch.Tensor)
+        return all(is_data(part, depth + 1) for pair in value.items() for part in pair)
+    return value is None or type(value) in (bool, int, float, str, torch.Tensor)
 
 
 def _into(target: Any, value: Any) -> Any:
