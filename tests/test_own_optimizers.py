@@ -37,7 +37,15 @@ def both(parameters):
         def __init__(self, one, two):
             super().__init__([*one.param_groups, *two.param_groups], {})
             self.one, self.two = one, two
-            one.state = two.state = self.state
+            self.share()
+
+        def share(self):
+            self.one.state = self.two.state = self.state
+            self.one.param_groups, self.two.param_groups = self.param_groups[:1], self.param_groups[1:]
+
+        def load_state_dict(self, state_dict):
+            super().load_state_dict(state_dict)
+            self.share()
 
         def step(self, closure=None):
             self.one.step()

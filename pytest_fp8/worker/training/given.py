@@ -250,5 +250,5 @@ def checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
         "its steps are watched and its state is saved and loaded through the interface of that class",
         "use one optimizer with several parameter groups; or, for two algorithms, one class derived from "
         "torch.optim.Optimizer that has the groups of both, steps both, and shares its state with both: "
-        "one.state = two.state = self.state",
+        "one.state = two.state = self.state, set again in load_state_dict(), which makes a new state and new groups",
     )
