@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from pytest_fp8.worker.state.own_state import own_state_kept
 from pytest_fp8.worker.state.training_state import buffers_kept, generators_kept
 from pytest_fp8.worker.training.model_output import first_inputs, inputs_noted, output_of
 from pytest_fp8.worker.training.parallel import called
-from pytest_fp8.worker.training.ranks import reshard
+from pytest_fp8.worker.training.ranks import forget_aborted, reshard
 from pytest_fp8.worker.training.setup import seed_generators
 from pytest_fp8.worker.training.step import first_output, forward_alone
 
@@ -67,9 +68,11 @@ def inputs_of(engine: Engine, seed: int, step: int = STEP, whole: bool = True) -
         if own is None:
             return (), {"input_ids": batch["input_ids"]}
         with engine.precision(), forward_alone(engine.optimizer):
-            if own_step is not None:
-                return first_inputs(model, lambda: own_step(model, batch, engine.optimizer, engine.precision))
-            return first_inputs(model, lambda: engine.loss_of(model, batch))
+            run = partial(own_step, model, batch, engine.optimizer, engine.precision) if own_step is not None else None
+            found = first_inputs(model, run or partial(engine.loss_of, model, batch))
+        # A step may evaluate first.
+        reshard(engine.model)
+        return found
 
 
 def not_evaluated(
@@ -89,6 +92,8 @@ def not_evaluated(
             raise
         return ""
     except Exception as error:
+        if not forget_aborted(engine.model):
+            raise
         return f"{type(error).__name__}: {error}"
     return None
 
