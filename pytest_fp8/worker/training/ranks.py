@@ -138,7 +138,9 @@ def forget_aborted(model: torch.nn.Module) -> bool:
     help that: before 2.13."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     inside: set[torch.nn.Module] = set()
-    for module in model.modules() if loaded is not None else ():
+    if loaded is None:
+        return True
+    for module in model.modules():
         if isinstance(module, loaded.FSDPModule) and module not in inside:
             if not hasattr(module, "reset_iter_state"):
                 return False
