@@ -128,7 +128,7 @@ def stale_after_a_load_of_other_weights(engine):
     return watch.stale()
 
 
-def test_of_a_model_that_cannot_be_evaluated_the_pass_says_that_copies_were_not_looked_for():
+def test_of_a_model_that_cannot_be_evaluated_the_pass_says_so():
     def build():
         import torch
 
