@@ -13,8 +13,8 @@ from pytest_fp8.backends.base import FusedParams
 from pytest_fp8.worker.state import optimizer_extras, training_state
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
-from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.phases import innermost
+from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 SCHEDULE = "schedule.pt"
