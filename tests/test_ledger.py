@@ -7,83 +7,68 @@ from dataclasses import replace
 import pytest
 
 from helpers.evidence import WEIGHT, arm_ledger
-from helpers.two_ledgers import DRAW, GIVEN, HEALTHY, call, entered, head, ledgers, optimizer, updates, weights, without
+from helpers.two_ledgers import (
+    DIFFERENCES,
+    DRAW,
+    HEALTHY,
+    ledgers,
+)
+from pytest_fp8.codes import D, L
 from pytest_fp8.questions.layers.products import Product
 from pytest_fp8.questions.ledger.compare import compare, find_in_ledger
 from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import OwnedProduct, TwoLedgers
+from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
 from pytest_fp8.verdicts import Verdict
 
-TF32 = "torch.backends.cuda.matmul.allow_tf32"
 
-
-DIFFERENCES = [
-    ({"after": weights(digest="2")}, "FAIL", "changed the values", "q.weight"),
-    ({"after": weights(dtype="float32")}, "FAIL", "another dtype", "float32"),
-    ({"after": weights(shape=[64, 80])}, "FAIL", "another shape", "64x80"),
-    ({"after": weights(trained=False)}, "FAIL", "a trained weight is frozen", "q.weight"),
-    ({"after": {n: w for n, w in HEALTHY.after.items() if n != "q.weight"}}, "FAIL", "are gone", "q.weight"),
-    ({"optimizer": optimizer(members={"q.weight": 0, "up.weight": 0})}, "FAIL", "in no optimizer", "lm_head.weight"),
-    ({"calls": without("up")}, "FAIL", "never called, which the reference calls", "up"),
-    ({"gradients": ["lm_head.weight", "q.weight"]}, "FAIL", "get no gradient", "up.weight"),
-    (
-        {"before": weights(digest="2"), "after": weights(digest="2")},
-        "INVALID",
-        "do not build the same model",
-        "q.weight",
-    ),
-    ({"entered": entered(replace(GIVEN, shape=[24, 64]))}, "INVALID", "what enters the model", "24x64"),
-    ({"entered": entered(replace(GIVEN, dtype="float32"))}, "INVALID", "what enters the model", "float32"),
-    ({"entered": [*HEALTHY.entered] * 2}, "INVALID", "outermost module calls", "the model x2"),
-    ({"calls": call("norm", training=False)}, "INVALID", "train or eval mode of norm", "eval"),
-    ({"calls": call("norm", shape=[24, 64])}, "INVALID", "calls of norm", "24x64"),
-    ({"calls": without("norm")}, "INVALID", "calls of norm", "never called"),
-    ({"backward": 2}, "INVALID", "backward passes", "2"),
-    ({"stepped": 2}, "INVALID", "optimizer steps", "2"),
-    ({"products": head("float32")}, "INVALID", "another precision outside FP8", "float32"),
-    ({"products": head(rows=24)}, "INVALID", "matrix products of lm_head", "24x256x512"),
-    ({"operators": {**HEALTHY.operators, "norm": {}}}, "INVALID", "operators of norm", "none of them"),
-    (
-        {"operators": {**HEALTHY.operators, "norm": {"mul float32": 2, "rsqrt float32": 1}}},
-        "INVALID",
-        "precision",
-        "norm",
-    ),
-    ({"waits": {"forward norm": 1}}, "INVALID", "the FP8 arm waits", "norm"),
-    ({"norm_kept": 0.2}, "INVALID", "clipped or scaled in one arm", "0.2"),
-    ({"loss_dtype": "bfloat16"}, "INVALID", "the loss", "bfloat16"),
-    ({"random": "other"}, "INVALID", "other random numbers", "another state"),
-    ({"random": "other", "draws": [DRAW]}, "INVALID", "other random numbers", "native_dropout of 48x64 by norm"),
-    (
-        {"switches": {**HEALTHY.switches, TF32: "True"}},
-        "INVALID",
-        "allow_tf32",
-        "True",
-    ),
-    ({"switches": {**HEALTHY.switches, "autocast on cuda": "torch.bfloat16"}}, "INVALID", "autocast", "bfloat16"),
-    ({"optimizer": optimizer(groups=[{"lr": "0.002"}])}, "INVALID", "lr of lm_head.weight", "0.002"),
-    ({"optimizer": optimizer(kind="SGD")}, "INVALID", "its class", "SGD"),
-    ({"optimizer": optimizer(schedule={"class": "StepLR"})}, "INVALID", "the schedule's class", "StepLR"),
-    ({"updates": updates(1.2, -2.0, 2.0)}, "INVALID", "the optimizer's own rule differs", "q.weight"),
-    ({"entered": entered(replace(GIVEN, digest="else"))}, "INVALID", "made of the same batch", "else"),
-]
-
-
-@pytest.mark.parametrize(("changes", "verdict", "headline", "seen"), DIFFERENCES)
-def test_a_difference_is_named_with_what_it_means(changes, verdict, headline, seen):
-    found = find_in_ledger(ledgers(**changes), "layers" if "entered" not in changes else "loss")
+@pytest.mark.parametrize(("changes", "code", "seen"), DIFFERENCES)
+def test_a_difference_is_named_with_what_it_means(changes, code, seen):
+    found = find_in_ledger(ledgers(**changes), "loss" if code in (D.OTHER_DATA, D.OTHER_INPUTS) else "layers")
     assert found is not None
-    assert found[0] == Verdict(verdict)
-    assert headline in found[1]["headline"]
-    assert seen in found[1]["headline"] + found[1]["seen"]
-    assert all(found[1][line] for line in ("expected", "cause", "next_step"))
+    of_conversion = isinstance(code, L) or code is D.RECOMPUTED_OTHERWISE
+    assert (found.code, found.verdict) == (code, Verdict.FAIL if of_conversion else Verdict.INVALID)
+    assert seen in found.about + found.seen
+    assert found.expected
+    assert found.cause
+    assert found.next_step
+
+
+def test_the_first_switch_that_differs_is_the_same_in_each_process():
+    """Switches are compared in their own order, not in that of a set's hashes."""
+    on = dict.fromkeys(("w", "c", "a", "q", "b"), "on")
+    found = compare(ledgers(reference=arm_ledger(switches=on), switches=dict.fromkeys(on, "off")))
+    assert [one.about for one in found] == list(on)
+
+
+def test_arms_may_evaluate_with_other_layers_and_not_be_timed_with_other_evaluations():
+    evaluated = [replace(one, phase="evaluation", training=False) for one in HEALTHY.calls]
+    swapped = [replace(one, module="(Linear 1)") if one.module == "q" else one for one in evaluated]
+    both = ledgers(reference=arm_ledger(calls=[*HEALTHY.calls, *evaluated]), calls=[*HEALTHY.calls, *swapped])
+    assert compare(both) == []
+    assert evaluated_otherwise(both) == ["(Linear 1)", "q"]
+    entered_too = ledgers(entered=[*HEALTHY.entered, replace(HEALTHY.entered[0], phase="evaluation")])
+    assert find_in_ledger(entered_too, "layers") is None
+    assert find_in_ledger(entered_too, "speedup").code is D.OTHER_WORK
+
+
+@pytest.mark.parametrize(("names", "why"), [(["q.bias"], "have no bias"), (["q.bias", "q.weight"], "does not take it")])
+def test_a_bias_that_alone_is_missing_is_told_as_such(names, why):
+    before = {**HEALTHY.before, "q.bias": WEIGHT}
+    after = {name: weight for name, weight in before.items() if name not in names}
+    found = compare(ledgers(reference=arm_ledger(before=before, after=before), before=before, after=after))[0]
+    assert found.code is L.WEIGHT_GONE
+    assert why in found.cause
+    gradients = [*HEALTHY.gradients, "q.bias"]
+    missing = ledgers(reference=arm_ledger(gradients=gradients), gradients=[g for g in gradients if g not in names])
+    assert ("does not add it" in compare(missing)[0].cause) == (names == ["q.bias"])
 
 
 def test_numbers_of_several_ranks_are_told_as_such():
     both = TwoLedgers(*(arm_ledger(backward=n, elsewhere=[HEALTHY.calls]) for n in (4, 5)), "torchao")
     found = find_in_ledger(both, "layers")
     assert found is not None
-    assert "backward passes in a step, of 2 ranks together" in found[1]["headline"]
+    assert "backward passes in a step, of 2 ranks together" in found.headline
     assert "optimizer steps in a step, of" not in str(found)
 
 
@@ -95,22 +80,20 @@ def test_swapped_weights_are_called_so():
         ledgers(reference=arm_ledger(before=before, after=before), before=before, after=after), "layers"
     )
     assert found is not None
-    assert f"swapped weights: {one} has what was {two}'s" in found[1]["cause"]
+    assert f"swapped weights: {one} has what was {two}'s" in found.cause
 
 
 def test_a_tie_that_the_conversion_breaks_is_named():
     tied = {**HEALTHY.before, "lm_head.weight": replace(WEIGHT, same_as="q.weight")}
     [found] = compare(ledgers(reference=arm_ledger(before=tied, after=tied), before=tied))
-    assert (found.verdict, found.what) == (Verdict.FAIL, "lm_head.weight")
-    assert "untied" in found.cause
+    assert (found.code, found.about) == (L.UNTIED, "lm_head.weight")
 
 
 def test_a_hook_that_the_conversion_takes_from_a_parameter_is_named():
     before = {**HEALTHY.before, "q.weight": replace(WEIGHT, hooks=1)}
     assert compare(ledgers(reference=arm_ledger(before=before), before=before, after=before)) == []
     (found,) = compare(ledgers(reference=arm_ledger(before=before), before=before))
-    assert (found.verdict, found.what) == (Verdict.FAIL, "q.weight")
-    assert "a hook on a parameter is gone" in found.headline
+    assert (found.code, found.about) == (L.HOOK_GONE, "q.weight")
 
 
 def test_what_differs_behind_what_is_alike_is_found():
@@ -128,8 +111,8 @@ def test_the_first_draw_from_another_state_is_named(phase, cause):
         ledgers(reference=arm_ledger(draws=[first, second]), draws=[first, replace(second, state="s3")], random="other")
     )
     assert cause in found.cause
-    assert "by up" in found.fp8
-    assert "draw 2 of 2: from another state of the generator" in found.fp8
+    assert "by up" in found.seen
+    assert "draw 2, and another state of the generator" in found.seen
 
 
 def test_a_matrix_product_that_the_fp8_arm_alone_runs_is_named():

@@ -10,6 +10,7 @@ pytest.importorskip("torchao")
 
 from helpers.loops import CASE, batch, build, judge_both, ledgers, loop, routed
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import D
 from pytest_fp8.questions.layers.products import CONVOLUTION, RECURRENT
 from pytest_fp8.questions.ledger.compare import compare
 
@@ -138,8 +139,8 @@ def test_another_epsilon_is_seen_in_a_norm_of_any_class(layer_norm):
         norm.eps = 0.02
 
     found = compare(ledgers(build=lambda: normed(layer_norm), loss=squares, convert=converted(other)))
-    assert "the epsilon of a norm" in found[0].cause
-    assert "0.02" in found[0].fp8
+    assert found[0].code is D.OTHER_OPERATOR_SETTING
+    assert "0.02" in found[0].seen
 
 
 def activated():
@@ -160,7 +161,7 @@ def test_a_word_among_an_operator_s_arguments_is_a_setting(words, differ):
 
     found = compare(ledgers(build=activated, loss=squares, convert=converted(other)))
     assert len(found) == differ
-    assert all("gelu bfloat16 none" in one.reference and "gelu bfloat16 tanh" in one.fp8 for one in found)
+    assert all("gelu bfloat16 none" in one.expected and "gelu bfloat16 tanh" in one.seen for one in found)
 
 
 def test_what_accelerate_merely_calls_is_compared():

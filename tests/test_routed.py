@@ -129,4 +129,4 @@ def test_a_wait_of_the_step_itself_is_counted():
         time.sleep(0.0001)
         return squares(model, x)
 
-    assert serve(batch=batch, loss=slow).ledger()["waits"] == {"forward code outside all modules": 1}
+    assert serve(batch=batch, loss=slow).ledger()["waits"] == {"code outside all modules": {"forward": 1}}

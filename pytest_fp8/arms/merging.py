@@ -115,7 +115,7 @@ def _ledger(answers: Sequence[Answer]) -> Any:
         "backward": sum(answer["backward"] for answer in answers),
         "batch": [note for answer in answers for note in answer["batch"]],
         "entered": [call for answer in answers for call in answer["entered"]],
-        "waits": largest([answer["waits"] for answer in answers]),
+        "waits": summed([answer["waits"] for answer in answers]),
         "loss": fmean(answer["loss"] for answer in answers),
         "random": " ".join(answer["random"] for answer in answers),
         "routed": sorted({name for answer in answers for name in answer["routed"]}),

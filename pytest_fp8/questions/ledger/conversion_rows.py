@@ -4,13 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D, L
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import EVERY, FAIL, INVALID, LAYERS, LOSS, Difference, Explained, size
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, Weight
 
 FORGETS = "the conversion made new parameters and forgot "
 KEEP = "take the parameter itself over into the new layer, new.weight = old.weight, and change nothing of it"
+
+
+CHANGES = {
+    L.WEIGHT_RESHAPED: (
+        "a parameter has another shape",
+        "the conversion made a layer of other sizes, or padded or joined its weights",
+        KEEP,
+    ),
+    L.WEIGHT_CAST: ("a parameter has another dtype", "the conversion casts the weights that it takes over", KEEP),
+    L.WEIGHT_CHANGED: (
+        "a parameter or buffer has other values",
+        "the weight was scaled, rounded or initialised anew on its way into the new layer",
+        KEEP,
+    ),
+    L.TRAINS_FROZEN: (
+        "a frozen weight takes gradients",
+        FORGETS + "requires_grad: gradients are computed for nothing, or an optimizer trains what it should not",
+        "after the conversion, model.requires_grad_(False) for all but the adapters",
+    ),
+    L.FREEZES_TRAINED: ("a trained weight is frozen", FORGETS + "that it was trained", KEEP),
+    L.UNTIED: (
+        "weights that were one tensor are two",
+        "the conversion copied weights into new layers: the model was untied",
+        "tie them again after the conversion, before the optimizer is made: model.tie_weights()",
+    ),
+    L.HOOK_GONE: (
+        "a hook on a parameter is gone",
+        "the conversion made a new parameter, and hooks stay with the old one",
+        "register hooks on parameters after the conversion, or take the parameter itself over",
+    ),
+}
+"""What the conversion did to a parameter -> headline, cause, next step."""
 
 
 def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -22,19 +54,31 @@ def weights_kept(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
     ]
     for name in gone[:1]:
         yield Difference(
-            UNCODED,
+            L.WEIGHT_GONE,
             FAIL,
             f"{len(gone)} parameter(s) or buffer(s) are gone since the conversion",
             about=name,
             expected=f"{name}, {before[name].dtype} {size(before[name].shape)}",
             seen=f"not in the converted model: {some(gone)}",
-            cause="the conversion put a layer in its place that does not take it over, as a bias that is dropped",
-            next_step="make the new layer with all that the old one has: bias=old.bias is not None",
+            cause="the conversion put layers in place of the old ones that have no bias"
+            if _biases(gone)
+            else "the conversion put a layer in place of the old one that does not take it over",
+            next_step="make the new layer with bias=old.bias is not None, and take the bias over"
+            if _biases(gone)
+            else KEEP,
             questions=(LAYERS,),
         )
     for name, was in before.items():
         if name in after and not (was.buffer and explained.owner(name.rpartition(".")[0])):
             yield from _kept(name, was, after[name], _taken_from(name, ledgers))
+
+
+def _biases(names: Sequence[str]) -> bool:
+    return all(name.rpartition(".")[2] == "bias" for name in names)
+
+
+def _weight_of(bias: str) -> str:
+    return f"{bias.removesuffix('bias')}weight"
 
 
 def _taken_from(name: str, ledgers: TwoLedgers) -> str:
@@ -50,71 +94,28 @@ def _replaced_buffer(name: str, weight: Weight, explained: Explained) -> bool:
 
 def _kept(name: str, was: Weight, now: Weight, other: str) -> Iterator[Difference]:
     """``other``: the parameter whose values this one has now."""
+    for code, reference, fp8 in _changes(was, now, other):
+        headline, cause, next_step = CHANGES[code]
+        if code is L.WEIGHT_CHANGED and other:
+            cause = f"the conversion swapped weights: {name} has what was {other}'s"
+        seen = (f"{name}: {reference}", f"{name}: {fp8}")
+        yield Difference(code, FAIL, f"{headline} since the conversion", *seen, cause, next_step, name, (LAYERS,))
 
-    def changed(headline: str, reference: object, fp8: object, cause: str, next_step: str = KEEP) -> Difference:
-        return Difference(
-            UNCODED,
-            FAIL,
-            headline,
-            f"{name}: {reference}",
-            f"{name}: {fp8}",
-            cause,
-            next_step,
-            name,
-            questions=(LAYERS,),
-        )
 
+def _changes(was: Weight, now: Weight, other: str) -> Iterator[tuple[L, str, str]]:
     if list(was.shape) != list(now.shape):
-        yield changed(
-            "a parameter has another shape since the conversion",
-            size(was.shape),
-            size(now.shape),
-            "the conversion made a layer of other sizes, or padded or joined its weights",
-        )
+        yield L.WEIGHT_RESHAPED, size(was.shape), size(now.shape)
     elif was.dtype != now.dtype and now.digest:
-        yield changed(
-            "a parameter has another dtype since the conversion",
-            was.dtype,
-            now.dtype,
-            "the conversion casts the weights that it takes over",
-        )
+        yield L.WEIGHT_CAST, was.dtype, now.dtype
     elif was.digest and now.digest and was.digest != now.digest:
-        yield changed(
-            "the conversion changed the values of a parameter or buffer",
-            f"content {was.digest}",
-            f"the values of {other}" if other else f"content {now.digest}",
-            f"the conversion swapped weights: {name} has what was {other}'s"
-            if other
-            else "the weight was scaled, rounded or initialised anew on its way into the new layer",
-        )
+        yield L.WEIGHT_CHANGED, f"content {was.digest}", f"the values of {other}" if other else f"content {now.digest}"
     if was.trained != now.trained:
-        yield changed(
-            "a frozen weight takes gradients since the conversion"
-            if now.trained
-            else "a trained weight is frozen since the conversion",
-            f"requires_grad {was.trained}",
-            f"requires_grad: {name}" if now.trained else "requires_grad False",
-            FORGETS + "requires_grad: gradients are computed for nothing, or an optimizer trains what it should not"
-            if now.trained
-            else FORGETS + "that it was trained",
-            "after the conversion, model.requires_grad_(False) for all but the adapters" if now.trained else KEEP,
-        )
+        code = L.TRAINS_FROZEN if now.trained else L.FREEZES_TRAINED
+        yield code, f"requires_grad {was.trained}", f"requires_grad {now.trained}"
     if was.same_as and was.same_as != now.same_as:
-        yield changed(
-            "weights that were one tensor are two since the conversion",
-            f"the same tensor as {was.same_as}",
-            "a tensor of its own",
-            "the conversion copied weights into new layers: the model was untied",
-            "tie them again after the conversion, before the optimizer is made: model.tie_weights()",
-        )
+        yield L.UNTIED, f"the same tensor as {was.same_as}", "a tensor of its own"
     if now.hooks < was.hooks:
-        yield changed(
-            "a hook on a parameter is gone since the conversion",
-            f"{was.hooks} hook(s)",
-            f"{now.hooks} hook(s)",
-            "the conversion made a new parameter, and hooks stay with the old one",
-            "register hooks on parameters after the conversion, or take the parameter itself over",
-        )
+        yield L.HOOK_GONE, f"{was.hooks} hook(s)", f"{now.hooks} hook(s)"
 
 
 def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -127,7 +128,7 @@ def same_start(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference
         facts = [(w.dtype, size(w.shape), f"content {w.digest}", w.trained) if w else ("none",) for w in (one, two)]
         if facts[0] != facts[1]:
             yield Difference(
-                UNCODED,
+                D.OTHER_MODEL,
                 INVALID,
                 "the arms do not build the same model",
                 about=name,
@@ -153,7 +154,7 @@ def layers_called(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             continue
         where = f" on rank {rank}" if rank else ""
         yield Difference(
-            UNCODED,
+            L.PASSED_BY,
             FAIL,
             f"{len(passed)} converted layer(s) are never called, which the reference calls{where}",
             about=passed[0],
@@ -188,7 +189,7 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     for name in missing[:1]:
         cause, next_step = _why_not_stepped(missing, ledgers.fp8.after)
         yield Difference(
-            UNCODED,
+            L.NOT_IN_OPTIMIZER,
             FAIL,
             f"{len(missing)} weights are in no optimizer of the FP8 arm",
             about=name,
@@ -201,7 +202,7 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     added = [] if missing else sorted(set(fp8) - set(reference))
     for name in added[:1]:
         yield Difference(
-            UNCODED,
+            D.OTHER_WEIGHTS_TRAINED,
             INVALID,
             "the FP8 arm trains weights that the reference does not train",
             about=name,
@@ -221,13 +222,15 @@ def gradients_there(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
     missing = sorted(name for name in lost if name.rpartition(".")[0] not in explained.routed)
     for name in missing[:1]:
         yield Difference(
-            UNCODED,
+            L.NO_GRADIENT,
             FAIL,
             f"{len(missing)} weight(s) get no gradient in the FP8 arm",
             about=name,
             expected=f"{name} has a gradient when the optimizer steps",
             seen=f"no gradient: {some(missing)}",
-            cause="the FP8 layer's backward pass gives none, or the layer is cut off from the loss, as by .detach()",
+            cause="the FP8 layer has its bias and does not add it, or its backward pass gives the bias no gradient"
+            if _biases(missing) and any(_weight_of(bias) in ledgers.fp8.gradients for bias in missing)
+            else "the FP8 layer's backward pass gives none, or the layer is cut off from the loss, as by .detach()",
             next_step="run one step without pytest-fp8 and look at this weight's .grad after loss.backward()",
             questions=(LAYERS,),
         )

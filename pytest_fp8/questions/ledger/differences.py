@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pytest_fp8.codes import UNCODED
-from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.codes import D
+from pytest_fp8.questions.layers.products import EVALUATION, FP8
+from pytest_fp8.questions.ledger.evidence import TwoLedgers, enclosing
 from pytest_fp8.verdicts import Finding, Verdict
 
 LAYERS, LOSS, SPEED, MEMORY = "layers", "loss", "speedup", "memory"
@@ -46,16 +47,30 @@ class Explained:
         self.autocast = ledgers.backend.startswith(AUTOCAST_BACKENDS)
         self.other_modules = ledgers.backend.startswith(OTHER_MODULES)
         self.trainer = ledgers.backend.startswith("trainer_")
+        linears = set(ledgers.fp8.linears)
         libraries = {
             name
             for name, kind in ledgers.fp8.classes.items()
             if kind.startswith(LIBRARIES) and not ledgers.reference.classes.get(name, "").startswith(LIBRARIES)
         }
-        self.layers = set(ledgers.fp8.fp8_layers) | libraries
+        trained = (owned for owned in ledgers.fp8.products if owned.product.phase != EVALUATION)
+        multiplies = {owned.owner for owned in trained if owned.product.kind == FP8}
+        # A Linear in whose place multiplies FP8 is an FP8 layer, of whatever class.
+        own = {enclosing(owner, linears) for owner in multiplies}
+        self.layers = {*ledgers.fp8.fp8_layers, *libraries, *filter(None, own)}
         self._inside = tuple(f"{name}." for name in self.layers)
+        self.functions = {owner for owner in multiplies if not self.owner(owner)}
+        """Modules that multiply in FP8 and are no layers: they call a function with a weight, which may be that of a
+        Linear that is then not called."""
+        self._unused = linears - ledgers.fp8.classes.keys()
         self.routed = ledgers.routed()
         self.work = not self.other_modules and ledgers.reference.watched and ledgers.fp8.watched
         """Whether modules, products and operators can be compared one by one."""
+
+    def caller(self, name: str) -> str:
+        """``name``; of a Linear that the FP8 arm does not call, the module that multiplies with its weight in FP8."""
+        parents = [parent for parent in self.functions if not parent or name.startswith(f"{parent}.")]
+        return max(parents, key=len, default=name) if name in self._unused else name
 
     def inside(self, name: str) -> bool:
         """Whether a module or weight lies inside a converted layer."""
@@ -84,9 +99,16 @@ def size(shape: object) -> str:
     return "x".join(map(str, shape)) or "one number"  # type: ignore[call-overload]
 
 
-def other_work(what: str, reference: str, fp8: str, cause: str = BRANCHES) -> Difference:
+def other_work(
+    what: str,
+    reference: str,
+    fp8: str,
+    cause: str = BRANCHES,
+    code: D = D.OTHER_WORK,
+    questions: tuple[str, ...] = EVERY,
+) -> Difference:
     return Difference(
-        UNCODED,
+        code,
         INVALID,
         f"the arms do not do the same work: {what}",
         about=what,
@@ -94,13 +116,13 @@ def other_work(what: str, reference: str, fp8: str, cause: str = BRANCHES) -> Di
         seen=fp8,
         cause=f"{cause}: other work in one arm, so that neither times nor losses can be compared",
         next_step=SAME,
-        questions=EVERY,
+        questions=questions,
     )
 
 
 def other_precision(what: str, reference: str, fp8: str) -> Difference:
     return Difference(
-        UNCODED,
+        D.OTHER_PRECISION,
         INVALID,
         f"another precision outside FP8: {what}",
         about=what,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_fp8.plain import from_plain
@@ -53,6 +53,13 @@ class OwnedProduct:
 
     owner: str
     product: Product
+
+
+def enclosing(name: str, modules: Collection[str]) -> str | None:
+    """The one of ``modules`` that is the module ``name`` or holds it."""
+    parts = name.split(".")
+    names = (".".join(parts[:size]) for size in range(1, len(parts) + 1))
+    return next((each for each in names if each in modules), None)
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,8 @@ class ArmLedger:
     products: Sequence[OwnedProduct]
     operators: Mapping[str, Mapping[str, int]]
     """Owner -> ``operator dtype`` -> calls in the forward pass, without views and casts."""
-    waits: Mapping[str, int]
-    """``phase owner`` -> how often the host waited for a value or for the GPU."""
+    waits: Mapping[str, Mapping[str, int]]
+    """Owner -> phase -> how often the host waited for a value or for the GPU."""
     backward: int
     stepped: int
     gradients: Sequence[str]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D
 from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, size
 from pytest_fp8.questions.ledger.evidence import Draw, TwoLedgers
 from pytest_fp8.recipes import RECOMPUTE
@@ -23,28 +21,23 @@ NOT_RESTORED = (
 def drawn_otherwise(ledgers: TwoLedgers) -> Difference:
     """The first draw that differs. Asked where the generators end the step in other states."""
     one, two = ledgers.reference.draws, ledgers.fp8.draws
-    pairs = enumerate(zip_longest(one, two))
-    index, (ours, theirs) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (len(one), (None, None)))
-    same_draw = ours is not None and theirs is not None and _told(ours) == _told(theirs)
-    if same_draw and ours is not None:
-        cause = NOT_RESTORED if ours.phase == RECOMPUTE else SEEDED
-        seen = ("from the state that the last draw left", "from another state of the generator")
-    elif ours is None and theirs is None:
-        cause, seen = SEEDED, ("the same draws", "the same draws, and the generator in another state after them")
-    else:
-        cause, seen = SIZES, ("", "")
+    index = next(
+        (i for i, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), min(len(one), len(two))
+    )
+    ours, theirs = (draws[index] if index < len(draws) else None for draws in (one, two))
     where = ours or theirs
-    words = [
-        f"{_told(draw)}, draw {index + 1} of {len(all_of)}" if draw else f"{len(all_of)} draws, none there"
-        for draw, all_of in ((ours, one), (theirs, two))
-    ]
+    told = [f"{_told(draw)}, draw {index + 1}" if draw else f"{index} draws" for draw in (ours, theirs)]
+    cause = SIZES
+    if told[0] == told[1]:
+        cause = NOT_RESTORED if where and where.phase == RECOMPUTE else SEEDED
+        told = [f"{told[0]}, and one state of the generator", f"{told[1]}, and another state of the generator"]
     return Difference(
-        UNCODED,
+        D.OTHER_RANDOM_NUMBERS,
         INVALID,
         "the arms draw other random numbers in the same step",
         about=f"random numbers of {where.owner or 'the model itself'}" if where else "random numbers",
-        expected=f"{words[0]}: {seen[0]}".rstrip(": "),
-        seen=f"{words[1]}: {seen[1]}".rstrip(": "),
+        expected=told[0],
+        seen=told[1],
         cause=cause,
         next_step="draw the same random numbers in both arms: seed before the step alone, and compare "
         "torch.get_rng_state() of both arms before this operator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D
 from pytest_fp8.questions.ledger.differences import EVERY, INVALID, LAYERS, LOSS, Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
 
@@ -18,20 +18,18 @@ def switches_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differ
         (ledgers.reference.switches_after, ledgers.fp8.switches_after, "after the step"),
     )
     for one, two, when in pairs:
-        for name in one.keys() & two.keys():
-            if one[name] == two[name] or (
-                name.startswith("autocast") and (explained.autocast or explained.other_modules)
-            ):
+        for name in _differing(one, two):
+            if name.startswith("autocast") and (explained.autocast or explained.other_modules):
                 continue
             if ATTENTION in name and explained.other_modules:
                 continue
             yield Difference(
-                UNCODED,
+                D.OTHER_SWITCH,
                 INVALID,
                 f"another precision or setting outside FP8: {name}",
                 about=name,
-                expected=f"{name} = {one[name]} {when}",
-                seen=f"{name} = {two[name]}",
+                expected=f"{name} = {one.get(name, 'not read')} {when}",
+                seen=f"{name} = {two.get(name, 'not read')}",
                 cause="convert(), precision(), build() or a library set it in one arm's process alone, so that this "
                 "switch is measured besides FP8",
                 next_step="set it in build(), which runs in both arms",
@@ -65,7 +63,7 @@ def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
 
 def _other(what: str, reference: str, fp8: str) -> Difference:
     return Difference(
-        UNCODED,
+        D.OTHER_OPTIMIZER,
         INVALID,
         f"the arms' optimizers differ: {what}",
         about=what,

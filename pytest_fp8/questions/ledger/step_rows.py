@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D
+from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.ledger.differences import (
     BRANCHES,
+    EVERY,
     INVALID,
     LAYERS,
     LOSS,
+    MEMORY,
     OUTSIDE,
     SAME,
+    SPEED,
     Difference,
     Explained,
     other_precision,
@@ -30,49 +34,54 @@ Sound emulated FP8 moves gradients by 5 to 11 % a layer (micro and tiny, three r
 leaves shares that differ by no more."""
 
 
-OTHER_DATA = "the arms trained on different data"
+OTHER_TENSORS = {
+    D.OTHER_DATA: {
+        "headline": "the arms trained on different data",
+        "cause": "batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator, a "
+        "loader that keeps its place from step to step",
+        "next_step": "draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
+    },
+    D.OTHER_INPUTS: {
+        "headline": "the arms' models are given other inputs, made of the same batch",
+        "cause": "batch() gives both arms the same tensors, and loss() or the step makes other inputs of them in one "
+        "arm: padding on another side, a mask, a shuffle, data of its own",
+        "next_step": "prepare the inputs in batch(step), or in the same way in both arms",
+    },
+}
 
 
 def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The batch, and what entered each outermost module call: number, mode, shapes, dtypes and content."""
-    other_batch = list(_tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained, exact=True))
+    other_batch = list(_tensors("the batch", ledgers.reference.batch, ledgers.fp8.batch, explained))
     yield from other_batch
     if OUTSIDE in explained.routed:
         return
     one, two = (list(arm.entered) for arm in (ledgers.reference, ledgers.fp8))
-    for phase, word in (("forward", "training"), ("evaluation", "evaluating")):
+    # Training does not depend on how the arms evaluate; their times do.
+    for phase, word, questions in (("forward", "training", EVERY), (EVALUATION, "evaluating", (SPEED, MEMORY))):
         ours, theirs = ([call for call in calls if call.phase == phase] for calls in (one, two))
         if len(ours) != len(theirs) and not explained.other_modules:
             yield other_work(
                 f"outermost module calls while {word}",
                 f"{len(ours)}: {_names(ours)}",
                 f"{len(theirs)}: {_names(theirs)}",
+                questions=questions,
             )
             return
         for call, other in zip(ours, theirs, strict=False):
             where = f"what enters {call.module or 'the model'}"
+            exact, code = phase == "forward", D.OTHER_DATA if other_batch else D.OTHER_INPUTS
             sized = call.module not in explained.routed
-            found = _tensors(where, call.tensors, other.tensors, explained, exact=phase == "forward", sized=sized)
-            yield from found if other_batch else map(_of_the_same_batch, found)
+            for found in _tensors(where, call.tensors, other.tensors, explained, exact, sized, code):
+                yield replace(found, questions=tuple(each for each in found.questions if each in questions))
             if call.gradients != other.gradients:
                 yield other_work(
                     f"autograd in the call of {call.module or 'the model'}",
                     "on" if call.gradients else "off",
                     "on" if other.gradients else "off",
+                    code=D.OTHER_MODE,
+                    questions=questions,
                 )
-
-
-def _of_the_same_batch(difference: Difference) -> Difference:
-    """Other content of the model's inputs, where batch() gave both arms the same."""
-    if difference.headline != OTHER_DATA:
-        return difference
-    return replace(
-        difference,
-        headline="the arms' models are given other inputs, made of the same batch",
-        cause="batch() gives both arms the same tensors, and loss() or the step makes other inputs of them in one arm: "
-        "padding on another side, a mask, a shuffle, data of its own",
-        next_step="prepare the inputs in batch(step), or in the same way in both arms",
-    )
 
 
 def _names(calls: Sequence[Entered]) -> str:
@@ -85,8 +94,9 @@ def _tensors(
     ours: Sequence[TensorNote],
     theirs: Sequence[TensorNote],
     explained: Explained,
-    exact: bool,
+    exact: bool = True,
     sized: bool = True,
+    code: D = D.OTHER_DATA,
 ) -> Iterator[Difference]:
     def kinds(notes: Sequence[TensorNote]) -> Counter[str]:
         return Counter(size(n.shape) if explained.autocast else f"{n.dtype} {size(n.shape)}" for n in notes)
@@ -101,15 +111,12 @@ def _tensors(
     alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
     if exact and alike and Counter(digests[0]) != Counter(digests[1]):
         yield Difference(
-            UNCODED,
+            code,
             INVALID,
-            OTHER_DATA,
+            **OTHER_TENSORS[code],
             about=where,
             expected=f"{where}: content {_first(digests[0], digests[1])}",
             seen=f"{where}: content {_first(digests[1], digests[0])}",
-            cause="batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator, a "
-            "loader that keeps its place from step to step",
-            next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
             questions=(LOSS,),
         )
 
@@ -134,7 +141,7 @@ def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
         ("optimizer steps in a step", ledgers.reference.stepped, ledgers.fp8.stepped),
     ):
         if one != two:
-            yield other_work(what, str(one), str(two))
+            yield other_work(what, str(one), str(two), code=D.OTHER_PASSES)
 
 
 def modes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -146,7 +153,7 @@ def modes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         cause = (
             f"eval() in one arm alone ({len(other)} modules): dropout is off there, and running statistics stand still"
         )
-        yield other_work(f"train or eval mode of {name or 'the model'}", _mode(mode), _mode(seen), cause)
+        yield other_work(f"train or eval mode of {name or 'the model'}", _mode(mode), _mode(seen), cause, D.OTHER_MODE)
 
 
 def _modes(arm: ArmLedger) -> dict[str, set[bool]]:
@@ -166,7 +173,7 @@ def clipped_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     one, two = ledgers.reference.norm_kept, ledgers.fp8.norm_kept
     if min(one, two) > 0 and max(one, two) / min(one, two) > CLIPS:
         yield Difference(
-            UNCODED,
+            D.OTHER_CLIPPING,
             INVALID,
             "gradients are clipped or scaled in one arm alone",
             about="the gradients' norm between the backward pass and the optimizer's step",

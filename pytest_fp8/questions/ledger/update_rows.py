@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D
 from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.ledger.differences import INVALID, LAYERS, LOSS, Difference, Explained
@@ -36,7 +36,7 @@ def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
         return
     worst = max(other, key=lambda name: other[name][0] / max(other[name][1], 1e-30))
     yield Difference(
-        UNCODED,
+        D.OTHER_UPDATES,
         INVALID,
         "the same gradients give other updates in the FP8 arm: the optimizer's own rule differs",
         about=f"updates of {worst}",

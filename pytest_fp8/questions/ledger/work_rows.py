@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D
 from pytest_fp8.questions.findings import some
+from pytest_fp8.questions.layers.products import EVALUATION, FP8
 from pytest_fp8.questions.ledger.differences import (
     FAIL,
     INVALID,
@@ -25,7 +27,8 @@ from pytest_fp8.recipes import RECOMPUTE
 
 
 def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-    """Number and input shape of each module's calls, in training and in evaluations."""
+    """Number and input shape of each module's calls in training. An arm may evaluate with other layers than it trains
+    with."""
     if not explained.work:
         return
     ranks = zip(ledgers.reference.of_ranks(), ledgers.fp8.of_ranks(), strict=False)
@@ -37,20 +40,27 @@ def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
             yield other_work(what, _told(one.get(name, {})), _told(two.get(name, {})))
 
 
+def evaluated_otherwise(ledgers: TwoLedgers) -> list[str]:
+    """Modules that one arm alone calls while it evaluates."""
+    arms = (ledgers.reference, ledgers.fp8)
+    one, two = ({c.module for c in arm.calls if c.phase == EVALUATION} for arm in arms)
+    return outermost(one ^ two) if one and two else []
+
+
 def _open(name: str, explained: Explained) -> bool:
     """Whether the arms may differ in the calls of a module."""
-    return name in explained.routed or explained.inside(name)
+    return name in explained.routed or explained.inside(name) or explained.caller(name) != name
 
 
 def _calls(rank: Sequence[ModuleCalls]) -> dict[str, Counter[str]]:
     calls: dict[str, Counter[str]] = {}
     for call in rank:
-        if call.phase != RECOMPUTE:
-            calls.setdefault(call.module, Counter())[f"{call.phase} of {size(call.shape)}"] += call.count
+        if call.phase == "forward":
+            calls.setdefault(call.module, Counter())[f"forward of {size(call.shape)}"] += call.count
     return calls
 
 
-def _told(calls: Counter[str] | dict[str, int]) -> str:
+def _told(calls: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} x {what}" for what, count in sorted(calls.items())[:4]) or "never called"
 
 
@@ -70,6 +80,7 @@ def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diff
                 reference,
                 fp8,
                 "activation checkpointing in one arm alone",
+                D.OTHER_RECOMPUTATION,
             )
 
 
@@ -83,7 +94,7 @@ def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[D
     invalid = ((INVALID, (LAYERS, LOSS)),)
     for verdict, questions in ((FAIL, (LAYERS,)), (INVALID, (LOSS,))) if two else invalid:
         yield Difference(
-            UNCODED,
+            D.RECOMPUTED_OTHERWISE,
             verdict,
             "recomputation computes something else than the first forward in one arm alone",
             about=f"recomputation of {layers[0]}",
@@ -110,36 +121,46 @@ def _roots(call: ModuleCalls) -> bool:
 
 
 def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-    """Matrix products of modules that are no FP8 layers: number, sizes and precision."""
+    """Matrix products of modules that are no FP8 layers: number, sizes and precision. FP8 may take a product's place,
+    and may compute gradients that nobody needs."""
     if not explained.work:
         return
     one, two = (_products(arm, explained) for arm in (ledgers.reference, ledgers.fp8))
     for owner in dict.fromkeys([*one, *two]):
-        lost, added = (
-            one.get(owner, Counter()) - two.get(owner, Counter()),
-            two.get(owner, Counter()) - one.get(owner, Counter()),
-        )
+        ours, theirs = one.get(owner, Counter()), two.get(owner, Counter())
+        lost, added = ours - theirs, theirs - ours
+        for kind in [kind for kind in added if kind.precision == FP8]:
+            replaced = next((each for each in lost if each.sizes == kind.sizes), kind)
+            lost, added = lost - Counter({replaced: added[kind]}), added - Counter({kind: added[kind]})
         where = f"matrix products of {owner or 'the model itself'}"
-        if {_sizes(kind) for kind in lost} == {_sizes(kind) for kind in added} and lost.total() == added.total() > 0:
+        if {kind.sizes for kind in lost} == {kind.sizes for kind in added} and lost.total() == added.total() > 0:
             if not explained.autocast:
                 yield other_precision(where, _told(lost), _told(added))
         elif lost or added:
-            yield other_work(where, _told(lost or one.get(owner, {})), _told(added or two.get(owner, {})))
+            yield other_work(where, _told(lost or ours), _told(added or theirs))
 
 
-def _sizes(kind: str) -> str:
-    return kind.partition(" in ")[0]
+class ProductKind(NamedTuple):
+    """A product as both arms must run it."""
+
+    sizes: str
+    """With the phase: ``forward 48x64x512``."""
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.sizes} in {self.precision}"
 
 
-def _products(arm: ArmLedger, explained: Explained) -> dict[str, Counter[str]]:
-    result: dict[str, Counter[str]] = {}
+def _products(arm: ArmLedger, explained: Explained) -> dict[str, Counter[ProductKind]]:
+    result: dict[str, Counter[ProductKind]] = {}
     for owned in arm.products:
-        product = owned.product
-        if owned.owner in explained.routed or explained.owner(owned.owner) or product.phase == RECOMPUTE:
+        product, owner = owned.product, explained.caller(owned.owner)
+        if owned.owner in explained.routed or explained.owner(owner):
             continue
-        small, large = sorted(product.outer)
-        kind = f"{product.phase} {small}x{product.inner}x{large} in {product.kind}"
-        result.setdefault(owned.owner, Counter())[kind] += product.batch
+        if product.phase not in (RECOMPUTE, EVALUATION):
+            small, large = sorted(product.outer)
+            kind = ProductKind(f"{product.phase} {small}x{product.inner}x{large}", product.kind)
+            result.setdefault(owner, Counter())[kind] += product.batch
     return result
 
 
@@ -163,7 +184,7 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
                 # What could not be read in one arm is no difference.
                 continue
             cause = "settings differ: the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted"
-            yield other_work(where, _told(lost), _told(added), cause)
+            yield other_work(where, _told(lost), _told(added), cause, D.OTHER_OPERATOR_SETTING)
         elif _by_words(lost, 1) == _by_words(added, 1):
             yield other_precision(where, _told(lost), _told(added))
         else:
@@ -185,7 +206,7 @@ def _by_words(operators: Counter[str], number: int) -> Counter[str]:
 def _operators(arm: ArmLedger, explained: Explained, left: set[str]) -> dict[str, Counter[str]]:
     result: dict[str, Counter[str]] = {}
     for owner, counts in arm.operators.items():
-        if owner in left or explained.owner(owner):
+        if owner in left or owner in explained.functions or explained.owner(owner):
             continue
         mine = result.setdefault(owner, Counter())
         for kind, count in counts.items():
@@ -202,10 +223,10 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         ours, theirs = one.get(key, 0), two.get(key, 0)
         if ours == theirs or (explained.autocast and theirs > ours):
             continue
-        phase, _, owner = key.partition(" ")
+        owner, phase = key
         arm = "the reference" if ours > theirs else "the FP8 arm"
         yield Difference(
-            UNCODED,
+            D.OTHER_WAITS,
             INVALID,
             f"{arm} waits for the GPU where the other arm does not",
             about=f"waits in the {phase} part",
@@ -218,10 +239,9 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         )
 
 
-def _waits(arm: ArmLedger, explained: Explained) -> dict[str, int]:
-    waits: dict[str, int] = {}
-    for key, count in arm.waits.items():
-        phase, _, owner = key.partition(" ")
-        if phase != RECOMPUTE and owner not in explained.routed and not explained.owner(owner):
-            waits[key] = count
-    return waits
+def _waits(arm: ArmLedger, explained: Explained) -> dict[tuple[str, str], int]:
+    """Owner and phase -> waits."""
+    compared = [owner for owner in arm.waits if owner not in explained.routed and not explained.owner(owner)]
+    return {
+        (owner, phase): count for owner in compared for phase, count in arm.waits[owner].items() if phase != RECOMPUTE
+    }

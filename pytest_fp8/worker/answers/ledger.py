@@ -132,7 +132,7 @@ def _taken(engine: Engine) -> ArmLedger:
         classes=modules.classes,
         products=operators.products,
         operators={owner: dict(counts) for owner, counts in operators.operators.items()},
-        waits=dict(operators.waits),
+        waits={owner: dict(counts) for owner, counts in operators.waits.items()},
         backward=seen.backward,
         stepped=seen.stepped,
         gradients=seen.gradients,

@@ -76,7 +76,7 @@ class OperatorWatch(TorchDispatchMode):
         self._added = ""
         """The number that the last operator added; empty where that was no addition."""
         self.draws: list[Draw] = []
-        self.waits: Counter[str] = Counter()
+        self.waits: dict[str, Counter[str]] = {}
         self.wire: Counter[Collective] = Counter()
         self.may_route = False
         """Whether the host read a value, or an operator gave fewer rows than it was given: sizes may follow from it."""
@@ -116,8 +116,8 @@ class OperatorWatch(TorchDispatchMode):
             work[owned.owner][str(owned.product)] += 1
         for draw in self.draws:
             work[draw.owner][f"{draw.phase} {draw.operator} {draw.shape}"] += 1
-        for where, count in self.waits.items():
-            work[where.partition(" ")[2]]["wait"] += count
+        for owner, waits in self.waits.items():
+            work[owner]["wait"] += waits.total()
         return work
 
     def where(self) -> str:
@@ -147,7 +147,7 @@ class OperatorWatch(TorchDispatchMode):
         return call
 
     def _wait(self) -> None:
-        self.waits[f"{self.where()} {self.modules.owner()}"] += 1
+        self.waits.setdefault(self.modules.owner(), Counter())[self.where()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         draws = self.phase and torch.Tag.nondeterministic_seeded in func.tags
