@@ -22,7 +22,7 @@ from pytest_fp8.questions.checkpoints.carry import transfers_of
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.gathering import Gathering, tasks_of
-from pytest_fp8.questions.layers.check import COUNTED, check_layers, counted
+from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_layers
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
@@ -132,8 +132,10 @@ class Fp8Pair(NotesUse):
         """Is FP8 really running: every Linear accounted for, every product executed, the recipe in force."""
         counts = {name: self._stored(name)[0] for name in COUNTED if self._stored(name)}
         decision = check_layers(self.case, self.layers_evidence(), self._stored("fp8_share"), counts, self.ledgers())
-        self._measured("fp8_share", [decision.numbers["fp8_share"]])
-        for name, count in counted(decision.numbers).items():
+        figures = decision.figures
+        assert isinstance(figures, LayersFigures)
+        self._measured("fp8_share", [figures.fp8_share])
+        for name, count in figures.counted().items():
             self._measured(name, [count])
         return self._note(decision)
 

@@ -1,13 +1,14 @@
 """Records to and from plain data (what JSON can hold). Strict: a missing or unknown key is an error.
 
-Understands frozen dataclasses with fields of scalars, ``Any``, records, ``Mapping``, ``Sequence``, ``tuple`` and
-``None`` beside one of these.
+Understands frozen dataclasses with fields of scalars, enums of strings, ``Any``, records, ``Mapping``, ``Sequence``,
+``tuple`` and ``None`` beside one of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,7 +30,7 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
-    return value
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def from_plain(cls: type[T], data: Any) -> T:
@@ -80,6 +81,10 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         isinstance(value, NUMBERS.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
     ):
         raise PlainDataError(f"{where} is {type(value).__name__}, not {kind.__name__}")
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if value not in list(kind):
+            raise PlainDataError(f"{where} is {value!r}, none of {', '.join(kind)}")
+        return kind(value)
     return value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from pytest_fp8.codes import UNCODED
@@ -15,6 +16,25 @@ from pytest_fp8.errors import refuse, refuse_unknown
 Role = str
 FPROP, DGRAD, WGRAD, RECOMPUTE = "fprop", "dgrad", "wgrad", "recompute"
 ROLES: tuple[Role, ...] = (FPROP, DGRAD, WGRAD)
+
+
+class Stays(StrEnum):
+    """Why a Linear stays in high precision."""
+
+    HEAD, ADAPTER, SIZE, EDGE, REFERENCE = "head", "adapter", "size", "edge", "reference"
+    LEFT = "filter"
+    """The workload's ``leave``."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one Linear stays in high precision, with the size or pattern that it is about."""
+
+    kind: Stays
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pytest_fp8 import Case, Verdict
 from pytest_fp8.questions.checkpoints.check import check_checkpoints
 from pytest_fp8.questions.checkpoints.evidence import Transfer
 from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.recipes import Reason, Stays
 
 DEFAULT = Case("1b", "accelerate_te", "delayed")
 
@@ -30,7 +31,7 @@ def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
     evidence = layers_evidence(
         originals=sizes,
         converted=["mlp.gate", "mlp.up"],
-        skipped={"mlp.router": "size: out_features=10 is not a multiple of 16"},
+        skipped={"mlp.router": Reason(Stays.SIZE, "out_features=10 is not a multiple of 16")},
         live_fp8=["mlp.gate"],
     )
     decision = check_layers(DEFAULT, evidence)
@@ -41,7 +42,7 @@ def test_a_conversion_that_stops_is_named_with_the_layer_it_stopped_at():
 
 def transfer(digests=None):
     source = saved(keys=["e", "h"], digests={"e": 1, "h": 2}, untied={"h": "e"})
-    return Transfer("fp8 -> bf16", "safetensors", source, loaded(digests=digests or {"e": 1}), 0.0, 0.1)
+    return Transfer(("fp8", "bf16"), "safetensors", source, loaded(digests=digests or {"e": 1}), 0.0, 0.1)
 
 
 def test_a_head_that_was_untied_fails_the_checkpoint_by_name():
@@ -57,7 +58,7 @@ def test_converted_adapters_fail_with_advice_for_the_library():
     evidence = layers_evidence(
         originals=names,
         converted=["q"],
-        skipped={"q.lora_A": "adapter: LoRA"},
+        skipped={"q.lora_A": Reason(Stays.ADAPTER, "LoRA")},
         live_fp8=list(names),
     )
     decision = check_layers(DEFAULT, evidence)

@@ -4,19 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_of
+from helpers.evidence import CASE, HEAD, SIZES, arm_ledger, layers_evidence, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.recipes import ROLES, Reason, Stays
 
-SIZE = "size: in_features=10 is not a multiple of 16"
-HEAD = "head: output projections stay in high precision"
-FILTER = "filter: the workload leaves '*'"
-EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
+SIZE = Reason(Stays.SIZE, "in_features=10 is not a multiple of 16")
+FILTER = Reason(Stays.LEFT, "the workload leaves '*'")
+EDGE = Reason(Stays.EDGE, "Accelerate leaves the model's first Linear, for stability")
 
 
 def nothing(left, originals=SIZES):
-    return layers_evidence(originals=originals, skipped=left, converted=[], live_fp8=[])
+    healthy = layers_evidence(bf16=[(name, role) for name in ("q", "up") for role in ROLES])
+    return replace(healthy, originals=originals, skipped=left, converted=[], live_fp8=[])
 
 
 @pytest.mark.parametrize(

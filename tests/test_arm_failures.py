@@ -157,8 +157,8 @@ def test_sizes_that_are_no_multiple_of_16_are_skipped_with_the_reason(fresh):
     fresh.build(spec(build=odd_model))
     layers = fresh.request("layers")
     assert layers["converted"] == ["2"]
-    assert layers["skipped"]["0"] == "size: out_features=10 is not a multiple of 16"
-    assert layers["skipped"]["1"] == "size: in_features=10 is not a multiple of 16"
+    assert layers["skipped"]["0"] == {"kind": "size", "text": "out_features=10 is not a multiple of 16"}
+    assert layers["skipped"]["1"] == {"kind": "size", "text": "in_features=10 is not a multiple of 16"}
 
 
 def test_the_number_of_a_process_that_has_ended_is_not_signalled(fresh, monkeypatch):

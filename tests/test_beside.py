@@ -6,21 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.evidence import CASE, layers_evidence, verdict_of
+from helpers.evidence import CASE, HEAD, layers_evidence, verdict_of
 from pytest_fp8 import Verdict
 from pytest_fp8.questions.layers.beside import beside
 from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.recipes import Reason, Stays
 
-ODD = "size: out_features=250 is not a multiple of 16"
+
+def odd(size, side="out_features"):
+    return Reason(Stays.SIZE, f"{side}={size} is not a multiple of 16")
 
 
 def notes(originals, skipped):
-    return beside(replace(layers_evidence(), originals=originals, skipped=skipped), None)
+    evidence = replace(layers_evidence(), originals=originals, skipped=skipped)
+    return beside(evidence, evidence.step(), None)
 
 
 def test_linears_of_odd_sizes_are_named_with_their_sizes():
     originals = {"0": (64, 250), "2": (250, 256), "4": (256, 64)}
-    skipped = {"0": ODD, "2": "size: in_features=250 is not a multiple of 16"}
+    skipped = {"0": odd(250), "2": odd(250, "in_features")}
     assert notes(originals, skipped) == [
         "2 of 3 Linears stay in BF16: 0: out_features=250 is not a multiple of 16; "
         "2: in_features=250 is not a multiple of 16"
@@ -29,7 +33,7 @@ def test_linears_of_odd_sizes_are_named_with_their_sizes():
 
 def test_names_and_sizes_are_bounded():
     many = {f"blocks.{index}.fc{size}": (64, size) for index in range(24) for size in range(257, 267)}
-    [note] = notes(many, {name: ODD.replace("250", str(size)) for name, (_, size) in many.items()})
+    [note] = notes(many, {name: odd(size) for name, (_, size) in many.items()})
     assert note.startswith("240 of 240 Linears stay in BF16: blocks.0.fc257 and 23 more: out_features=257 is")
     assert note.endswith("; 6 more sizes")
     assert len(note) < 400
@@ -38,11 +42,15 @@ def test_names_and_sizes_are_bounded():
 @pytest.mark.parametrize(
     ("originals", "skipped"),
     [
-        pytest.param({"q": (64, 64), "head": (64, 250)}, {"head": "head: output projections stay"}, id="head"),
-        pytest.param({"q": (64, 64), "r": (64, 64)}, {"r": "filter: the workload leaves 'r'"}, id="asked for"),
-        pytest.param({"q": (64, 64), "r": (64, 64)}, {"r": "edge: the first Linear"}, id="a library's rule"),
-        pytest.param({"q": (64, 250), "r": (64, 64)}, {"q": "adapter: LoRA matrices stay"}, id="adapter"),
-        pytest.param({"q": (64, 512), "r": (64, 5)}, {"r": ODD.replace("250", "5")}, id="a small router"),
+        pytest.param({"q": (64, 64), "head": (64, 250)}, {"head": HEAD}, id="head"),
+        pytest.param(
+            {"q": (64, 64), "r": (64, 64)}, {"r": Reason(Stays.LEFT, "the workload leaves 'r'")}, id="asked for"
+        ),
+        pytest.param(
+            {"q": (64, 64), "r": (64, 64)}, {"r": Reason(Stays.EDGE, "the first Linear")}, id="a library's rule"
+        ),
+        pytest.param({"q": (64, 250), "r": (64, 64)}, {"q": Reason(Stays.ADAPTER, "LoRA matrices stay")}, id="adapter"),
+        pytest.param({"q": (64, 512), "r": (64, 5)}, {"r": odd(5)}, id="a small router"),
     ],
 )
 def test_what_stays_as_it_should_is_not_named(originals, skipped):
@@ -50,7 +58,8 @@ def test_what_stays_as_it_should_is_not_named(originals, skipped):
 
 
 def test_a_pattern_that_matches_nothing_is_named():
-    [note] = beside(layers_evidence(unmatched=["*.ruoter"]), None)
+    evidence = layers_evidence(unmatched=["*.ruoter"])
+    [note] = beside(evidence, evidence.step(), None)
     assert note == "leave='*.ruoter' matches no Linear"
 
 

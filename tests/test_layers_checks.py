@@ -8,12 +8,28 @@ import pytest
 
 from helpers.evidence import CASE, SIZES, arm_ledger, layers_evidence, verdict_of
 from pytest_fp8 import Case, Verdict
-from pytest_fp8.questions.layers.check import check_layers, counted
+from pytest_fp8.codes import L, P
+from pytest_fp8.questions.layers.check import check_layers
 from pytest_fp8.questions.layers.products import FP8, Product
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.recipes import ROLES, Reason, Stays
 
 HP = Case("1b", "torchao", "rowwise_with_gw_hp")
 RECIPE = {"recipe": "delayed", **CASE.full_options}
+
+
+TORCHAO = "torchao.float8.float8_linear.Float8Linear"
+
+
+def in_bf16(*names):
+    """The products and calls of an arm in which these layers are not FP8."""
+    healthy = layers_evidence(bf16=[(name, role) for name in names for role in ROLES])
+    calls = [replace(call, fp8=call.fp8 and call.name not in names) for call in healthy.calls]
+    return {"products": healthy.products, "calls": calls}
+
+
+def nothing(skipped=None):
+    return {"converted": [], "live_fp8": [], "skipped": skipped or {}, **in_bf16("q", "up")}
 
 
 def test_layers_healthy():
@@ -23,27 +39,30 @@ def test_layers_healthy():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "code", "says"),
     [
-        ({"converted": [], "live_fp8": [], "skipped": dict.fromkeys(SIZES, "size: odd")}, "no layer was converted"),
-        ({"live_fp8": ["q"]}, "not FP8: up"),
-        ({"live_fp8": ["q", "up", "lm_head"]}, "lm_head left alone (head)"),
-        ({"skipped": {}}, "neither converted nor left with a reason"),
-        ({"dropped_behaviour": {"q": "a forward hook"}}, "q: a forward hook"),
-        ({"recipes": {"q": {"recipe": "off"}}}, "FP8 was off inside the forward pass"),
-        ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, "amax_compute_algo=max"),
-        ({"calls": []}, "keeps references to the unconverted modules"),
-        ({"calls": [], "products": []}, "does not call the model that it is given"),
+        (nothing(dict.fromkeys(SIZES, Reason(Stays.SIZE, "odd"))), L.NOTHING_CONVERTED, "size: odd"),
+        ({**nothing(), "originals": {}}, L.NO_LINEAR_FITS, "this model has none"),
+        ({**nothing(), "kinds": dict.fromkeys(SIZES, TORCHAO)}, L.OTHER_LIBRARY, TORCHAO),
+        ({"live_fp8": ["q"], **in_bf16("up")}, L.NOT_CONVERTED, "not FP8: up"),
+        ({"live_fp8": ["q", "up", "lm_head"]}, L.LEFT_AND_CONVERTED, "lm_head left alone"),
+        ({"skipped": {}}, L.UNACCOUNTED, "lm_head"),
+        ({"dropped_behaviour": {"q": "a forward hook"}}, L.LOST_BEHAVIOUR, "q: a forward hook"),
+        ({"recipes": {"q": {"recipe": "off"}}}, L.FP8_OFF, "in q"),
+        ({"recipes": {"q": {**RECIPE, "amax_compute_algo": "most_recent"}}}, L.OTHER_RECIPE, "amax_compute_algo=max"),
+        ({"calls": []}, L.NEVER_CALLED, "keeps references to the unconverted modules"),
+        ({"calls": [], "products": []}, L.NEVER_CALLED, "does not call the model that it is given"),
+        ({"stale_amax": ["q", "up"]}, L.STALE_AMAX, "2 layers"),
     ],
 )
-def test_layers_broken(changes, says):
-    verdict_of(check_layers(CASE, layers_evidence(**changes)), Verdict.FAIL, says)
+def test_layers_broken(changes, code, says):
+    verdict_of(check_layers(CASE, layers_evidence(**changes)), Verdict.FAIL, code, says)
 
 
 @pytest.mark.parametrize("role", ["fprop", "dgrad", "wgrad"])
 def test_converted_but_not_executed_names_role_and_layer(role):
     decision = check_layers(CASE, layers_evidence(bf16=[("up", role)]))
-    verdict_of(decision, Verdict.FAIL, f"{role} of 1 of 2 layers", "bfloat16: up")
+    verdict_of(decision, Verdict.FAIL, L[f"{role.upper()}_NOT_IN_FP8"], f"{role} of 1 of 2 layers", "bfloat16: up")
     assert f"read the layer's {'forward' if role == 'fprop' else 'backward'}" in decision.next_step
 
 
@@ -64,7 +83,7 @@ def test_a_branch_that_is_cut_off_is_named_and_not_a_layer_whose_products_are_mi
     ledgers = TwoLedgers(arm_ledger(), arm_ledger(**({"gradients": gradients} if gradients else {})), "torchao")
     decision = check_layers(CASE, layers_evidence(products=absent), ledgers=ledgers)
     verdict_of(decision, Verdict.FAIL, says)
-    assert ("cut off from the loss" in decision.cause) == bool(gradients)
+    assert decision.code is (L.NO_GRADIENT if gradients else L.DGRAD_NOT_IN_FP8)
 
 
 def test_a_forward_pass_in_high_precision_is_said_before_missing_gradients():
@@ -79,58 +98,47 @@ def test_an_fp8_operator_on_a_bf16_kernel_is_not_fp8():
 
 
 def test_a_kernel_of_no_learned_family_is_inconclusive():
-    verdict_of(
-        check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, "no learned family", "cute"
-    )
+    verdict_of(check_layers(CASE, layers_evidence(kernel="cute_1x1")), Verdict.INCONCLUSIVE, L.UNKNOWN_KERNEL, "cute")
 
 
 def test_a_recipe_that_keeps_wgrad_in_high_precision_is_held_to_it():
     both = [("q", "wgrad"), ("up", "wgrad")]
     verdict_of(check_layers(HP, layers_evidence(bf16=both, case=HP)), Verdict.PASS)
-    verdict_of(check_layers(HP, layers_evidence(case=HP)), Verdict.FAIL, "wgrad ran in FP8 although")
+    verdict_of(check_layers(HP, layers_evidence(case=HP)), Verdict.FAIL, L.AGAINST_RECIPE, "wgrad")
 
 
 def test_less_fp8_than_in_the_baseline_fails():
-    verdict_of(check_layers(CASE, layers_evidence(), baseline_share=[0.9]), Verdict.FAIL, "less of the step")
+    verdict_of(
+        check_layers(CASE, layers_evidence(), baseline_share=[0.9]), Verdict.FAIL, L.LESS_THAN_BASELINE, "90.00%"
+    )
 
 
 @pytest.mark.parametrize(("count", "says"), [("fp8_layers", "Linears"), ("fp8_dgrad", "dgrad products")])
 def test_counts_are_exact(count, says):
     kept = {"fp8_layers": 2, "fp8_fprop": 2, "fp8_dgrad": 2, "fp8_wgrad": 2}
-    assert counted(check_layers(CASE, layers_evidence()).numbers) == kept
+    assert check_layers(CASE, layers_evidence()).figures.counted() == kept
     verdict_of(check_layers(CASE, layers_evidence(), baseline_counts=kept), Verdict.PASS)
     more = {**kept, count: 3}
-    verdict_of(check_layers(CASE, layers_evidence(), baseline_counts=more), Verdict.FAIL, f"fewer {says}", "exactly")
+    verdict_of(check_layers(CASE, layers_evidence(), baseline_counts=more), Verdict.FAIL, L.LESS_THAN_BASELINE, says)
 
 
 @pytest.mark.parametrize(
-    ("switches", "says"),
+    ("switches", "code"),
     [
-        ({"asked": "fp8", "accelerate": ""}, "nothing in this program reads it"),
-        ({"asked": "fp8", "accelerate": "bf16"}, "bf16=True of the Trainer wins over it"),
-        ({"asked": "fp8", "accelerate": "fp8"}, "prepare() was not given this model"),
-        ({}, "FP8 was asked for where nothing reads it"),
+        ({"asked": "fp8", "accelerate": ""}, P.NOTHING_READS_IT),
+        ({"asked": "fp8", "accelerate": "bf16"}, P.TRAINER_DECIDES),
+        ({"asked": "fp8", "accelerate": "fp8"}, L.NOTHING_CONVERTED),
+        ({}, L.NOTHING_CONVERTED),
     ],
 )
-def test_nothing_converted_names_who_dropped_it(switches, says):
-    verdict_of(check_layers(CASE, layers_evidence(live_fp8=[], switches=switches)), Verdict.FAIL, says)
-
-
-def test_another_librarys_layers_are_named_as_such():
-    kinds = dict.fromkeys(SIZES, "torchao.float8.float8_linear.Float8Linear")
-    decision = check_layers(CASE, layers_evidence(live_fp8=[], kinds=kinds))
-    verdict_of(decision, Verdict.FAIL, "another library's: torchao", "both libraries are installed")
+def test_nothing_converted_names_who_dropped_it(switches, code):
+    verdict_of(check_layers(CASE, layers_evidence(**nothing(), switches=switches)), Verdict.FAIL, code)
 
 
 def test_eval_mode_is_the_cause_only_where_layers_are_in_it():
     off = [(name, "fprop") for name in ("q", "up")]
     verdict_of(check_layers(CASE, layers_evidence(bf16=off, in_eval=["q"])), Verdict.FAIL, "eval() switched FP8 off: 1")
     assert "eval()" not in check_layers(CASE, layers_evidence(bf16=off)).message
-
-
-def test_an_amax_history_that_stands_still_is_named():
-    decision = check_layers(CASE, layers_evidence(stale_amax=["q", "up"]))
-    verdict_of(decision, Verdict.FAIL, "amax history of 2 layers does not change", "never updated")
 
 
 def test_recomputation_that_torch_ended_early_is_no_finding():
@@ -144,4 +152,4 @@ def test_recomputation_that_torch_ended_early_is_no_finding():
     verdict_of(check_layers(case, evidence), Verdict.PASS)
     broken = [replace(product, kind="bfloat16") for product in again]
     decision = check_layers(case, replace(evidence, products=[*healthy.products, *broken]))
-    verdict_of(decision, Verdict.FAIL, "recompute of 1 of 2 layers", "outside the precision context")
+    verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 1 of 2 layers")

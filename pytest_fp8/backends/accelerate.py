@@ -16,6 +16,7 @@ from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepare
 from pytest_fp8.backends.linears import linears, odd_size, plan, reason_to_skip, why_skipped
 from pytest_fp8.backends.torchao import TorchAO, torchao_config
 from pytest_fp8.backends.transformer_engine import TransformerEngine, linear_type
+from pytest_fp8.recipes import Reason, Stays
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MINIMUM = "1.10"
 """The lowest version of Accelerate that is known to work."""
-EDGE = "edge: Accelerate leaves the model's {} Linear, for stability"
+EDGE = "Accelerate leaves the model's {} Linear, for stability"
 
 
 class ThroughAccelerate(Backend):
@@ -143,15 +144,17 @@ def plan_for_torchao(model: torch.nn.Module) -> Conversion:
         if name in result.converted:
             result.converted.remove(name)
             # A head has the reason that it has with every backend.
-            result.skipped[name] = reason_to_skip(name, 0, 0) or EDGE.format(which)
+            result.skipped[name] = reason_to_skip(name, 0, 0) or Reason(Stays.EDGE, EDGE.format(which))
     return result
 
 
-def _why_skipped(name: str, linear: torch.nn.Linear) -> str:
-    """The reason to skip a Linear, or an empty string. A head has none but its sizes. A Linear that the workload leaves
+def _why_skipped(name: str, linear: torch.nn.Linear) -> Reason | None:
+    """Why a Linear is skipped, or ``None``. A head has none but its sizes. A Linear that the workload leaves
     counts as skipped: Accelerate's conversion takes no names, converts it all the same, and that is reported."""
     reason = why_skipped(name, linear)
-    return odd_size(linear.in_features, linear.out_features) if reason.startswith("head") else reason
+    if reason is not None and reason.kind is Stays.HEAD:
+        return odd_size(linear.in_features, linear.out_features)
+    return reason
 
 
 def keep_out_of_compiled_code(model: torch.nn.Module) -> None:

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.recipes import Reason
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,8 +34,8 @@ class Conversion:
 
     converted: list[str] = field(default_factory=list)
     """Linears that became FP8 layers."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Linear that stays in high precision -> the reason."""
+    skipped: dict[str, Reason] = field(default_factory=dict)
+    """Linear that stays in high precision -> why."""
     model: torch.nn.Module | None = None
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)

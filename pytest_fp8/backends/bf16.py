@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears
+from pytest_fp8.recipes import Reason, Stays
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ class Bf16(Backend):
     token_multiple = 1
 
     def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
-        return Conversion(skipped=dict.fromkeys(linears(model), "reference: this arm is BF16"))
+        return Conversion(skipped=dict.fromkeys(linears(model), Reason(Stays.REFERENCE, "this arm is BF16")))
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:
         return False

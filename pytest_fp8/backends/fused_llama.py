@@ -113,7 +113,7 @@ def fuse(model: nn.Module) -> None:
             piece = getattr(module, part)
             if type(piece) is not nn.Linear:
                 raise NothingToFuse(f"{name}.{part} is a {_kind(piece)}, not a plain Linear")
-            if getattr(piece, SKIPPED, ""):
+            if getattr(piece, SKIPPED, None):
                 raise NothingToFuse(f"{name}.{part} is to stay in high precision and cannot be fused with others")
     put_in_place(model, {module: fused[type(module)](module) for _, module in found})
 

@@ -8,12 +8,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
+from pytest_fp8.recipes import Reason, Stays
 
 if TYPE_CHECKING:
     import torch
 
 SKIPPED = "_fp8_skipped"
-"""The attribute of a Linear that is to stay in high precision; it holds the reason."""
+"""The attribute of a Linear that is to stay in high precision; it holds the :class:`Reason`."""
 
 COMPILED = "_orig_mod"
 """The name under which ``torch.compile(model)`` holds the model."""
@@ -68,9 +69,9 @@ def put_in_place(model: torch.nn.Module, new: Mapping[torch.nn.Module, torch.nn.
 # -- what a conversion takes and what it skips ------------------------------------------------------------------------
 
 
-def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], str] | None = None) -> Conversion:
-    """What a conversion of this model is meant to do. ``why`` gives the reason to skip a Linear, or an empty string;
-    without it :func:`why_skipped` does."""
+def plan(model: torch.nn.Module, why: Callable[[str, torch.nn.Linear], Reason | None] | None = None) -> Conversion:
+    """What a conversion of this model is meant to do. ``why`` says why a Linear is skipped; without it
+    :func:`why_skipped` does."""
     result = Conversion()
     for name, module in linears(model).items():
         reason = (why or why_skipped)(name, module)
@@ -99,20 +100,21 @@ def observed_conversion(
     if gone:
         raise RenamedError(gone, modules)
     for name, sizes in originals.items():
-        reason = reason_to_skip(name, *sizes) or skipped_by_name(name, leave)
+        left = skipped_by_name(name, leave)
+        reason = reason_to_skip(name, *sizes) or left
         fp8 = is_fp8(modules[name])
         if fp8:
             result.converted.append(name)
-        if reason and (not fp8 or skipped_by_name(name, leave)):
+        if reason and (not fp8 or left):
             # A Linear that the workload leaves and that was converted is in both lists: the layers question reports it.
             result.skipped[name] = reason
     return result
 
 
-def skipped_by_name(name: str, patterns: Sequence[str]) -> str:
-    """The reason where one of the workload's ``leave`` patterns matches the Linear's name; else an empty string."""
-    pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
-    return f"filter: the workload leaves {pattern!r}" if pattern else ""
+def skipped_by_name(name: str, patterns: Sequence[str]) -> Reason | None:
+    """The reason where one of the workload's ``leave`` patterns matches the Linear's name."""
+    pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+    return Reason(Stays.LEFT, f"the workload leaves {pattern!r}") if pattern is not None else None
 
 
 def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -126,27 +128,27 @@ def mark_skipped(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in found)]
 
 
-def why_skipped(name: str, module: torch.nn.Linear) -> str:
-    """The reason to keep a Linear in high precision: its mark, its name or its sizes; an empty string to convert it."""
-    return getattr(module, SKIPPED, "") or reason_to_skip(name, module.in_features, module.out_features)
+def why_skipped(name: str, module: torch.nn.Linear) -> Reason | None:
+    """Why a Linear stays in high precision: its mark, its name or its sizes; ``None`` to convert it."""
+    return getattr(module, SKIPPED, None) or reason_to_skip(name, module.in_features, module.out_features)
 
 
-def reason_to_skip(name: str, in_features: int, out_features: int) -> str:
-    """The reason that name and sizes give, or an empty string."""
+def reason_to_skip(name: str, in_features: int, out_features: int) -> Reason | None:
+    """The reason that name and sizes give."""
     last = re.sub(OF_PEFT, "", name).rsplit(".", 1)[-1]
     if last in HEADS:
-        return "head: output projections stay in high precision"
+        return Reason(Stays.HEAD, "output projections stay in high precision")
     if any(part.startswith("lora_") for part in name.split(".")):
-        return "adapter: LoRA matrices stay in high precision"
+        return Reason(Stays.ADAPTER, "LoRA matrices stay in high precision")
     return odd_size(in_features, out_features)
 
 
-def odd_size(in_features: int, out_features: int) -> str:
-    """The reason that the sizes alone give, or an empty string."""
+def odd_size(in_features: int, out_features: int) -> Reason | None:
+    """The reason that the sizes alone give."""
     for side, size in (("in_features", in_features), ("out_features", out_features)):
         if size % ALIGNMENT:
-            return f"size: {side}={size} is not a multiple of {ALIGNMENT}"
-    return ""
+            return Reason(Stays.SIZE, f"{side}={size} is not a multiple of {ALIGNMENT}")
+    return None
 
 
 def stacked_weights(model: torch.nn.Module) -> dict[str, list[int]]:

@@ -15,12 +15,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, NoteProduct, Prepared
 from pytest_fp8.backends.bf16 import Bf16
 from pytest_fp8.backends.linears import linears, observed_conversion
+from pytest_fp8.recipes import Stays
 
 if TYPE_CHECKING:
     import torch
@@ -180,8 +182,8 @@ class Unsloth(UnslothBf16):
         found = observed_conversion(model, sizes, self.is_fp8_layer)
         kept = {name: str(linear.weight.dtype).removeprefix("torch.") for name, linear in linears(model).items()}
         for name, reason in found.skipped.items():
-            if reason.startswith("adapter"):
-                found.skipped[name] = f"{reason}, kept in {kept[name]}"
+            if reason.kind is Stays.ADAPTER:
+                found.skipped[name] = replace(reason, text=f"{reason.text}, kept in {kept[name]}")
         return found
 
     def is_fp8_layer(self, module: torch.nn.Module) -> bool:

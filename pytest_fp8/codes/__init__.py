@@ -51,6 +51,9 @@ class L(Code):
     PASSED_BY = "FP8-L28"
     NOT_IN_OPTIMIZER = "FP8-L29"
     NO_GRADIENT = "FP8-L30"
+    NO_FORWARD_IN_FP8 = "FP8-L31"
+    GRADIENTS_NOT_IN_FP8 = "FP8-L32"
+    NO_LINEAR_FITS = "FP8-L33"
 
 
 class D(Code):

@@ -65,7 +65,7 @@ def layers_to_json(arms: PairArms) -> list[dict[str, Any]]:
     for each in evidence.step(recipe_facts(arms.case.backend, arms.case.recipe).roles).attributions:
         ran[each.layer][each.role] = each.kind
     return [
-        {"layer": name, "skipped": evidence.skipped.get(name, ""), "ran": ran.get(name, {})}
+        {"layer": name, "skipped": str(evidence.skipped.get(name, "")), "ran": ran.get(name, {})}
         for name in evidence.originals
     ]
 

@@ -22,8 +22,10 @@ from pytest_fp8.questions.ledger.evidence import (
     Weight,
 )
 from pytest_fp8.questions.loss.evidence import Curve
+from pytest_fp8.recipes import Reason, Stays
 
 CASE = Case("1b", "transformer_engine", "delayed")
+HEAD = Reason(Stays.HEAD, "output projections stay in high precision")
 SIZES = {"q": (64, 64), "up": (64, 256), "lm_head": (64, 512)}
 
 
@@ -42,7 +44,7 @@ def layers_evidence(bf16=(), kernel="fp8_kernel_1x1", case=CASE, **changes):
     evidence = LayersEvidence(
         originals=SIZES,
         converted=["q", "up"],
-        skipped={"lm_head": "head"},
+        skipped={"lm_head": HEAD},
         live_fp8=["q", "up"],
         calls=calls,
         recipes={name: {"recipe": case.recipe, **case.full_options} for name in ("q", "up")},

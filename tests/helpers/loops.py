@@ -74,7 +74,7 @@ def routed():
 
 
 def loop(parts=1, clip=None, evaluate=False, set_to_none=True):
-    """A step as people write it: ``parts`` micro-batches, gradient clipping, an evaluation of 13 rows."""
+    """A step as people write it: ``parts`` micro-batches, clipping, an evaluation of 13 rows or ``evaluate``."""
 
     def step(model, batch, optimizer, precision):
         import torch
@@ -92,7 +92,7 @@ def loop(parts=1, clip=None, evaluate=False, set_to_none=True):
         if evaluate:
             model.eval()
             with torch.no_grad():
-                model(batch[:13])
+                model(batch[: evaluate if evaluate > 1 else 13])
             model.train()
         return total
 

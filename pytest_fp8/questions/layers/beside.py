@@ -6,22 +6,27 @@ from collections.abc import Sequence
 
 from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.own import callers
+from pytest_fp8.questions.layers.products import FP8, StepProducts
 from pytest_fp8.questions.layers.wire import same_on_all_ranks
 from pytest_fp8.questions.ledger.compare import never_called
 from pytest_fp8.questions.ledger.differences import outermost
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
+from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
+from pytest_fp8.recipes import Stays
 
 WORTH_NAMING = 0.02
-"""Share of the Linears' weights above which Linears of odd sizes are named. An FP8 product takes half the time of a
-BF16 product at best, so that a smaller share left in BF16 costs less than 2 % of the speed, a case's default
-``tolerance``. A router for five experts stays below it."""
+"""Share of the Linears' weights, or of the step's FLOPs, above which what stays in high precision is named. An FP8
+product takes half the time of a BF16 product at best, so that a smaller share left in BF16 costs less than 2 % of the
+speed, a case's default ``tolerance``. A router for five experts stays below it."""
 
 
-def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
+def beside(evidence: LayersEvidence, step: StepProducts, ledgers: TwoLedgers | None) -> list[str]:
     """One text for each thing to name: Linears whose sizes FP8 does not take; layers that are converted and never
-    called; weights that belong to no Linear, such as a mixture's experts in one parameter; and ``leave`` patterns that
-    match nothing, as a misspelled one does. Workloads of several models may share their patterns."""
-    found = [_odd_sizes(evidence)]
+    called; products that no Linear calls; weights that belong to no Linear, such as a mixture's experts in one
+    parameter; and ``leave`` patterns that match nothing, as a misspelled one does. Workloads of several models may
+    share their patterns."""
+    found = [_odd_sizes(evidence), _outside(evidence, step)]
     if evidence.unmatched:
         found.append(f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear")
     if ledgers is not None:
@@ -30,6 +35,8 @@ def beside(evidence: LayersEvidence, ledgers: TwoLedgers | None) -> list[str]:
         if otherwise := ledgers.fp8.recomputed_otherwise:
             where = some([name or "the model" for name in otherwise])
             found.append(f"recomputation computes something else than the first forward in both arms: {where}")
+        if other := evaluated_otherwise(ledgers):
+            found.append(f"the arms evaluate with other modules, which were not compared: {some(other)}")
         if same_on_all_ranks(ledgers.fp8):
             found.append("all ranks were given one and the same batch: cut it by rank in batch(step)")
         if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
@@ -61,8 +68,8 @@ def _odd_sizes(evidence: LayersEvidence) -> str:
     weights = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
     by_reason: dict[str, list[str]] = {}
     for name, reason in evidence.skipped.items():
-        if reason.startswith("size: "):
-            by_reason.setdefault(reason.removeprefix("size: "), []).append(name)
+        if reason.kind is Stays.SIZE:
+            by_reason.setdefault(reason.text, []).append(name)
     odd = [name for names in by_reason.values() for name in names]
     if sum(weights.get(name, 0) for name in odd) <= WORTH_NAMING * sum(weights.values()):
         return ""
@@ -73,6 +80,16 @@ def _odd_sizes(evidence: LayersEvidence) -> str:
     more = [f"{len(named) - SHOWN} more sizes"] if len(named) > SHOWN else []
     stay = "Linear stays" if len(odd) == 1 else "Linears stay"
     return f"{len(odd)} of {len(weights)} {stay} in BF16: {'; '.join([*named[:SHOWN], *more])}"
+
+
+def _outside(evidence: LayersEvidence, step: StepProducts) -> str:
+    """Products in high precision that no Linear calls: raw parameters, convolutions, adapters of a class of one's
+    own."""
+    share = sum(product.flops for product in step.foreign if product.kind != FP8) / step.flops()
+    if share <= WORTH_NAMING:
+        return ""
+    outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
+    return f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
 
 
 def _never_called(unused: Sequence[str]) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.beside import beside
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.execution import find_in_execution
+from pytest_fp8.questions.layers.own import as_fp8_layers, find_in_gradients, own_fp8, said_of_own
 from pytest_fp8.questions.layers.products import StepProducts, role_table
 from pytest_fp8.questions.layers.wire import find_on_wire, travelled
 from pytest_fp8.questions.ledger.compare import find_in_ledger, find_where_gradients_are_missing
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, recipe_facts
-from pytest_fp8.verdicts import Decision, Finding, passed
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, ROLES, WGRAD, Role, recipe_facts
+from pytest_fp8.verdicts import Decision, Figures, Finding, passed
 
 QUESTION = "layers"
 COUNTED = {
@@ -25,6 +27,33 @@ COUNTED = {
     **{f"fp8_{role}": f"{role} products in FP8 per step" for role in (*ROLES, RECOMPUTE)},
 }
 """Counts that a baseline keeps, name -> unit. They are exact: one less fails."""
+
+
+@dataclass(frozen=True)
+class LayersFigures(Figures):
+    """How much of the model and of its step is in FP8."""
+
+    linears: int
+    converted: int
+    """Linears in FP8, those of a class of the user's own included."""
+    parameter_share: float
+    """Of the Linears' weights."""
+    fp8_share: float
+    """Of the step's GEMM FLOPs."""
+    roles: Mapping[Role, Mapping[str, int]]
+    """Role -> products that are ``expected`` of the FP8 layers, and those of them that ran in ``fp8``."""
+    skipped: Mapping[str, int]
+    """Reason -> Linears that stay in high precision for it."""
+    stacked: Sequence[str]
+    attention: Mapping[str, Sequence[str]]
+    """Attention operator -> its kernels."""
+    notes: Sequence[str] = ()
+    """What a PASS says besides."""
+
+    def counted(self) -> dict[str, int]:
+        """The counts of :data:`COUNTED`, without roles that did not run."""
+        roles = {f"fp8_{role}": count["fp8"] for role, count in self.roles.items()}
+        return {"fp8_layers": self.converted, **{name: n for name, n in roles.items() if name in COUNTED}}
 
 
 def check_layers(
@@ -40,93 +69,83 @@ def check_layers(
     ``baseline_counts``: the stored counts of :data:`COUNTED`; any that is lower now fails. ``ledgers``: what both arms
     did besides FP8.
     """
-    step = evidence.step(recipe_facts(case.backend, case.recipe).roles)
-    numbers = summarise(evidence, step)
+    roles = recipe_facts(case.backend, case.recipe).roles
+    own = own_fp8(evidence, evidence.step(roles))
+    evidence = as_fp8_layers(evidence, own.layers)
+    step = evidence.step(roles)
+    figures = _figures(evidence, step, own.layers)
     found = (
-        find_in_conversion(case, evidence)
+        find_in_conversion(case, evidence, own)
         or find_in_recipe(case, evidence)
         # A forward pass that is repeated in high precision has its gradients there too: it is named before them.
         or find_in_execution(case, evidence, step, (FPROP, RECOMPUTE))
         or (find_where_gradients_are_missing(ledgers, QUESTION) if ledgers is not None else None)
         or find_in_execution(case, evidence, step, (DGRAD, WGRAD))
+        or find_in_gradients(evidence, roles)
         or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
-        or _counts(counted(numbers), baseline_counts or {})
+        or _less_than_stored(figures, baseline_share, baseline_counts or {})
         or _scaling(evidence)
-        or _share(numbers["fp8_share"], baseline_share)
     )
     if found is not None:
-        return found.answer(QUESTION, numbers)
-    notes = beside(evidence, ledgers)
+        return found.answer(QUESTION, figures)
+    notes = [*said_of_own(own, step), *beside(evidence, step, ledgers)]
     wire = travelled(ledgers.fp8) if ledgers is not None else ""
     said = [
-        f"{numbers['converted']} of {numbers['linears']} Linears in FP8, "
-        f"{numbers['fp8_share']:.1%} of the step's GEMM FLOPs",
+        f"{figures.converted} of {figures.linears} Linears in FP8, {figures.fp8_share:.1%} of the step's GEMM FLOPs",
         *notes,
         *([f"on the wire, a step of a rank: {wire}"] if wire else []),
     ]
-    return passed("; ".join(said)).answer(QUESTION, {**numbers, "notes": notes})
+    return passed("; ".join(said)).answer(QUESTION, replace(figures, notes=notes))
 
 
-def summarise(evidence: LayersEvidence, step: StepProducts) -> dict[str, Any]:
-    """The decision's numbers: coverage by count, parameters and FLOPs, products per role, reasons to skip layers."""
+def _figures(evidence: LayersEvidence, step: StepProducts, own: Collection[str]) -> LayersFigures:
     sizes = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
-    reasons: dict[str, int] = {}
-    for why in evidence.skipped.values():
-        reasons[why] = reasons.get(why, 0) + 1
-    return {
-        "linears": len(evidence.originals),
-        "converted": len(evidence.converted),
-        "parameter_share": sum(sizes[n] for n in evidence.converted) / max(1, sum(sizes.values())),
-        "fp8_share": step.fp8_share(),
-        "roles": role_table(step, evidence.calls),
-        "skipped": reasons,
-        "stacked": list(evidence.stacked_weights),
-        "attention": {name: list(kernels) for name, kernels in evidence.attention.items()},
-    }
+    converted = {*evidence.converted, *own}
+    return LayersFigures(
+        linears=len(evidence.originals),
+        converted=len(converted),
+        parameter_share=sum(sizes[n] for n in converted) / max(1, sum(sizes.values())),
+        fp8_share=step.fp8_share(),
+        roles=role_table(step, evidence.calls),
+        skipped=Counter(map(str, evidence.skipped.values())),
+        stacked=list(evidence.stacked_weights),
+        attention=evidence.attention,
+    )
 
 
-def counted(numbers: Mapping[str, Any]) -> dict[str, int]:
-    """The counts of :data:`COUNTED` in a decision's numbers, without roles that did not run."""
-    roles = {f"fp8_{role}": count["fp8"] for role, count in numbers["roles"].items()}
-    return {"fp8_layers": numbers["converted"], **{name: n for name, n in roles.items() if name in COUNTED}}
-
-
-def _counts(now: Mapping[str, int], baseline: Mapping[str, int]) -> Finding | None:
-    for name, stored in baseline.items():
+def _less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Mapping[str, int]) -> Finding | None:
+    now = figures.counted()
+    for name, stored in counts.items():
         if now.get(name, 0) < stored:
-            return fail(
-                UNCODED,
-                f"fewer {COUNTED[name]} than in the baseline",
-                expected=f"{stored}, exactly as stored",
-                seen=f"{now.get(name, 0)}",
-                cause="layers or products are left in high precision now that ran in FP8 before",
-                next_step="compare the reasons for what was left, in the report",
+            return _less(
+                f"fewer {COUNTED[name]} than in the baseline", f"{stored}, exactly as stored", f"{now.get(name, 0)}"
             )
+    if share and figures.fp8_share < min(share) - 1e-6:
+        expected, seen = f"{min(share):.2%} of GEMM FLOPs", f"{figures.fp8_share:.2%}"
+        return _less("less of the step runs in FP8 than in the baseline", expected, seen)
     return None
+
+
+def _less(headline: str, expected: str, seen: str) -> Finding:
+    return fail(
+        L.LESS_THAN_BASELINE,
+        headline,
+        expected=expected,
+        seen=seen,
+        cause="layers or products are left in high precision now that ran in FP8 before",
+        next_step="compare the reasons for what was left, in the report",
+    )
 
 
 def _scaling(evidence: LayersEvidence) -> Finding | None:
     if evidence.stale_amax:
         return fail(
-            UNCODED,
+            L.STALE_AMAX,
             f"the amax history of {len(evidence.stale_amax)} layers does not change in a training step",
             expected="a new entry in each layer's history after each step",
             seen=f"unchanged: {some(evidence.stale_amax)}",
             cause="the amax history is never updated: scales stay as they were, while weights and activations move",
             next_step="run forward and backward inside te.autocast, and never step around its exit",
-        )
-    return None
-
-
-def _share(share: float, baseline: Sequence[float]) -> Finding | None:
-    if baseline and share < min(baseline) - 1e-6:
-        return fail(
-            UNCODED,
-            "less of the step runs in FP8 than in the baseline",
-            expected=f"{min(baseline):.2%} of GEMM FLOPs",
-            seen=f"{share:.2%}",
-            cause="layers are left in high precision now that were converted before",
-            next_step="compare the reasons for what was left, in the report",
         )
     return None

@@ -6,42 +6,54 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import Code, L
 from pytest_fp8.questions.findings import fail, some, words
 from pytest_fp8.questions.layers.evidence import LayersEvidence
+from pytest_fp8.questions.layers.own import OwnFp8
 from pytest_fp8.questions.layers.products import FP8
-from pytest_fp8.questions.precision import Switches, who_won
-from pytest_fp8.recipes import LIBRARIES, POWERS, recipe_facts
+from pytest_fp8.questions.precision import Switches, decided_by, who_won
+from pytest_fp8.recipes import LIBRARIES, POWERS, Stays, recipe_facts
 from pytest_fp8.verdicts import Finding
 
 OTHER_LIBRARIES = {"torchao": "torchao.", "transformer_engine": "transformer_engine."}
 """Backend -> how the module path of its layers begins."""
 
 
-def find_in_conversion(case: Case, evidence: LayersEvidence) -> Finding | None:
+def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Finding | None:
     """The first thing that is wrong with which layers are in FP8, or ``None``."""
-    converted, skipped = set(evidence.converted), set(evidence.skipped)
-    live = set(evidence.live_fp8)
-    if not live:
+    converted, skipped, live = set(evidence.converted), set(evidence.skipped), set(evidence.live_fp8)
+    if not live and (other := _of_other_library(case, evidence)):
+        return other
+    if not live and not own.layers and all(owned.product.phase != "forward" for owned in own.products):
         return _nothing_converted(case, evidence)
-    if converted - live:
+    missing = converted - live - own.layers
+    if missing:
         return fail(
-            UNCODED,
+            L.NOT_CONVERTED,
             "layers that should have been converted are not FP8 layers",
             expected=f"{len(converted)} FP8 layers",
-            seen=f"not FP8: {some(converted - live)}",
-            cause=_why_not_live(evidence, converted - live),
+            seen=f"not FP8: {some(missing)}",
+            cause=_why_not_live(evidence, missing),
             next_step="convert last, after adapters and before compiling",
         )
-    if live & skipped:
-        return _converted_all_the_same(case, evidence, live & skipped)
-    found = _changed_beside(evidence)
-    if found is not None:
-        return found
-    unaccounted = set(evidence.originals) - converted - skipped
+    wrong = (live & skipped) | {name for name in skipped & own.layers if evidence.skipped[name].kind is Stays.LEFT}
+    if wrong:
+        return _converted_all_the_same(case, evidence, wrong)
+    if evidence.dropped_behaviour:
+        return fail(
+            L.LOST_BEHAVIOUR,
+            f"{len(evidence.dropped_behaviour)} converted layer(s) lost what they did besides their product",
+            expected="an FP8 layer that does all that the Linear did",
+            seen=some([f"{name}: {what}" for name, what in evidence.dropped_behaviour.items()]),
+            cause="the conversion puts a layer of the library's own in the Linear's place, which takes over its "
+            "weights and nothing else",
+            next_step="leave it in high precision, Workload(leave=(its name,)), or do that outside the Linear: in the "
+            "module that calls it, or in a hook that is registered after the conversion",
+        )
+    unaccounted = set(evidence.originals) - converted - skipped - own.layers
     if unaccounted:
         return fail(
-            UNCODED,
+            L.UNACCOUNTED,
             "Linears that were neither converted nor left with a reason",
             expected="a reason for each layer that stays in high precision",
             seen=some(unaccounted),
@@ -55,31 +67,17 @@ def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str
     """Layers that were to stay in high precision are FP8 layers."""
     name = sorted(wrong)[0]
     reason = evidence.skipped[name]
+    adapter = reason.kind is Stays.ADAPTER
     return fail(
-        UNCODED,
+        L.LEFT_AND_CONVERTED,
         "a layer that was to stay in high precision is an FP8 layer",
         expected=f"{name} left alone ({reason})",
         seen=f"FP8: {some(wrong)}",
         cause="the filter did not reach the converter: what it names "
-        + ("was an adapter" if reason.startswith("adapter") else "was converted with the rest"),
-        next_step=_how_to_filter(case, reason),
+        + ("was an adapter" if adapter else "was converted with the rest"),
+        next_step=_how_to_filter(case, adapter),
+        about=name,
     )
-
-
-def _changed_beside(evidence: LayersEvidence) -> Finding | None:
-    """What the conversion changed besides the precision."""
-    if evidence.dropped_behaviour:
-        return fail(
-            UNCODED,
-            f"{len(evidence.dropped_behaviour)} converted layer(s) lost what they did besides their product",
-            expected="an FP8 layer that does all that the Linear did",
-            seen=some([f"{name}: {what}" for name, what in evidence.dropped_behaviour.items()]),
-            cause="the conversion puts a layer of the library's own in the Linear's place, which takes over its "
-            "weights and nothing else",
-            next_step="leave it in high precision, Workload(leave=(its name,)), or do that outside the Linear: in the "
-            "module that calls it, or in a hook that is registered after the conversion",
-        )
-    return None
 
 
 def eval_cause(evidence: LayersEvidence) -> str:
@@ -89,11 +87,11 @@ def eval_cause(evidence: LayersEvidence) -> str:
     return f"eval() switched FP8 off: {len(evidence.in_eval)} layers are in eval mode while the model trains"
 
 
-def _how_to_filter(case: Case, reason: str) -> str:
+def _how_to_filter(case: Case, adapter: bool) -> str:
     """torchao takes a filter; Accelerate's conversion to Transformer Engine takes none."""
     if LIBRARIES.get(case.backend, case.backend) == "torchao":
         return "pass the filter as module_filter_fn"
-    first = "convert before adapters are added, or " if reason.startswith("adapter") else ""
+    first = "convert before adapters are added, or " if adapter else ""
     return f"{first}replace the layers yourself: Workload(convert=...)"
 
 
@@ -101,35 +99,51 @@ def _why_not_live(evidence: LayersEvidence, missing: set[str]) -> str:
     """Why layers were not converted. Accelerate's loop over a module's children returns at the first Linear whose sizes
     FP8 does not take: then what was not converted comes after such a Linear in the same parent."""
     order = list(evidence.originals)
+    odd = {name for name, reason in evidence.skipped.items() if reason.kind is Stays.SIZE}
     for name in sorted(missing, key=order.index):
         earlier = [n for n in order[: order.index(name)] if n.rpartition(".")[0] == name.rpartition(".")[0]]
-        odd = [n for n in earlier if evidence.skipped.get(n, "").startswith("size")]
-        if odd:
+        if first := next((n for n in earlier if n in odd), ""):
             return (
-                f"a converter that stopped early, at {odd[0]} ({evidence.skipped[odd[0]]}): Accelerate's convert_model "
+                f"a converter that stopped early, at {first} ({evidence.skipped[first]}): Accelerate's convert_model "
                 "returns there, and the layers after it stay as they were"
             )
     return "a converter that stopped early, or a module replaced after the conversion"
 
 
-def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
+def _of_other_library(case: Case, evidence: LayersEvidence) -> Finding | None:
     own = OTHER_LIBRARIES.get(LIBRARIES.get(case.backend, case.backend))
     for library, path in OTHER_LIBRARIES.items():
-        foreign = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
-        if foreign:
+        names = [name for name, kind in evidence.kinds.items() if path != own and kind.startswith(path)]
+        if names:
             return fail(
-                UNCODED,
+                L.OTHER_LIBRARY,
                 f"the FP8 layers are another library's: {library}",
                 expected=f"layers of {case.backend}",
-                seen=f"{evidence.kinds[foreign[0]]}: {some(foreign)}",
+                seen=f"{evidence.kinds[names[0]]}: {some(names)}",
                 cause="both libraries are installed and nobody said which to use: Accelerate then takes torchao",
                 next_step="pass the library's own recipe object, e.g. kwargs_handlers=[TERecipeKwargs(...)]",
             )
-    cause, next_step = _why_nothing(evidence)
+    return None
+
+
+def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
+    expected = f"FP8 layers among the model's {len(evidence.originals)} Linears"
+    elsewhere = [product.phase for product in evidence.verified() if product.kind == FP8]
+    if elsewhere:
+        return fail(
+            L.NO_FORWARD_IN_FP8,
+            "FP8 products run, and none in the forward pass that trains",
+            expected=expected,
+            seen="; ".join(f"{phase}: {elsewhere.count(phase)} FP8 products" for phase in dict.fromkeys(elsewhere)),
+            cause="a layer or function of one's own that multiplies in high precision where it trains, as with a "
+            "branch on self.training or on torch.is_grad_enabled()",
+            next_step="read the layer's forward, and what it asks before it multiplies in FP8",
+        )
+    code, cause, next_step = _why_nothing(evidence)
     return fail(
-        UNCODED,
-        "no layer was converted to FP8",
-        expected=f"FP8 layers among the model's {len(evidence.originals)} Linears",
+        code,
+        "no layer was converted to FP8, and no product ran in FP8",
+        expected=expected,
         seen=_what_stayed(evidence),
         cause=cause,
         next_step=next_step,
@@ -148,50 +162,53 @@ def _what_stayed(evidence: LayersEvidence) -> str:
             "1 Linear could be FP8 and is not" if len(could) == 1 else f"{len(could)} Linears could be FP8 and are not"
         )
         return f"{linears}: {some(could)}"
-    return "; ".join(sorted(set(evidence.skipped.values()))) or "no Linear at all"
+    return "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
 
 
 _HOW_TO_CONVERT = {
-    "size": "make in_features and out_features multiples of 16",
-    "filter": "take names or patterns out of Workload(leave=...)",
-    "edge": "give the model more Linears than a first and a last, or take the backend torchao, which converts both",
-    "head": "write the other products as nn.Linear",
-    "adapter": "give the Linears under the adapters sizes that FP8 takes",
+    Stays.SIZE: "make in_features and out_features multiples of 16",
+    Stays.LEFT: "take names or patterns out of Workload(leave=...)",
+    Stays.EDGE: "give the model more Linears than a first and a last, or take the backend torchao, which converts both",
+    Stays.HEAD: "write the other products as nn.Linear",
+    Stays.ADAPTER: "give the Linears under the adapters sizes that FP8 takes",
 }
-"""First word of a Linear's reason to stay in high precision -> what to do about it."""
+"""Why a Linear stays in high precision -> what to do about it."""
 
 
-def _why_nothing(evidence: LayersEvidence) -> tuple[str, str]:
-    """Cause and next step where no layer is in FP8, from the reasons why the Linears were left."""
+def _why_nothing(evidence: LayersEvidence) -> tuple[Code, str, str]:
+    """Code, cause and next step where no layer is in FP8, from the reasons why the Linears were left."""
     if evidence.converted:
-        return _who_dropped_it(evidence), "convert the model itself, or check how FP8 is switched on"
+        return *_who_dropped_it(evidence), "convert the model itself, or check how FP8 is switched on"
     if _could_be(evidence):
-        return _who_dropped_it(evidence), (
+        return *_who_dropped_it(evidence), (
             "check the conversion's filter, which must give True for these names, and how FP8 is switched on"
         )
     elsewhere = "products that no nn.Linear holds (convolutions, transformers' Conv1D in GPT-2, raw parameters)"
     if not evidence.originals:
         return (
+            L.NO_LINEAR_FITS,
             f"FP8 conversions take nn.Linear alone, and this model has none: {elsewhere} stay as they are",
             "write its products as nn.Linear, or ask FP8 of another model",
         )
-    kinds = {reason.partition(":")[0] for reason in evidence.skipped.values()}
+    kinds = {reason.kind for reason in evidence.skipped.values()}
     advice = [text for kind, text in _HOW_TO_CONVERT.items() if kind in kinds]
-    if "size" in kinds:
-        return _who_dropped_it(evidence), ", or ".join([*advice, "check how FP8 is switched on"])
-    also = f"; {elsewhere} are never converted" if "head" in kinds else ""
-    return f"every nn.Linear of the model is one that stays in high precision{also}", ", or ".join(advice)
+    if Stays.SIZE in kinds:
+        return *_who_dropped_it(evidence), ", or ".join([*advice, "check how FP8 is switched on"])
+    also = f"; {elsewhere} are never converted" if Stays.HEAD in kinds else ""
+    cause = f"every nn.Linear of the model is one that stays in high precision{also}"
+    return L.NO_LINEAR_FITS, cause, ", or ".join(advice)
 
 
-def _who_dropped_it(evidence: LayersEvidence) -> str:
+def _who_dropped_it(evidence: LayersEvidence) -> tuple[Code, str]:
     """Which setting took FP8 away, as far as the environment and Accelerate's own state tell."""
     switches = Switches(evidence.switches.get("asked", ""), used=evidence.switches.get("accelerate", ""))
     if switches.used == FP8:
-        return "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
+        cause = "Accelerate says that it trains in fp8: prepare() was not given this model, or filtered all its layers"
+        return L.NOTHING_CONVERTED, cause
     if switches.environment == FP8:
-        return who_won(switches)
+        return decided_by(switches), who_won(switches)
     sizes = "" if _could_be(evidence) else " or has odd sizes"
-    return f"FP8 was asked for where nothing reads it, or every layer was filtered out{sizes}"
+    return L.NOTHING_CONVERTED, f"FP8 was asked for where nothing reads it, or every layer was filtered out{sizes}"
 
 
 def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
@@ -205,7 +222,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
             continue
         if seen.get("recipe") == "off":
             return fail(
-                UNCODED,
+                L.FP8_OFF,
                 "FP8 was off inside the forward pass",
                 expected=words(asked),
                 seen=f"off, in {name}",
@@ -214,7 +231,7 @@ def find_in_recipe(case: Case, evidence: LayersEvidence) -> Finding | None:
             )
         custom = seen.get("recipe") == "custom"
         return fail(
-            UNCODED,
+            L.OTHER_RECIPE,
             "another recipe was in force than the one asked for",
             expected=words({key: pair[0] for key, pair in wrong.items()}),
             seen=f"{words({key: pair[1] for key, pair in wrong.items()})}, in {name}",

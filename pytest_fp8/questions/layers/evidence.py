@@ -10,7 +10,8 @@ from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import Arm, TwoArms
 from pytest_fp8.questions.layers.kernels import kernel_family
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product, StepProducts, attribute
-from pytest_fp8.recipes import ROLES, Role
+from pytest_fp8.questions.ledger.evidence import OwnedProduct
+from pytest_fp8.recipes import ROLES, Reason, Role
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class LayersEvidence:
     """Every nn.Linear of the unconverted model: name -> (in_features, out_features)."""
     converted: Sequence[str]
     """Names that the conversion meant to put in FP8."""
-    skipped: Mapping[str, str]
+    skipped: Mapping[str, Reason]
     """Name -> why it stays in high precision."""
     live_fp8: Sequence[str]
     """Names whose live module is one of the backend's FP8 layers."""
@@ -95,8 +96,9 @@ class LayersEvidence:
     """Converted layers that are in eval mode although the model trains."""
     stale_amax: Sequence[str] = ()
     """FP8 layers whose amax history was not changed by a training step."""
-    foreign: Sequence[Product] = ()
-    """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters."""
+    foreign: Sequence[OwnedProduct] = ()
+    """Products of the uncompiled step that no Linear called: convolutions, recurrent layers, raw parameters, FP8
+    functions of the user's own."""
     dropped_behaviour: Mapping[str, str] = field(default_factory=dict)
     """Converted layer -> what it did besides its product before the conversion: a hook, its class's own forward."""
     unmatched: Sequence[str] = ()
@@ -126,7 +128,9 @@ class LayersEvidence:
 
     def step(self, fp8_roles: Collection[Role] = ROLES) -> StepProducts:
         """The products by layer and role. ``fp8_roles``: those that the recipe runs in FP8."""
-        return attribute(self.verified(), self.calls, self.recompute, fp8_roles, self.foreign)
+        return attribute(
+            self.verified(), self.calls, self.recompute, fp8_roles, [each.product for each in self.foreign]
+        )
 
 
 def fp8_layers(arms: TwoArms) -> LayersEvidence:

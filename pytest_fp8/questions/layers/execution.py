@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import SHOWN, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
-from pytest_fp8.recipes import RECOMPUTE, Role, recipe_facts
+from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role, recipe_facts
 from pytest_fp8.verdicts import Finding, Verdict
 
 OTHERS_CALLED = {
     "seen": "no FP8 layer was called",
     "cause": "the model keeps references to the unconverted modules",
     "next_step": "convert before anything takes references to layers, such as wrappers",
+}
+NOT_IN_FP8 = {
+    FPROP: L.FPROP_NOT_IN_FP8,
+    DGRAD: L.DGRAD_NOT_IN_FP8,
+    WGRAD: L.WGRAD_NOT_IN_FP8,
+    RECOMPUTE: L.RECOMPUTE_NOT_IN_FP8,
 }
 NOTHING_CALLED = {
     "seen": "no Linear was called, and no matrix product ran",
@@ -30,12 +36,12 @@ def find_in_execution(
 ) -> Finding | None:
     """The first thing that is wrong with what one training step executed in these roles, or ``None``."""
     converted = {call.name for call in evidence.calls if call.fp8}
-    if not converted:
+    if not converted and all(product.kind != FP8 for product in step.foreign):
         return fail(
-            UNCODED,
+            L.NEVER_CALLED,
             "converted layers were never called in the training step",
             expected="the model's forward pass to go through its FP8 layers",
-            **(OTHERS_CALLED if evidence.calls or step.others else NOTHING_CALLED),
+            **(OTHERS_CALLED if evidence.calls or step.foreign or step.others else NOTHING_CALLED),
         )
     claimed = set(recipe_facts(case.backend, case.recipe).roles)
     for role in roles:
@@ -47,7 +53,7 @@ def find_in_execution(
             return _not_in_fp8(evidence, role, mine, wrong)
         if wrong:
             return fail(
-                UNCODED,
+                L.AGAINST_RECIPE,
                 f"{role} ran in FP8 although recipe {case.recipe!r} keeps it in high precision",
                 expected=f"no {role} product in FP8",
                 seen=f"{len(wrong)} of {len(mine)}: {_kinds(wrong)}",
@@ -64,7 +70,7 @@ def _not_in_fp8(
     if all(a.kind == "unknown kernel" for a in wrong):
         unknown = {p.kernel for p in evidence.verified() if p.kind == "unknown kernel"}
         return Finding(
-            UNCODED,
+            L.UNKNOWN_KERNEL,
             Verdict.INCONCLUSIVE,
             headline=f"{role} ran on kernels that are of no learned family",
             expected=f"a family seen in known FP8 products: {', '.join((evidence.families or {}).get(FP8, []))}",
@@ -77,11 +83,12 @@ def _not_in_fp8(
     often = len({a.layer for a in mine}) < len(mine)
     sometimes = often and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
     return fail(
-        UNCODED,
+        NOT_IN_FP8[role],
         f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
         cause=eval_cause(evidence) or (SOMETIMES if sometimes else _role_cause(role)),
+        about=wrong[0].layer,
         next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
     )
 

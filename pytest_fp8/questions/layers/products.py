@@ -126,17 +126,22 @@ class StepProducts:
     """All products of one step, attributed."""
 
     attributions: list[Attribution] = field(default_factory=list)
+    foreign: Sequence[Product] = ()
+    """Products that no Linear called, e.g. those inside a rotary embedding."""
     others: list[Product] = field(default_factory=list)
-    """Products that belong to no Linear, e.g. those inside a rotary embedding; or that no Linear needs: uncompiled,
-    torchao computes the gradients of the first layer's input and of frozen weights, too."""
+    """Products that no Linear needs: uncompiled, torchao computes the gradients of the first layer's input and of
+    frozen weights, too."""
 
     def fp8_share(self) -> float:
         """Share of the step's matrix-product FLOPs that ran in FP8. Not counted: attention's own products, and FP8
         products that no layer needs, which a compiled step leaves out."""
-        in_fp8 = sum(a.flops for a in self.attributions if a.kind == FP8)
-        ran = sum(a.flops for a in self.attributions if a.kind != "absent")
-        total = ran + sum(product.flops for product in self.others if product.kind != FP8)
-        return in_fp8 / total if total else 0.0
+        of_linears = sum(a.flops for a in self.attributions if a.kind == FP8)
+        return (of_linears + sum(p.flops for p in self.foreign if p.kind == FP8)) / self.flops()
+
+    def flops(self) -> int:
+        """Those that the shares are of; 1 where nothing ran."""
+        ran = sum(a.flops for a in self.attributions if a.kind != "absent") + sum(p.flops for p in self.foreign)
+        return ran + sum(p.flops for p in self.others if p.kind != FP8) or 1
 
 
 def attribute(
@@ -167,7 +172,7 @@ def attribute(
     recomputed_in = RECOMPUTE if any(phase == RECOMPUTE for phase, _, _ in ran) else "backward"
     slots = _slots(calls, recompute, recomputed_in)
     spare = _spare(calls, fp8_roles)
-    result = StepProducts(others=_taken_away(ran, foreign))
+    result = StepProducts(foreign=_taken_away(ran, foreign))
     open_slots: list[tuple[int, LayerCall, Role]] = []
     for extents, wanted in slots.items():
         seen = ran.pop(extents, [])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import fail
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Collective, TwoLedgers
@@ -25,7 +25,7 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
     before, now = (_bytes(_gathers(arm)) for arm in (ledgers.reference, ledgers.fp8))
     if not before or not sizes:
         return fail(
-            UNCODED,
+            L.NOTHING_GATHERED,
             "FP8 all-gather was asked for, and nothing is gathered",
             expected="converted weights that FSDP2 shards, and gathers for each forward pass",
             seen=f"{len(sizes)} sharded; {travelled(ledgers.fp8) or 'nothing'} travels in FP8's step",
@@ -36,7 +36,7 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
     if now <= promised * (1 + PADDING):
         return None
     return fail(
-        UNCODED,
+        L.GATHERS_BF16,
         "FP8 all-gather was asked for, and BF16 is gathered",
         expected=f"{_words(promised)} gathered before the backward pass: BF16's {_words(before)}, with one byte in "
         f"place of two for each element of the {len(sizes)} converted weights that are sharded",

@@ -165,7 +165,7 @@ def _nothing(numbers: dict[str, Any], layers: LayersEvidence, judged: Sequence[P
     """Equal gradients of arms without FP8 show nothing, nor do right products. Some layers' products cannot be seen by
     themselves, such as those of fused layers, and are seen in the profile. FP8 that the profile does not know, in a
     kernel of one's own, shows in products that are less exact than BF16's."""
-    in_fp8 = any(product.kind == FP8 for product in (*layers.products, *layers.foreign))
+    in_fp8 = any(product.kind == FP8 for product in layers.products)
     rounded = any(product.sqnr < HIGH_PRECISION_DB for product in judged)
     if rounded or (in_fp8 and (judged or numbers["gradients"])):
         return None

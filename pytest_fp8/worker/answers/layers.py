@@ -9,8 +9,8 @@ import torch
 
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
-from pytest_fp8.questions.ledger.evidence import OwnedProduct
+from pytest_fp8.questions.layers.products import LayerCall, Product
+from pytest_fp8.questions.ledger.evidence import OwnedProduct, enclosing
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.state.fused_params import plain_name
@@ -56,7 +56,7 @@ def layers(engine: Engine) -> dict[str, Any]:
     return {
         "originals": {name: list(sizes) for name, sizes in engine.originals.items()},
         "converted": engine.conversion.converted,
-        "skipped": engine.conversion.skipped,
+        "skipped": to_plain(engine.conversion.skipped),
         "unmatched": engine.unmatched,
         "live_fp8": live,
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
@@ -105,10 +105,10 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
         return observe_forward(engine.model, engine.originals, engine.backend, step, part)
 
 
-def _foreign(engine: Engine, owned: Sequence[OwnedProduct]) -> list[Product]:
-    """Products in high precision that no Linear called."""
+def _foreign(engine: Engine, owned: Sequence[OwnedProduct]) -> list[OwnedProduct]:
+    """Products that no Linear called."""
     linears = {plain_name(name) for name in engine.originals}
-    return [each.product for each in owned if each.owner not in linears and each.product.kind != FP8]
+    return [each for each in owned if enclosing(each.owner, linears) is None]
 
 
 def _amax_histories(engine: Engine) -> dict[str, list[float]]:

@@ -1,0 +1,103 @@
+"""FP8 as users write it themselves, over ``torch._scaled_mm``: a function, layers that call it, and faulty ones."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
+
+def cast(tensor):
+    scale = tensor.abs().amax().float().clamp(min=1e-12) / LARGEST
+    return (tensor.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+
+
+def multiply(left, right):
+    (a, a_scale), (b, b_scale) = cast(left.contiguous()), cast(right)
+    b = b.t().contiguous().t()
+    return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16)
+
+
+class Fp8(torch.autograd.Function):
+    """x . W^T and its two gradients in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return multiply(x, weight.t())
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return multiply(given, weight), multiply(given.t(), x)
+
+
+class ForwardAlone(Fp8):
+    """The gradients stay in BF16."""
+
+    @staticmethod
+    def backward(ctx, given):
+        x, weight = ctx.saved_tensors
+        return given @ weight, given.t() @ x
+
+
+class OwnLinear(torch.nn.Module):
+    """No class that a library knows. ``on()``: whether it multiplies in FP8 now."""
+
+    def __init__(self, old, function=Fp8, on=lambda layer: True):
+        super().__init__()
+        self.weight, self.bias, self.function, self.on = old.weight, old.bias, function, on
+
+    def forward(self, x):
+        if self.on(self):
+            return self.function.apply(x, self.weight) + self.bias
+        return functional.linear(x, self.weight, self.bias)
+
+
+def with_own_layers(*names, **given):
+    """A conversion that puts :class:`OwnLinear` in the place of these Linears; of all without names."""
+
+    def convert(model):
+        linears = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+        for name in names or linears:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, OwnLinear(linears[name], **given))
+        return model
+
+    return convert
+
+
+def with_function_in_blocks(function=Fp8):
+    """A conversion after which blocks multiply with their Linears' weights themselves."""
+
+    def convert(model):
+        def forward(block, x):
+            hidden = functional.gelu(function.apply(x, block.up.weight) + block.up.bias)
+            return x + function.apply(hidden, block.down.weight) + block.down.bias
+
+        for block in model.blocks:
+            block.forward = forward.__get__(block)
+        return with_own_layers("enter")(model)
+
+    return convert
+
+
+class Raw(torch.nn.Module):
+    """Two products of parameters that no Linear holds, around one Linear."""
+
+    def __init__(self, function=Fp8):
+        super().__init__()
+        self.up, self.down = (torch.nn.Parameter(torch.randn(o, i) / 8) for i, o in ((32, 256), (256, 32)))
+        self.out, self.fp8, self.function = torch.nn.Linear(32, 32), False, function
+
+    def forward(self, x):
+        def product(x, weight):
+            return self.function.apply(x, weight) if self.fp8 else x @ weight.t()
+
+        return self.out(product(functional.gelu(product(x, self.up)), self.down))
+
+
+def with_raw_in_fp8(model):
+    model.fp8 = True
+    return with_own_layers("out")(model)
