@@ -12,6 +12,7 @@ from controls.control import Control, micro, tiny
 from controls.models import ADAPTERS, HOOKED, ROUTER
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import plan
+from pytest_fp8.codes import L, P
 from pytest_fp8.worker.run.fault_points import BreakableEngine, Precision
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class NothingReadsTheEnvironment(Control):
     number, id = 1, "env-unread"
     title = "the environment asks for FP8, nothing was converted"
     question, cause = "layers", "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
+    code = P.NOTHING_READS_IT
     case = micro()
 
     def start(self, engine: BreakableEngine) -> None:
@@ -46,6 +48,7 @@ class TrainerBf16Wins(Control):
     title = "bf16=True wins over the environment"
     source = "transformers TrainingArguments.__post_init__"
     question, cause = "layers", "Accelerate trains in bf16: bf16=True of the Trainer wins over it"
+    code = P.TRAINER_DECIDES
     case = micro()
     needs = ("accelerate",)
 
@@ -80,6 +83,7 @@ class StopsAtTheFirstOddLayer(Control):
     title = "a converter stops at the first odd Linear"
     source = "accelerate utils/transformer_engine.py, convert_model"
     question, cause = "layers", "a converter that stopped early"
+    code = L.NOT_CONVERTED
     case = micro(model="own")
     workload = ROUTER
 
@@ -109,6 +113,7 @@ class RecipeDropped(Control):
     title = "the recipe asked for is dropped"
     source = "Accelerate's DeepSpeed path ignores the recipe handler"
     question, cause = "layers", "an option that was dropped on its way to the library"
+    code = L.OTHER_RECIPE
     case = micro("rowwise")
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
@@ -122,6 +127,7 @@ class HeadConverted(Control):
     title = "lm_head converted although excluded"
     source = FILTER
     question, cause = "layers", "lm_head left alone"
+    code = L.LEFT_AND_CONVERTED
     case = micro()
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
@@ -139,6 +145,7 @@ class AdaptersConverted(Control):
     title = "LoRA adapters converted"
     source = FILTER
     question, cause = "layers", "was an adapter"
+    code = L.LEFT_AND_CONVERTED
     case = micro(model="own")
     workload = ADAPTERS
     needs = ("peft",)
@@ -155,6 +162,7 @@ class OtherLibraryChosen(Control):
     title = "both libraries installed, the wrong one chosen"
     source = "Accelerate's choice of FP8 backend"
     question, cause = "layers", "both libraries are installed and nobody said which to use"
+    code = L.OTHER_LIBRARY
     case = tiny("transformer_engine", "current")
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
@@ -171,6 +179,7 @@ class HookDropped(Control):
     title = "what a hook does with a Linear's output is gone after the conversion"
     source = "torchao float8/float8_linear.py, Float8Linear.from_float: weight and bias are all it takes over"
     question, cause = "layers", "takes over its weights and nothing else"
+    code = L.LOST_BEHAVIOUR
     case = micro(model="own")
     workload = HOOKED
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro, tiny
 from controls.conversion import torchao_config
+from pytest_fp8.codes import L
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ForwardOnly(Control):
     title = "forward in FP8, backward in BF16"
     source = "Unsloth load_in_fp8"
     question, cause = "layers", "forward in FP8, backward in high precision"
+    code = L.DGRAD_NOT_IN_FP8
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -75,6 +77,7 @@ class WgradInHighPrecision(Control):
     title = "only wgrad in BF16"
     source = "torchao recipe rowwise_with_gw_hp"
     question, cause = "layers", "the weight gradient was kept in high precision"
+    code = L.WGRAD_NOT_IN_FP8
     case = micro("rowwise")
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -96,6 +99,7 @@ class RecomputeInBf16(Control):
     title = "recomputation in BF16 under checkpointing"
     source = "Megatron-LM PR 7538"
     question, cause = "layers", OUTSIDE
+    code = L.RECOMPUTE_NOT_IN_FP8
     case = micro(activation_checkpointing=True)
 
     def checkpointing(
@@ -140,6 +144,7 @@ class EvalSwitchesOff(Control):
     title = "eval() switches FP8 off"
     source = "Accelerate use_autocast_during_eval=False"
     question, cause = "layers", "eval() switched FP8 off"
+    code = L.FPROP_NOT_IN_FP8
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -179,6 +184,7 @@ class AmaxHistoryFrozen(Control):
     number, id = 13, "amax-frozen"
     title = "the amax history is never updated"
     question, cause = "layers", "the amax history is never updated"
+    code = L.STALE_AMAX
     case = tiny("transformer_engine", "delayed")
     leaves_traces = True
 
@@ -211,6 +217,7 @@ class RecomputeOutsideAutocast(Control):
     title = "torch's checkpointing around Transformer Engine's layers"
     source = "torch.utils.checkpoint, use_reentrant=True, in a model under te.autocast"
     question, cause = "layers", OUTSIDE
+    code = L.RECOMPUTE_NOT_IN_FP8
     case = tiny("transformer_engine", "delayed", activation_checkpointing=True)
 
     def checkpointing(

@@ -10,6 +10,7 @@ from controls.control import Control, micro
 from controls.execution import fp8_layers, with_forward
 from controls.numerics import WrongBackward
 from pytest_fp8.case import Case
+from pytest_fp8.codes import D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -169,6 +170,7 @@ class OtherApproximation(Control):
     title = "another approximation of the GELU in the FP8 arm"
     source = OURS
     question, cause = "layers", "operators of 1"
+    code = D.OTHER_OPERATOR_SETTING
     case, workload = CASE, WIDE
     verdicts = ("INVALID",)
 

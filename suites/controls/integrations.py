@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from controls.control import Control, micro
 from controls.models import ADAPTERS, TIED
+from pytest_fp8.codes import L
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class OptimizerMadeBefore(Control):
     title = "the optimizer knows the weights from before the conversion"
     source = "Accelerate's AORecipeKwargs(enable_fsdp_float8_all_gather=True) under transformers' Trainer"
     question, cause = "loss", "the optimizer was made before the conversion"
+    code = L.NOT_IN_OPTIMIZER
     case = micro()
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
@@ -51,6 +53,7 @@ class ModelNotPrepared(Control):
     title = "Accelerate trains in fp8, the model was never given to it"
     source = "Accelerator.prepare converts what it is given, and says nothing where that is no model"
     question, cause = "layers", "prepare() was not given this model"
+    code = L.NOTHING_CONVERTED
     case = micro()
     needs = ("accelerate",)
 
@@ -89,6 +92,7 @@ class BaseUnfrozen(Control):
     title = "the frozen base under adapters takes gradients again"
     source = "accelerate utils/transformer_engine.py, convert_model: te.Linear(...) without requires_grad"
     question, cause = "layers", "forgot requires_grad"
+    code = L.TRAINS_FROZEN
     case = micro(model="own")
     workload = ADAPTERS
     needs = ("peft",)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from controls.control import Control, micro
 from controls.models import LOOPED, RECOMPUTING
+from pytest_fp8.codes import D, L
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class HalfTheBatch(ChangedBeside):
     number, id = 36, "half-batch-step"
     title = "the FP8 arm's step trains on half of each batch"
     cause = OTHER_WORK
+    code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
         model.does = "half in the step"
@@ -50,6 +52,7 @@ class HalfInTheForwardPass(ChangedBeside):
     number, id = 37, "half-batch-forward"
     title = "the converted model drops half of its rows"
     question, cause = "loss", OTHER_WORK
+    code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
         model.does = "half in the forward pass"
@@ -61,6 +64,7 @@ class Tf32InOneArm(ChangedBeside):
     number, id = 38, "tf32-one-arm"
     title = "TF32 is switched on in the FP8 arm alone"
     cause = "this switch is measured besides FP8"
+    code = D.OTHER_SWITCH
     leaves_traces = True
 
     def change(self, model: Any) -> None:
@@ -75,6 +79,7 @@ class ReferenceWaits(ChangedBeside):
     number, id = 39, "reference-waits"
     title = "the reference waits for its own logging"
     cause = "the arm that waits is slower by that, and not by its precision"
+    code = D.OTHER_WAITS
     breaks = ("bf16",)
 
     def change(self, model: Any) -> None:
@@ -87,6 +92,7 @@ class WeightScaled(ChangedBeside):
     number, id = 40, "weight-scaled"
     title = "the conversion scales a weight by 1.01"
     cause = "the weight was scaled, rounded or initialised anew"
+    code = L.WEIGHT_CHANGED
     verdicts = ("FAIL",)
 
     def change(self, model: Any) -> None:
@@ -101,7 +107,8 @@ class BiasDropped(ChangedBeside):
 
     number, id = 41, "bias-dropped"
     title = "the conversion drops a bias"
-    cause = "a layer in its place that does not take it over"
+    cause = "layers in place of the old ones that have no bias"
+    code = L.WEIGHT_GONE
     verdicts = ("FAIL",)
 
     def change(self, model: Any) -> None:
@@ -114,6 +121,7 @@ class DropoutOff(ChangedBeside):
     number, id = 42, "dropout-off"
     title = "dropout is off in the FP8 arm alone"
     question, cause = "loss", OTHER_WORK
+    code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
         for block in model.blocks:
@@ -126,6 +134,7 @@ class Fp8ArmInEval(ChangedBeside):
     number, id = 43, "fp8-arm-in-eval"
     title = "the FP8 arm trains in eval mode"
     question, cause = "loss", "eval() in one arm alone"
+    code = D.OTHER_MODE
 
     def change(self, model: Any) -> None:
         model.eval()
@@ -137,6 +146,7 @@ class LayerBypassed(ChangedBeside):
     number, id = 44, "layer-bypassed"
     title = "the converted model goes past one of its layers"
     cause = "the FP8 arm goes past the layer"
+    code = L.PASSED_BY
     verdicts = ("FAIL",)
 
     def change(self, model: Any) -> None:
@@ -157,6 +167,7 @@ class OtherRate(Control):
     number, id = 45, "other-rate"
     title = "the FP8 arm trains at another learning rate"
     question, cause = "loss", "optimizer() looks at the model"
+    code = D.OTHER_OPTIMIZER
     case = micro(loss_steps=3, loss_seeds=1)
     verdicts = ("INVALID",)
 
@@ -173,6 +184,7 @@ class ClipsAlone(ChangedBeside):
     number, id = 46, "clips-alone"
     title = "one arm clips its gradients"
     question, cause = "loss", OTHER_WORK
+    code = D.OTHER_WORK
     breaks = ("bf16",)
 
     def change(self, model: Any) -> None:
@@ -185,6 +197,7 @@ class HeadInFloat32(ChangedBeside):
     number, id = 47, "head-float32"
     title = "the rest of the FP8 arm runs in float32"
     cause = "one arm computes in another precision where no FP8 layer is"
+    code = D.OTHER_PRECISION
 
     def change(self, model: Any) -> None:
         from torch.nn.functional import linear
@@ -199,6 +212,7 @@ class RecomputesAlone(ChangedBeside):
     number, id = 48, "recomputes-alone"
     title = "one arm recomputes its activations"
     cause = "activation checkpointing in one arm alone"
+    code = D.OTHER_RECOMPUTATION
 
     def change(self, model: Any) -> None:
         for block in model.blocks:
@@ -212,6 +226,7 @@ class RecomputesOtherwise(ChangedBeside):
     title = "recomputation draws another dropout mask"
     source = "found by trying faults on this gate"
     cause = "recomputation computes something else than the first forward (random state not preserved?)"
+    code = D.RECOMPUTED_OTHERWISE
     verdicts = ("FAIL",)
     workload = RECOMPUTING
 
@@ -226,6 +241,7 @@ class OtherMicroBatches(ChangedBeside):
     number, id = 49, "micro-batches"
     title = "the arms split a batch into other micro-batches"
     cause = OTHER_WORK
+    code = D.OTHER_WORK
     breaks = ("bf16",)
 
     def change(self, model: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.case import Case
+from pytest_fp8.codes import D, L
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
@@ -37,6 +38,7 @@ class OneRankOnOtherData(Control):
     number, id = 103, "rank-other-data"
     title = "one rank of the FP8 arm trains on other data"
     question, cause = "loss", "the arms trained on different data"
+    code = D.OTHER_DATA
     case = DDP
     verdicts = ("INVALID",)
 
@@ -101,6 +103,7 @@ class Bf16OnTheWire(Control):
     number, id = 107, "bf16-on-the-wire"
     title = "FP8 all-gather gathers BF16"
     question, cause = "layers", "FP8 all-gather was asked for, and BF16 is gathered"
+    code = L.GATHERS_BF16
     case = GATHERED
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:

@@ -12,6 +12,7 @@ from controls.ledger import ChangedBeside
 from controls.loss import _in_bfloat16
 from controls.models import LOOPED, TIED
 from pytest_fp8.case import Case
+from pytest_fp8.codes import D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -125,6 +126,7 @@ class SeedsAgain(ChangedBeside):
     title = "a layer of the FP8 arm seeds the generator again"
     source = OURS
     cause = "the generator was seeded again inside the step"
+    code = D.OTHER_RANDOM_NUMBERS
     workload = LOOPED
 
     def change(self, model: Any) -> None:
@@ -145,6 +147,7 @@ class EpsilonOfAnOwnNorm(ChangedBeside):
     title = "another epsilon in the FP8 arm's norms"
     source = OURS
     cause = "the epsilon of a norm"
+    code = D.OTHER_OPERATOR_SETTING
 
     def change(self, model: Any) -> None:
         import torch
@@ -170,6 +173,7 @@ class OtherNorm(Control):
     title = "another norm in the FP8 arm"
     source = OURS
     question, cause = "numerics", "operators of blocks.0.norm"
+    code = D.OTHER_WORK
     case = micro(model="own", loss_steps=3, loss_seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro, tiny
 from controls.execution import fp8_layers
 from pytest_fp8.case import Case
+from pytest_fp8.codes import D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class OtherData(Control):
     number, id = 14, "other-data"
     title = "the FP8 arm trains on other data"
     question, cause = "loss", "the arms trained on different data"
+    code = D.OTHER_DATA
     case = micro()
     verdicts = ("INVALID",)
 

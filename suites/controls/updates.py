@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro
 from controls.ledger import ChangedBeside
 from controls.own_checkpoints import CASE, SAVED
+from pytest_fp8.codes import D
 from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class GradientsRounded(Control):
     title = "the FP8 arm's optimizer rounds its gradients to e4m3"
     source = OURS
     question, cause = "layers", "the optimizer's own rule differs"
+    code = D.OTHER_UPDATES
     case = micro()
     verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
 
@@ -58,6 +60,7 @@ class SeededInEachStep(ChangedBeside):
     title = "the FP8 arm draws the same dropout mask in each step"
     source = OURS
     cause = "the arms draw other random numbers in the same step"
+    code = D.OTHER_RANDOM_NUMBERS
 
     def change(self, model: Any) -> None:
         import torch

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controls.control import Control, Outcome
+from pytest_fp8.codes import P
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -78,6 +79,7 @@ class LaunchDropsEnvironment(Control):
     title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
     source = "accelerate commands/launch.py: mixed_precision is no where no file or argument says otherwise"
     question, cause = "precision", "accelerate launch without a file or --mixed_precision wins over it"
+    code = P.LAUNCHER_DECIDES
     needs = ("accelerate",)
 
     @classmethod
