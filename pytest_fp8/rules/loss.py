@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantile
@@ -35,6 +36,14 @@ LOSS_ALPHA = 0.01
 """Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
 """Seeds at which the question stops looking again."""
+
+
+def of_a_look(chance: float, seeds: int) -> float:
+    """What one look spends of a chance that all looks share alike. More seeds than :data:`MAX_LOSS_SEEDS` are judged
+    once, which may spend all of it."""
+    return chance if seeds > MAX_LOSS_SEEDS else chance / (MAX_LOSS_SEEDS - 2)
+
+
 ROUNDED_AWAY = 2.0**-16
 """Share of the largest loss below which the end of a curve is rounding: what remains of a squared error where the
 output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
@@ -68,6 +77,13 @@ class LossGap:
         return self.gap + self.bound < -self.floor
 
 
+class NoShare(Enum):
+    """Why a share of a loss means nothing."""
+
+    CHANGES_SIGN = "changes sign"
+    ROUNDED_AWAY = "is rounded away"
+
+
 @dataclass(frozen=True)
 class LossScale:
     """What a margin is a share of, in the loss's own unit."""
@@ -75,8 +91,8 @@ class LossScale:
     value: float
     """1 for a reference's loss of 1 to :data:`LARGE` at the end, the absolute mean over its last fifth and over seeds;
     below that this loss itself, above it this loss divided by :data:`LARGE`; of one that is no cross-entropy itself."""
-    why_none: str = ""
-    """Why a share of that loss means nothing, so that no gap can be called too large; else empty."""
+    why_none: NoShare | None = None
+    """Why a share of that loss means nothing, so that no gap can be called too large."""
     spacing: float = 0.0
     """Distance of neighbouring numbers of the loss's type at its end: 0.25 for one of 46 in bfloat16."""
     nats: bool = True
@@ -86,6 +102,10 @@ class LossScale:
     def relative(self) -> bool:
         return not self.nats or self.value != 1
 
+    def amount(self, loss: float) -> str:
+        """A loss below 1 or above 10 need not be in nats, and four decimals may not show it."""
+        return f"{loss:.3g}" if self.relative else f"{loss:.4f} nats"
+
 
 def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = True) -> LossScale:
     """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1. ``nats``:
@@ -94,14 +114,14 @@ def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = T
     end = abs(_mean([_mean(losses) for losses in tails]))
     # min() and max() keep their first argument beside a NaN: the loss question judges what is not finite by itself.
     value = max(min(1.0, end), end / LARGE) if nats else end
-    why = ""
+    why = None
     if value < 1 or not nats:
         every = [x for losses in tails for x in losses]
         largest = max(abs(x) for losses in bf16 for x in losses)
         if min(every) < 0 < max(every):
-            why = "changes sign"
+            why = NoShare.CHANGES_SIGN
         elif value <= ROUNDED_AWAY * largest:
-            why = "is rounded away"
+            why = NoShare.ROUNDED_AWAY
     # frexp: end is at least half of 2**exponent.
     spacing = math.ldexp(eps, math.frexp(end)[1] - 1) if math.isfinite(end) else 0.0
     return LossScale(value, why, spacing, nats)
@@ -147,7 +167,7 @@ def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor:
     if seeds > 1:
         error = sample_sd(gaps) / math.sqrt(seeds)
         bound = student_quantile(1 - LOOK_ALPHA.get(seeds, 1 - LOSS_CONFIDENCE), seeds - 1) * error
-        proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
+        proven = student_quantile(1 - of_a_look(LOSS_ALPHA, seeds), seeds - 1) * error
     if -floor <= mean + bound < margin or (seeds > 1 and not any(gaps)):
         verdict = Verdict.PASS
     elif mean - proven > max(margin, noise):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import C
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.questions.loss.rounding import moved_losses
@@ -36,17 +36,15 @@ def first_step(evidence: LossEvidence) -> Finding | None:
     if apart <= limit:
         return None
     seed = max(by_seed, key=lambda s: by_seed[s])
-    losses = evidence.bf16[seed].losses
+    losses, amount = evidence.bf16[seed].losses, evidence.scale.amount
     largest = _largest(losses)
-    verdict = Verdict.FAIL if apart > max(enough, OF_MOVED[1] * moved) else Verdict.INCONCLUSIVE
+    of = "" if abs(losses[0]) == largest else f" of {amount(largest)}, the curve's largest loss"
     return Finding(
-        UNCODED,
-        verdict,
-        headline="the arms disagree at the very first step",
-        expected=f"within {limit:.0%} of {losses[0]:.4f} nats"
-        if abs(losses[0]) == largest
-        else f"{losses[0]:.4f} within {limit:.0%} of {largest:.4f}, the curve's largest loss",
-        seen=f"{evidence.fp8[seed].losses[0]:.4f} nats at step 0, seed {seed}",
+        C.FIRST_STEP,
+        Verdict.FAIL if apart > max(enough, OF_MOVED[1] * moved) else Verdict.INCONCLUSIVE,
+        "the arms disagree at the very first step",
+        expected=f"{amount(losses[0])} within {limit:.0%}{of}",
+        seen=f"{amount(evidence.fp8[seed].losses[0])} at step 0, seed {seed}",
         cause="the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
         "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
         "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",

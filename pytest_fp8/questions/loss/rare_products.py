@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.loss.evidence import Look, LossEvidence
 from pytest_fp8.verdicts import Finding
@@ -29,7 +29,7 @@ def rare_products(evidence: LossEvidence) -> Finding | None:
     looks = sum(len(each) for curve in evidence.fp8.values() for each in curve.calls.looks.values())
     layers = some(list(dict.fromkeys(name for name, *_ in found)))
     return fail(
-        UNCODED,
+        C.RARE_PRODUCT,
         "a layer's product is wrong in some steps and right in most",
         expected=f"x . W^T of {layer} off by about {usual:.1%} of its power, as in most steps",
         seen=f"{look.error:.1%} in step {look.step}, seed {seed}; "
