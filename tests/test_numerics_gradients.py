@@ -177,3 +177,21 @@ def test_the_reference_is_asked_for_further_draws_where_a_gradient_looks_wrong()
 def test_one_expert_whose_rows_a_small_change_moves_is_left_alone():
     flips = {"up": 0.6}
     verdict_of(judge(fp8=gradients(off=flips), moved=gradients(off=flips)), Verdict.PASS)
+
+
+def test_a_gradient_that_moved_weights_change_by_most_of_it_is_not_judged_and_counted():
+    """At 0.8 of a gradient the limit would be 3 to 4 times its length: nothing is found there."""
+    far = gradients(off={"up": 3.5})
+    decision = judge(fp8=far, moved=gradients(off={"up": 0.9}))
+    verdict_of(decision, Verdict.PASS, "1 of 4 not judged")
+    assert decision.numbers["not_judged"] == 1
+    verdict_of(judge(fp8=far, moved=gradients(off={"up": 0.2})), Verdict.FAIL, "up")
+    broken = gradients(times={"up": math.inf})
+    verdict_of(judge(fp8=broken, moved=gradients(off={"up": 0.9})), Verdict.FAIL, "the gradient of up is not finite")
+
+
+def test_a_bias_without_a_gradient_is_a_layer_that_leaves_it_out():
+    known = renamed("up.bias")
+    left_out = replace(known, silent=["up.bias"], sketches={n: t for n, t in known.sketches.items() if n != "up.bias"})
+    decision = of("up.bias", left_out)
+    verdict_of(decision, Verdict.FAIL, "leaves it out of its output", "up.bias")

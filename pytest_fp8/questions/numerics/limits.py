@@ -15,8 +15,8 @@ LEAST_VALUES = 64
 """Values below which a parameter is not judged by itself: of a scalar's gradient, one draw says nothing of its
 spread."""
 UNDECIDED = 0.8
-"""A limit of the relative difference at which a gradient of zeros would nearly pass. Such a parameter is judged by its
-gain; and one whose gradient moved weights change by as much, by nothing."""
+"""A relative difference at which a gradient of zeros would nearly pass. Where the limit is as large, the gain is
+judged. Where moved weights change the gradient by as much, it is not judged."""
 GAIN_OF_MOVED = 1.0
 """A sensitive gradient's gain may differ from 1 by this multiple of the difference that moved weights make: 0.5 for
 gradients of a 1B model with random weights, which moved weights change by half. Twice the largest of 30 healthy pairs
@@ -45,7 +45,8 @@ LEAST = Limits(sqnr_db=1.0, gain=0.01, gradients=3.0)
 UNMEASURED = Limits(sqnr_db=3.0, gain=0.02, gradients=4.0)
 """Of recipes without healthy arms in :data:`SPREAD`. An e5m2 operand in place of an e4m3 one costs 4.5 dB."""
 LATER_DELAYED = Limits(sqnr_db=12.0, gain=0.1, gradients=4.0)
-"""Of delayed scaling's products in a later step, whose scales are those of past steps: about twice what is allowed
+"""Of products by scales of past steps: those of delayed scaling in a later step, and of a layer with scales of its
+own that nobody knows, in any step. About twice what is allowed
 where its scales have seen the batch. On an H100 1B stays within 0.04 dB and 0.06 % of casts by the layer's own
 scales."""
 ALLOWANCE = 2.0
