@@ -1,9 +1,7 @@
 """The loss rule: FP8's curves against BF16's over several seeds, with a margin. Pure.
 
-The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of a loss that is no
-cross-entropy they are shares: 0.02 says nothing of a squared error, whose size is a matter of its unit. So they are of
-a cross-entropy that ends below 1, and, more narrowly, of one above 10: 0.02 nats of 10, and 4 of a sum over a batch
-that ends at 2000. Loads no numpy: the command line, which must answer at once, needs some of this.
+The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of other losses they are shares.
+docs/limits.md says where each number is from. Loads no numpy: the command line, which must answer at once, needs this.
 """
 
 from __future__ import annotations
@@ -18,20 +16,13 @@ from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantil
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = (0.02, 0.05)
-"""Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1 or is no cross-entropy, or of a
-tenth of one that ends above :data:`LARGE`.
-Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
+"""Bounds of the margin, times :attr:`LossScale.value`."""
 LARGE = 10.0
-"""A loss of which the margin is a share again. The zoo's language models start at 10 to 12 nats, so that 0.02 is 0.2 %
-of the largest loss that it was found on. Emulated sound FP8 (30 curves each, three recipes, ten seeds) ends at most
-0.02 % higher of a loss of 2070, and 0.1 % of one of 67."""
+"""A loss of which the margin is a share again: a sum over a batch is no nats of one token."""
 LOSS_CONFIDENCE = 0.95
 """Of a PASS, over all numbers of seeds at which the question may look again: the mean gap is below the margin."""
 LOOK_ALPHA = {2: 0.003, 3: 0.025, 4: 0.02, 5: 0.015, 6: 0.012, 7: 0.01, 8: 0.01}
-"""Seeds -> the chance of passing at this look where the true gap is the margin; 1 - :data:`LOSS_CONFIDENCE` for more
-seeds, which are judged once. Most goes to the first look of the suite's cases. Of 200 000 simulated cases whose true
-gap is the margin, 5.1 % passed at some look from 2 seeds on, 4.9 % from 3 on, 3.5 % from 4 on; with 0.05 at each look
-15, 13 and 11 %."""
+"""Seeds -> the chance of passing at this look where the true gap is the margin. The suite's first look has most."""
 LOSS_ALPHA = 0.01
 """Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
@@ -45,17 +36,12 @@ def of_a_look(chance: float, seeds: int) -> float:
 
 
 ROUNDED_AWAY = 2.0**-16
-"""Share of the largest loss below which the end of a curve is rounding: what remains of a squared error where the
-output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
+"""Share of the largest loss below which a curve's end is rounding: bfloat16's eight bits leave 2**-8, squared."""
 OF_ROUNDING = 2.0
-"""A margin is wider by so many times what FP8's rounding adds to the reference's own last loss. Of 13 small models
-whose margins were too narrow without, sound emulated FP8 ended 0.6 to 2.2 times that above BF16: squared errors and
-cross-entropies that end near zero, or in a steep fall. The margin itself has the rest."""
+"""A margin is wider by so many times what FP8's rounding adds to the reference's own last loss."""
 
 LEARNS = 2.0
-"""Standard errors that the reference's loss must fall by, from its first fifth to its last. One that learns nothing
-does so in 2.5 % by chance. Over 20 steps and 3 seeds the emulated suite's models fall by 7 (LoRA), 21 and 22 of them;
-at rate 5e-6 by 1 and 2.6."""
+"""Standard errors that the reference's loss must fall by, from its first fifth to its last."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +179,7 @@ def compare_curves(
     beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
     anything, there is no FAIL. ``eps``, ``nats``: as for :func:`loss_scale`; ``rounding``: as for :func:`loss_margin`.
 
-    The floor is the largest margin, or the noise of either arm. Of 71 sound cases stored of an H200 nine end 0.03 to
-    0.067 nats lower than BF16 on average, over 3 to 5 seeds; none is below this floor with confidence.
+    The floor is the largest margin, or the noise of either arm.
     """
     gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
     scale = loss_scale(bf16, eps, nats)

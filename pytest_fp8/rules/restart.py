@@ -14,9 +14,7 @@ from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, of_a_look
 from pytest_fp8.rules.statistics import sample_sd, student_quantile
 
 RESTART_ALPHA = 0.01
-"""Chance of saying that an arm does not begin anew where its two runs differ by chance alone, over all numbers of seeds
-that are looked at. Of 4000 simulated cases each, with 0.05 to 1 nats of scatter, it is said of at most 1 %; with this
-chance at each look it was of 4 %."""
+"""Chance of saying that an arm does not begin anew where its two runs differ by chance alone, over all looks."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def named(name, times=1.0, off=0.05, **changes):
     return replace(found, sketches={name if n == "up" else n: text for n, text in found.sketches.items()})
 
 
-def gradient_of(name, **changes):
-    return judge(fp8=named(name, **changes), gradients=named(name, off=0.0), moved=named(name))
+def gradient_of(name, products=(), **changes):
+    return judge(products=products, fp8=named(name, **changes), gradients=named(name, off=0.0), moved=named(name))
 
 
 def outputs(**off):
@@ -92,7 +92,11 @@ FOUND = [
     (
         N.OUTLIER,
         "",
-        judge(products=[wrong(role=WGRAD, gain=0.0, sqnr=-0.0, own_gain=0.0, own_sqnr=-0.0, underflow=0.999)]),
+        gradient_of(
+            "up.weight",
+            off=0.7,
+            products=[wrong(role=WGRAD, gain=0.0, own_gain=0.0, own_sqnr=0.0, sqnr=0.0, underflow=0.75)],
+        ),
     ),
     (N.GRADIENT_NOT_FINITE, "", judge(fp8=gradients(times={"enter": math.inf}))),
     (N.GRADIENT_TIMES, "", judge(fp8=gradients(times=4.0))),

@@ -45,30 +45,23 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
 
 @dataclass(frozen=True)
 class LossFigures(Figures):
-    """Losses in nats, or in the unit of the user's own loss."""
+    """Losses in nats, or in the unit of the user's own loss; gaps by seed; ``moved`` as shares of the weights with a
+    gradient; ``first_bad_step`` counted from 0."""
 
     gaps: Sequence[float]
-    """By seed: FP8 less BF16 over the last fifth of the steps."""
     twin_gaps: Sequence[float]
-    """BF16 against BF16 one rounding apart, by seed."""
     fp8_twin_gaps: Sequence[float]
     margin: float
     rounding: float
-    """By how much FP8's raises BF16's own last loss."""
     margin_scale: float
-    """What bounds of the margin are shares of."""
     seeds: int
     steps: int
     moved: float | None
-    """Share of the weights with a gradient that BF16 moves."""
     fp8_moved: float | None
     least_moved: float
-    """Least share of what BF16 moves of a weight that FP8 moves."""
     gap: float | None = None
-    """Mean over seeds; ``None`` where the gap was not judged."""
     bound: float | None = None
     first_bad_step: int | None = None
-    """Counted from 0; ``None`` where all numbers are finite."""
 
 
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:

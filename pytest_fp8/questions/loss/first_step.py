@@ -13,18 +13,12 @@ from pytest_fp8.questions.loss.rounding import moved_losses
 from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02
-"""Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked.
-Measured on an H200 for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B). A language model's first loss is
-its largest. A loss that begins near zero by chance says nothing of how far two precisions may differ."""
+"""Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked."""
 FIRST_STEP_OF_BOTH_SIGNS = 0.5
-"""The same where the reference's losses have both signs: they are differences of larger terms, and what a precision
-changes is a share of the terms. Seen on a critic's loss in sound FP8: 0.09."""
+"""The same where the reference's losses have both signs: they are differences of larger terms."""
 OF_MOVED = (4.0, 8.0)
-"""How far apart first losses beyond that may lie, over how far the reference's own first loss moves when its Linears'
-weights are moved by as much as FP8 moves products: INCONCLUSIVE from the first number on, FAIL from the second. Root
-mean squares over seeds. Of 333 sound cases on emulated FP8 (``benchmarks.healthy``, three recipes, 16 seeds) those that
-lie further apart than :data:`FIRST_STEP` reach 1.4 over any 3 and more of these seeds, 6.8 over 2, and 7.5 with one.
-The yardstick is short where a change of weights cancels, as between two views of one picture."""
+"""INCONCLUSIVE, and FAIL, from so many times what moved weights do to the reference's own first loss (root mean squares
+over seeds)."""
 
 
 def first_step(evidence: LossEvidence) -> Finding | None:

@@ -34,10 +34,9 @@ from pytest_fp8.questions.numerics.limits import (
     limits_of,
 )
 from pytest_fp8.questions.numerics.products import (
+    LATER_LOOKS,
     distance,
     evaluated_products,
-    find_in_evaluations,
-    find_in_later_products,
     find_in_products,
     gain_error,
     judged_products,
@@ -56,7 +55,6 @@ class RoleFigures:
     products: int
     sqnr_db: float
     distance_db: float
-    """Below the SQNR that the recipe's own casts give."""
     gain_error: float
 
 
@@ -67,12 +65,10 @@ class NumericsFigures(Figures):
     products: int
     layers: int
     later: int
-    """Products after training steps."""
     later_distance_db: float | None
     later_worst: str | None
     later_gain_error: float | None
     handed_on: int
-    """Weight gradients that were compared with what the optimizer is given."""
     handed_on_cosine: float | None
     handed_on_factor: float | None
     evaluated: int
@@ -80,12 +76,9 @@ class NumericsFigures(Figures):
     sqnr_db: float | None
     underflow: float
     own_scales: int
-    """Layers with scales of past steps, whose limits are wider."""
     gradients: int
     not_judged: int
-    """Gradients that moved weights change too much to tell a wrong one."""
     gradient_error: float | None
-    """Of those that are judged by their difference."""
     by_gain: int
     gain_error: float | None
     gradient_ratio: float | None
@@ -107,8 +100,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_apart(evidence)
         or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_handed_on(evidence)
-        or find_in_later_products(case, evidence, later_limits)
-        or find_in_evaluations(case, evidence, later_limits)
+        or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
         or _nothing(figures, layers, judged_products(evidence))
         or too_sensitive(found)
         or passed(_said(figures) + _not_reduced(evidence) + _not_evaluated(evidence))

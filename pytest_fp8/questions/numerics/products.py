@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.case import Case
@@ -33,16 +33,12 @@ CAUSES = {
     "kernel leaves out",
     N.WRONG_BIAS: "its output is off by one constant row: the bias is added twice or missing; the product itself is "
     "right",
-    N.OUTLIER: "one value, as in pad rows or memory that was never written, is so large that the scale of the whole "
-    "tensor leaves the others below FP8's smallest number",
 }
 ONE_ROW = 0.8
 """Share of an error that is the same in all rows, from which it is a bias: one over the number of rows where it is
 noise."""
 SOME_ROW = 0.3
 """The same where the rest of the error is what the recipe's casts give: a bias as small as FP8's own noise."""
-NOTHING = 0.01
-"""Gain of a product of which the recipe's own casts leave nothing."""
 LOST_OF_UNRELATED = 0.2
 """A gain below it is no product of which a part is missing: four values in five would have to be."""
 
@@ -95,26 +91,11 @@ def scaled_by_the_past(evidence: NumericsEvidence) -> set[str]:
     return {product.layer for product in (*evidence.fp8.products, *evidence.fp8.later) if product.own_scales}
 
 
-def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
-    return _find(case, judged_products(evidence), limits, FIRST_STEP, scaled_by_the_past(evidence))
-
-
-def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """The same of the step after training steps. Asked where the first step is right."""
-    return _find(case, later_products(evidence), limits, LATER_STEP, scaled_by_the_past(evidence))
-
-
-def find_in_evaluations(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """The same of evaluations. Asked where both watched steps are right."""
-    (first, later), past = evaluated_products(evidence), scaled_by_the_past(evidence)
-    return _find(case, first, limits, EVALUATION, past) or _find(case, later, limits, LATER_EVALUATION, past)
-
-
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """When products were looked at, in the words of a message."""
 
+    products: Callable[[NumericsEvidence], Sequence[ProductCheck]]
     when: str = ""
     beside: str = ""
     """What is right beside it."""
@@ -124,24 +105,32 @@ class _Look:
     """Whether all was right before the training steps."""
 
 
-FIRST_STEP = _Look()
-LATER_STEP = _Look(f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True)
-EVALUATION = _Look(
-    " in an evaluation", "; right in the training step that was watched", " in eval mode, without gradients"
-)
-LATER_EVALUATION = _Look(
-    f" in an evaluation after {LATER} training steps",
-    "; right in the training steps that were watched",
-    f" after {LATER} training steps, without replacing the parameter",
-    later=True,
+FIRST_STEP = Look(judged_products)
+LATER_LOOKS = (
+    Look(
+        later_products, f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True
+    ),
+    Look(
+        lambda evidence: evaluated_products(evidence)[0],
+        " in an evaluation",
+        "; right in the training step that was watched",
+        " in eval mode, without gradients",
+    ),
+    Look(
+        lambda evidence: evaluated_products(evidence)[1],
+        f" in an evaluation after {LATER} training steps",
+        "; right in the training steps that were watched",
+        f" after {LATER} training steps, without replacing the parameter",
+        later=True,
+    ),
 )
 
 
-def _find(
-    case: Case, products: Sequence[ProductCheck], limits: Limits, look: _Look, past: Collection[str]
-) -> Finding | None:
+def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits, look: Look = FIRST_STEP) -> Finding | None:
+    """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
+    past = scaled_by_the_past(evidence)
     wrong: dict[tuple[str, N], list[ProductCheck]] = defaultdict(list)
-    for product in products:
+    for product in look.products(evidence):
         code = _code(product, _limits(product, limits, past))
         # What the last steps added to a weight is missing from a stale one, as tokens may be: only zeros tell these
         # apart.
@@ -156,13 +145,6 @@ def _find(
     worst = max(found, key=lambda p: distance(p) if math.isfinite(p.sqnr) else math.inf)
     others = [p.layer for p in found if p.layer != worst.layer]
     more = sorted({f"{other_role} of {some([p.layer for p in ps])}" for (other_role, _), ps in wrong.items()})
-    also = (
-        look.beside
-        + (f"; also {some(others)}" if others else "")
-        + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else "")
-    )
-    if code is N.OUTLIER:
-        return _outlier(len({p.layer for p in found}), worst, look, also)
     limits = _limits(worst, limits, past)
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
@@ -174,24 +156,12 @@ def _find(
         f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
         "tensors",
         seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
-        f"zero that should not be{also}",
+        f"zero that should not be{look.beside}"
+        + (f"; also {some(others)}" if others else "")
+        + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
         cause=f"{role} of {worst.layer}: {CAUSES[code]}{part}",
         next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
         f"{look.where}, and compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
-        about=worst.layer,
-    )
-
-
-def _outlier(layers: int, worst: ProductCheck, look: _Look, also: str) -> Finding:
-    return fail(
-        N.OUTLIER,
-        f"{layers} FP8 layer(s) lose the values of their {worst.role} product to an outlier{look.when}",
-        expected=f"{worst.role} = {FORMULAS[worst.role]} of values that the recipe's casts keep",
-        seen=f"{worst.layer}, {worst.role}: zeros, from the recipe's own casts as well: {worst.underflow:.1%} of the "
-        f"values of an operand are 0 once they are cast{also}",
-        cause=f"{worst.role} of {worst.layer}: {CAUSES[N.OUTLIER]}",
-        next_step=f"print the largest magnitude of each row that {worst.layer} gets{look.where}; set pad rows to 0, or "
-        "take a recipe that scales each row by itself: recipe='rowwise'",
         about=worst.layer,
     )
 
@@ -213,8 +183,6 @@ def _code(product: ProductCheck, limits: Limits) -> N | None:
     off = abs(gain_error(product)) > _gain_limit(product, limits)
     if not (far or off):
         return None
-    if max(abs(product.own_gain), abs(product.gain)) < NOTHING:
-        return N.OUTLIER
     if product.lost > 0.99 or product.gain == 0:
         return N.GIVES_ZEROS
     error = 10 ** (-product.sqnr / 10)

@@ -178,5 +178,5 @@ def kept_numbers(module: torch.nn.Module) -> dict[str, list[float]]:
     return {
         name: value.detach().flatten().double().tolist()
         for name, value in {**vars(module), **module._buffers}.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() <= HISTORY
+        if type(value) is torch.Tensor and value.is_floating_point() and value.numel() <= HISTORY
     }
