@@ -26,7 +26,7 @@ from pytest_fp8.questions.layers.check import COUNTED, LayersFigures, check_laye
 from pytest_fp8.questions.layers.evidence import LayersEvidence, fp8_layers
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
-from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.questions.loss.check import LossFigures, check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
 from pytest_fp8.questions.loss.first_step import with_moved_first_losses
 from pytest_fp8.questions.loss.restart import with_doubt
@@ -149,9 +149,10 @@ class Fp8Pair(NotesUse):
         """Is the loss still right: curves of several seeds against BF16's."""
         evidence, gap = self._loss_looks()
         decision = check_loss(evidence, self._stored("loss_twin_gap"), gap)
-        own = decision.numbers["twin_gaps"] or self._stored("loss_twin_gap")
-        self._measured("loss_gap", decision.numbers["gaps"], decision.numbers["margin"])
-        self._measured("loss_twin_gap", own, decision.numbers["margin"])
+        figures = decision.figures
+        assert isinstance(figures, LossFigures)
+        self._measured("loss_gap", list(figures.gaps), figures.margin)
+        self._measured("loss_twin_gap", list(figures.twin_gaps) or self._stored("loss_twin_gap"), figures.margin)
         return self._note(unless_unlike(decision, self.ledgers()))
 
     def faster(self, floor: float | None = None) -> Decision:

@@ -13,6 +13,8 @@ from pytest_fp8.rules.loss import (
     loss_margin,
     tail_gap,
 )
+from pytest_fp8.rules.restart import RESTART_ALPHA, decide_restart
+from pytest_fp8.rules.statistics import student_quantile
 from pytest_fp8.verdicts import Verdict
 
 
@@ -83,3 +85,19 @@ def test_healthy_seeds_mostly_pass_at_the_first_look():
 def test_a_loss_that_is_three_per_cent_higher_fails():
     assert loss_rate(0.002, Verdict.PASS) > 0.95
     assert loss_rate(0.08, Verdict.FAIL) > 0.99, "three per cent of 2.7 nats"
+
+
+def test_seeds_that_are_judged_once_spend_the_whole_of_each_chance():
+    """Above eight seeds there is one look, for a PASS as for a FAIL."""
+    gaps = [0.021 + 0.012 * x for x in (1, -0.6, 1.4, 0.2, 1.8, -0.2, 1.2, 0.9, 1.1)]
+    error = np.std(gaps, ddof=1) / 3
+    proven = (np.mean(gaps) - 0.02) / error
+    assert student_quantile(1 - LOSS_ALPHA, 8) < proven < student_quantile(1 - LOSS_ALPHA / 6, 8)
+    assert decide_loss(gaps, 0.02).verdict is Verdict.FAIL
+
+
+def test_curves_that_are_judged_once_begin_anew_with_the_whole_chance():
+    gaps = [-0.11 + 0.1 * x for x in (1, -0.6, 1.4, 0.2, 1.8, -0.2, 1.2, 0.9, 1.1)]
+    gaps = [gap - 0.11 for gap in gaps]
+    found = decide_restart(gaps, LossScale(1.0))
+    assert found.bound == pytest.approx(student_quantile(1 - RESTART_ALPHA, 8) * np.std(gaps, ddof=1) / 3)

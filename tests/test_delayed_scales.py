@@ -11,6 +11,7 @@ from helpers.arms import spec
 from pytest_fp8 import Case
 from pytest_fp8.backends.transformer_engine import TransformerEngine
 from pytest_fp8.casts import E4M3, E5M2, GRADIENT, INPUT, TENSOR, WEIGHT, Cast
+from pytest_fp8.questions.numerics.limits import LATER_DELAYED
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.worker.server import ArmServer
 from pytest_fp8.worker.watch.product_accuracy import FORMATS, Operand
@@ -173,3 +174,43 @@ def test_a_recomputation_is_compared_with_the_scales_of_its_first_pass():
     products = server.numerics(moved=False)["products"]
     assert len(distances(products, RECOMPUTE)) >= 1
     assert all(abs(far) < 0.5 for role in (FPROP, RECOMPUTE, DGRAD, WGRAD) for far in distances(products, role))
+
+
+class OwnDelayed(torch.nn.Module):
+    """What a user writes: scales in buffers, each of the pass before."""
+
+    def renewed(self):
+        for name, each in (("forward_scales", self.fp8_meta[FORWARD]), ("gradient_scale", self.fp8_meta[BACKWARD])):
+            known = each.amax_history[0] > 0
+            self.get_buffer(name)[known] = each.largest / each.amax_history[0][known]
+
+
+def own_delayed(stuck=False):
+    """An arm with torchao's layers under a class of the user's own, whose scales nobody tells."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    def forward(self, x):
+        if not stuck:
+            self.renewed()
+        return Product.apply(x, self.weight, self.fp8_meta) + self.bias
+
+    kind = type("Delayed", (OwnDelayed, Float8Linear), {"forward": forward, "__module__": __name__})
+    server = ArmServer(spec(Case("own", "torchao", "tensorwise", emulated=True)))
+    for layer in server.engine.model.modules():
+        if server.engine.backend.is_fp8_layer(layer):
+            layer.fp8_meta = {FORWARD: state([1.0, 1.0], 448.0), BACKWARD: state([1.0], 57344.0)}
+            layer.register_buffer("forward_scales", layer.fp8_meta[FORWARD].scale)
+            layer.register_buffer("gradient_scale", layer.fp8_meta[BACKWARD].scale)
+            layer.__class__ = kind
+    return server
+
+
+def test_a_layer_that_renews_scales_of_its_own_is_known_and_its_first_scales_fit():
+    found = own_delayed().numerics(moved=False)
+    assert {p["own_scales"] for p in found["products"] + found["later"]} == {True}
+    assert max(distances(found["products"], DGRAD)) < LATER_DELAYED.sqnr_db
+
+
+def test_a_layer_whose_scales_stand_still_has_none_of_its_own():
+    found = own_delayed(stuck=True).numerics(moved=False)
+    assert {p["own_scales"] for p in found["products"] + found["later"]} == {False}

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.arms import spec
+from pytest_fp8.codes import N
 from pytest_fp8.questions.numerics.evidence import HandedOn
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, handed_on_figures
 
 LAYERS = ("a", "b", "c", "d")
 
@@ -30,12 +31,14 @@ def test_a_report_says_how_near_sound_arms_are_to_the_limits():
 
     clipped = arm(cosines=(1.0, 1.0, 0.9995, 1.0), factors=(0.3, 0.3, 0.3003, 0.3))
     unlike = arm(cosines=(0.9, 1.0, 1.0, 1.0))
-    numbers = numbers_of(SimpleNamespace(fp8=evidence(clipped, arm()), bf16=evidence(arm(), unlike)))
-    assert numbers["handed_on"] == 7, "one of the reference's is something else"
-    assert numbers["handed_on_cosine"] == 0.9995
-    assert numbers["handed_on_factor"] == pytest.approx(0.001)
+    count, cosine, factor = handed_on_figures(
+        SimpleNamespace(fp8=evidence(clipped, arm()), bf16=evidence(arm(), unlike))
+    )
+    assert count == 7, "one of the reference's is something else"
+    assert cosine == 0.9995
+    assert factor == pytest.approx(0.001)
     nothing = evidence([], [])
-    assert numbers_of(SimpleNamespace(fp8=nothing, bf16=nothing))["handed_on_cosine"] is None
+    assert handed_on_figures(SimpleNamespace(fp8=nothing, bf16=nothing)) == (0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -65,22 +68,21 @@ def test_sound_arms_are_not_failed(fp8, bf16):
 
 
 def test_a_layer_that_something_scales_is_named_with_its_factor():
-    verdict, lines = found(arm(factors=(0.31, 0.31, 0.279, 0.31)), arm(factors=(0.35,) * 4))
-    assert verdict.value == "FAIL"
-    assert lines["seen"] == "c: times 0.279, of the other layers 0.310"
-    assert "something multiplies it" in lines["cause"]
+    finding = found(arm(factors=(0.31, 0.31, 0.279, 0.31)), arm(factors=(0.35,) * 4))
+    assert finding.code is N.GRADIENT_SCALED
+    assert finding.seen == "c: times 0.279, of the other layers 0.310"
 
 
 @pytest.mark.parametrize("cosine", [0.5, -1.0, 0.0, float("nan")])
 def test_another_gradient_in_a_layer_s_place_is_named(cosine):
-    _, lines = found(arm(), later=arm(cosines=(1.0, cosine, 1.0, 1.0)))
-    assert lines["headline"].endswith("after 13 training steps")
-    assert lines["seen"].startswith(f"b: cosine {cosine:.3f}")
+    finding = found(arm(), later=arm(cosines=(1.0, cosine, 1.0, 1.0)))
+    assert finding.code is N.GRADIENT_REPLACED
+    assert finding.headline.endswith("after 13 training steps")
+    assert finding.seen.startswith(f"b: cosine {cosine:.3f}")
 
 
 def test_a_factor_that_is_no_number_is_no_factor():
-    _, lines = found(arm(factors=(1.0, 1.0, 1.0, float("nan"))))
-    assert lines["seen"].startswith("d: times nan")
+    assert found(arm(factors=(1.0, 1.0, 1.0, float("nan")))).seen.startswith("d: times nan")
 
 
 @pytest.mark.slow

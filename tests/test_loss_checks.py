@@ -16,7 +16,7 @@ def loss_evidence(fp8=None, **changes):
 
 
 def test_loss_healthy():
-    verdict_of(check_loss(loss_evidence()), Verdict.PASS, "3 seeds")
+    verdict_of(check_loss(loss_evidence()), Verdict.PASS, "over 20 steps of 3 seeds")
 
 
 def test_nan_at_step_40_is_named_with_the_value_before():

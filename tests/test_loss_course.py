@@ -50,10 +50,7 @@ def test_arms_that_train_alike_are_left_alone():
 def test_arms_that_train_otherwise_are_named(changes, verdict, words):
     found = compared(fp8=replace(SOUND, **changes))
     assert found is not None
-    assert found[0] is verdict
-    message = " ".join(found[1].values())
-    for word in words:
-        assert word in message
+    verdict_of(found, verdict, *words)
 
 
 def test_an_arm_that_trains_otherwise_is_no_pass_however_close_its_loss():

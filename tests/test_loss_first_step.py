@@ -44,7 +44,7 @@ def test_a_first_loss_of_zero_is_compared_with_the_curves_largest():
     far = {s: Curve(s, [0.5, *c.losses[1:]], c.gradient_norms) for s, c in near.items()}
     decision = decided(far, reference)
     assert decision.verdict is Verdict.FAIL
-    assert "0.0000 within 2% of 2.0000, the curve's largest loss" in decision.message
+    assert "0.0000 nats within 2% of 2.0000 nats, the curve's largest loss" in decision.message
 
 
 def test_the_first_step_s_cause_names_state_outside_the_model_and_dropped_behaviour():
@@ -52,3 +52,11 @@ def test_the_first_step_s_cause_names_state_outside_the_model_and_dropped_behavi
     message = decided(far, falling(2.0, start=4.0)).message
     for words in ("very first step", "a counter in a Python attribute", "a subclass's own forward, a hook", "a buffer"):
         assert words in message
+
+
+@pytest.mark.parametrize("nats", [True, False])
+def test_a_first_loss_is_in_nats_where_it_is_a_cross_entropy(nats):
+    curves = [{0: Curve(0, [first, 5.0, 4.0, 3.0], [first] * 4)} for first in (12.0, 6.0)]
+    decision = check_loss(LossEvidence(*curves, {}, nats=nats))
+    assert "very first step" in decision.message
+    assert ("nats" in decision.message) is nats

@@ -10,6 +10,7 @@ import pytest
 from helpers.evidence import verdict_of
 from helpers.learning import arm, decided
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import C
 from pytest_fp8.questions.loss.evidence import LayerCalls, Look, ProductCount
 
 
@@ -48,7 +49,7 @@ def with_calls(calls, seed=1):
 def test_fp8_that_is_off_in_some_steps_fails_with_their_numbers(calls, says):
     decision = decided(with_calls(calls))
     verdict_of(decision, Verdict.FAIL, says, "seed 1", "of 20 steps")
-    assert decision.numbers["named"]
+    assert decision.code is C.FP8_LOST
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_product_that_is_more_exact_than_fp8_can_be_fails_with_its_step():
     calls = products(*[0.001] * 8, share=[0.97] * 5 + [0.003] + [1.4] * 2)
     decision = decided(with_calls(calls))
     verdict_of(decision, Verdict.FAIL, "multiplied in high precision", "0.3% of that error in step 5, seed 1", "1 of 8")
-    assert decision.numbers["named"]
+    assert decision.code is C.TOO_EXACT
 
 
 def test_products_that_are_as_exact_as_fp8_can_be_pass():
@@ -83,7 +84,7 @@ def test_products_that_are_as_exact_as_fp8_can_be_pass():
 def test_one_product_that_is_wrong_among_right_ones_fails():
     decision = decided(with_calls(products(*[0.001] * 6, 0.4, *[0.001] * 6)))
     verdict_of(decision, Verdict.FAIL, "wrong in some steps and right in most", "40.0% in step 6, seed 1", "1 of 13")
-    assert not decision.numbers["named"]
+    assert decision.code is C.RARE_PRODUCT
     verdict_of(decided(with_calls(products(*[0.001] * 6, math.nan))), Verdict.FAIL, "nan% in step 6")
 
 

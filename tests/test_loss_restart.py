@@ -15,7 +15,7 @@ from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import Course, loss_looks
 from pytest_fp8.questions.loss.restart import HEADLINE, with_doubt
-from pytest_fp8.rules.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale
+from pytest_fp8.rules.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale, NoShare
 from pytest_fp8.rules.restart import RESTART_ALPHA, decide_restart
 from pytest_fp8.verdicts import Verdict
 
@@ -98,7 +98,7 @@ def test_batches_in_which_no_loss_shows_a_difference_may_differ_between_seeds():
 def test_one_gap_and_a_loss_without_shares_decide_nothing():
     assert decide_restart([-0.5], NATS).anew
     assert decide_restart([], NATS).anew
-    assert decide_restart([-3.0, -3.1, -3.2], LossScale(1.0, "changes sign")).anew
+    assert decide_restart([-3.0, -3.1, -3.2], LossScale(1.0, NoShare.CHANGES_SIGN)).anew
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,18 @@ def test_a_reference_is_no_fp8_arm():
     assert promised_casts("bf16", "none", {}) == {}
     decision = check_numerics(Case("tiny", "bf16", "none"), evidence(), layers_evidence())
     assert decision.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_recomputed_products_of_compiled_code_have_the_forward_pass_s_formats(own):
+    """No hook runs in compiled code: what a user's own checkpointing recomputes lies in the backward pass. Products of
+    layers that are not recomputed have no such formats there."""
+    case, healthy = Case("1b", "torchao", "tensorwise"), layers_evidence()
+    kinds = {"forward": (E4M3, E4M3), "backward": (E5M2, E4M3)}
+    ran = [replace(p, formats=kinds[p.phase]) if p.kind == FP8 else p for p in healthy.products]
+    again = [replace(p, phase="backward") for p in ran if p.phase == "forward" and p.kind == FP8]
+    calls = [replace(call, recomputed=own) for call in healthy.calls]
+    decision = judge(case, replace(healthy, products=[*ran, *again], calls=calls))
+    verdict_of(
+        decision, Verdict.PASS if own else Verdict.FAIL, *([] if own else ["2 FP8 products of the backward pass"])
+    )

@@ -149,3 +149,22 @@ def test_a_layer_that_does_more_than_multiply_in_the_reference_too_is_not_judged
 def test_an_error_that_is_one_row_is_the_bias():
     verdict_of(judge(products=[wrong(gain=1.014, sqnr=17.8, constant=0.98)]), Verdict.FAIL, "the bias is added twice")
     verdict_of(judge(products=[wrong(gain=1.014, sqnr=17.8, constant=0.1)]), Verdict.FAIL, "E5M2 where E4M3")
+
+
+@pytest.mark.parametrize("when", ["products", "later"])
+def test_a_small_bias_that_is_missing_is_the_bias(when):
+    """Its row has as much power as FP8's own noise: without it the product is as right as the recipe's casts."""
+    case = Case("own", "torchao", "tensorwise", emulated=True)
+    small = wrong(sqnr=SOUND.own_sqnr - 3.0, constant=0.5)
+    decision = judge(case, layers_evidence(case=case), **{when: [small]})
+    verdict_of(decision, Verdict.FAIL, "the bias is added twice or missing")
+
+
+def test_a_layer_with_scales_of_past_steps_has_their_limits_whatever_its_recipe():
+    tensorwise = Case("own", "torchao", "tensorwise", emulated=True)
+    past = wrong(sqnr=20.0, gain=0.95, own_scales=True)
+    layers = layers_evidence(case=tensorwise)
+    decision = judge(tensorwise, layers, products=[past], later=[past], evaluated=[wrong(sqnr=20.0)])
+    verdict_of(decision, Verdict.PASS, "1 layer(s) with scales of past steps")
+    verdict_of(judge(tensorwise, layers, products=[wrong(sqnr=20.0, gain=0.95)]), Verdict.FAIL)
+    verdict_of(judge(tensorwise, layers, products=[replace(past, gain=2.0, sqnr=-0.01)]), Verdict.FAIL)

@@ -162,3 +162,16 @@ def test_a_frozen_weight_has_no_wgrad():
     found = [(p["layer"], p["role"]) for p in products(serve(build=frozen))]
     assert ("1", WGRAD) not in found
     assert {("1", DGRAD), ("0", WGRAD), ("2", WGRAD)} <= set(found)
+
+
+def test_pad_rows_leave_nothing_of_a_product_by_the_recipe_s_own_casts():
+    def padded(step):
+        return torch.cat([0.1 * torch.randn(48, 32), torch.full((16, 32), 1e6)])
+
+    def loss(model, x):
+        return model(x)[:48].float().square().mean()
+
+    found = products(serve(build=lambda: torch.nn.Linear(32, 32), batch=padded, loss=loss))
+    [wgrad] = [each for each in found if each["role"] == WGRAD]
+    assert wgrad["gain"] == wgrad["own_gain"] == 0.0
+    assert wgrad["underflow"] == 0.75

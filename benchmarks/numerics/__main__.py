@@ -7,7 +7,7 @@
 
 ``measure`` builds each arm in a process of its own, one after the other, and asks it what the question asks, for
 several seeds of weights and data. It writes one row for each case and seed. ``table`` writes
-``pytest_fp8/questions/numerics/spread.py``. A row's values are those beyond their own statistical error, as the check
+``pytest_fp8/questions/numerics/spread.json``. A row's values are those beyond their own statistical error, as the check
 allows it.
 """
 
@@ -32,7 +32,7 @@ from pytest_fp8.questions.numerics.limits import Limits
 from pytest_fp8.questions.numerics.products import distance, gain_error, judged_products, later_products
 from pytest_fp8.recipes import LIBRARIES
 
-SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.py"
+SPREAD = Path(__file__).parents[2] / "pytest_fp8" / "questions" / "numerics" / "spread.json"
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 TRANSFORMER_ENGINE = ("delayed", "current", "block")
 NOTHING = Limits(0.0, 0.0, 0.0)
@@ -112,16 +112,16 @@ def row(case: Case, device: str, seed: int, fp8: dict[str, Any], bf16: dict[str,
 
 def table(files: list[Path]) -> None:
     rows = [each for file in files for each in json.loads(file.read_text())]
-    text = SPREAD.read_text().partition("SPREAD:")[0] + "SPREAD: dict[str, dict[str, float]] = {\n"
+    found = []
     for recipe in sorted({each["recipe"] for each in rows}):
         mine = [each for each in rows if each["recipe"] == recipe]
         largest = {name: round(max(0.0, *(r[name] for r in mine)), 4) for name in ("sqnr_db", "gain", "gradients")}
         samples = {name: sum(r[name] for r in mine) for name in ("products", "parameters")}
         devices = ", ".join(sorted({r["device"] for r in mine}))
-        text += f"    # {len(mine)} pairs of {len({r['case'] for r in mine})} cases on {devices}.\n"
-        text += f'    "{recipe}": {json.dumps({**largest, **samples})},\n'
-    SPREAD.write_text(text + "}\n")
-    print(f"wrote {SPREAD}; run `ruff format` on it")
+        samples |= {"pairs": len(mine), "cases": len({r["case"] for r in mine}), "devices": devices}
+        found.append(f" {json.dumps(recipe)}: {json.dumps({**largest, **samples})}")
+    SPREAD.write_text("{\n" + ",\n".join(found) + "\n}\n")
+    print(f"wrote {SPREAD}")
 
 
 def main() -> None:

@@ -16,6 +16,14 @@ def fail(code: Code | None, headline: str, **lines: str) -> Finding:
     return Finding(code, Verdict.FAIL, headline, **lines)
 
 
+def invalid(code: Code | None, headline: str, **lines: str) -> Finding:
+    return Finding(code, Verdict.INVALID, headline, **lines)
+
+
+def not_exercised(code: Code | None, headline: str, **lines: str) -> Finding:
+    return Finding(code, Verdict.NOT_EXERCISED, headline, **lines)
+
+
 def some(names: Any) -> str:
     """The first few names. A list keeps its order and loses its repetitions; anything else is sorted."""
     ordered = list(dict.fromkeys(names)) if isinstance(names, list) else sorted(names)

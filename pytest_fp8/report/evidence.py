@@ -84,7 +84,8 @@ def numerics_to_json(arms: PairArms) -> list[dict[str, Any]]:
             sqnr[product.layer][product.role] = product.sqnr
             own[product.layer][product.role] = product.own_sqnr
     gradients = {
-        each.parameter.removesuffix(".weight"): (each.relative, each.limit(limits)) for each in differences(evidence)
+        each.parameter.removesuffix(".weight"): (each.relative, each.limit(limits) if each.judged else None)
+        for each in differences(evidence)
     }
     found = []
     for layer in dict.fromkeys([*sqnr, *gradients]):

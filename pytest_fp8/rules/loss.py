@@ -1,9 +1,7 @@
 """The loss rule: FP8's curves against BF16's over several seeds, with a margin. Pure.
 
-The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of a loss that is no
-cross-entropy they are shares: 0.02 says nothing of a squared error, whose size is a matter of its unit. So they are of
-a cross-entropy that ends below 1, and, more narrowly, of one above 10: 0.02 nats of 10, and 4 of a sum over a batch
-that ends at 2000. Loads no numpy: the command line, which must answer at once, needs some of this.
+The bounds of the margin were found on language models, whose losses are 1 to 12 nats. Of other losses they are shares.
+docs/limits.md says where each number is from. Loads no numpy: the command line, which must answer at once, needs this.
 """
 
 from __future__ import annotations
@@ -11,42 +9,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 from pytest_fp8.rules.statistics import robust_sigma, sample_sd, student_quantile
 from pytest_fp8.verdicts import Verdict
 
 LOSS_MARGIN = (0.02, 0.05)
-"""Bounds of the margin: in nats, or as shares of a reference's loss that ends below 1 or is no cross-entropy, or of a
-tenth of one that ends above :data:`LARGE`.
-Megatron-LM issue 1152 lost 0.094 nats, 3 %, and passed a 5 % gate."""
+"""Bounds of the margin, times :attr:`LossScale.value`."""
 LARGE = 10.0
-"""A loss of which the margin is a share again. The zoo's language models start at 10 to 12 nats, so that 0.02 is 0.2 %
-of the largest loss that it was found on. Emulated sound FP8 (30 curves each, three recipes, ten seeds) ends at most
-0.02 % higher of a loss of 2070, and 0.1 % of one of 67."""
+"""A loss of which the margin is a share again: a sum over a batch is no nats of one token."""
 LOSS_CONFIDENCE = 0.95
 """Of a PASS, over all numbers of seeds at which the question may look again: the mean gap is below the margin."""
 LOOK_ALPHA = {2: 0.003, 3: 0.025, 4: 0.02, 5: 0.015, 6: 0.012, 7: 0.01, 8: 0.01}
-"""Seeds -> the chance of passing at this look where the true gap is the margin; 1 - :data:`LOSS_CONFIDENCE` for more
-seeds, which are judged once. Most goes to the first look of the suite's cases. Of 200 000 simulated cases whose true
-gap is the margin, 5.1 % passed at some look from 2 seeds on, 4.9 % from 3 on, 3.5 % from 4 on; with 0.05 at each look
-15, 13 and 11 %."""
+"""Seeds -> the chance of passing at this look where the true gap is the margin. The suite's first look has most."""
 LOSS_ALPHA = 0.01
 """Chance of calling a case's loss too high although its true gap is the margin itself, over all numbers of seeds."""
 MAX_LOSS_SEEDS = 8
 """Seeds at which the question stops looking again."""
+
+
+def of_a_look(chance: float, seeds: int) -> float:
+    """What one look spends of a chance that all looks share alike. More seeds than :data:`MAX_LOSS_SEEDS` are judged
+    once, which may spend all of it."""
+    return chance if seeds > MAX_LOSS_SEEDS else chance / (MAX_LOSS_SEEDS - 2)
+
+
 ROUNDED_AWAY = 2.0**-16
-"""Share of the largest loss below which the end of a curve is rounding: what remains of a squared error where the
-output is rounded to bfloat16, whose eight bits leave 2**-8 of it."""
+"""Share of the largest loss below which a curve's end is rounding: bfloat16's eight bits leave 2**-8, squared."""
 OF_ROUNDING = 2.0
-"""A margin is wider by so many times what FP8's rounding adds to the reference's own last loss. Of 13 small models
-whose margins were too narrow without, sound emulated FP8 ended 0.6 to 2.2 times that above BF16: squared errors and
-cross-entropies that end near zero, or in a steep fall. The margin itself has the rest."""
+"""A margin is wider by so many times what FP8's rounding adds to the reference's own last loss."""
 
 LEARNS = 2.0
-"""Standard errors that the reference's loss must fall by, from its first fifth to its last. One that learns nothing
-does so in 2.5 % by chance. Over 20 steps and 3 seeds the emulated suite's models fall by 7 (LoRA), 21 and 22 of them;
-at rate 5e-6 by 1 and 2.6."""
+"""Standard errors that the reference's loss must fall by, from its first fifth to its last."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +63,13 @@ class LossGap:
         return self.gap + self.bound < -self.floor
 
 
+class NoShare(Enum):
+    """Why a share of a loss means nothing."""
+
+    CHANGES_SIGN = "changes sign"
+    ROUNDED_AWAY = "is rounded away"
+
+
 @dataclass(frozen=True)
 class LossScale:
     """What a margin is a share of, in the loss's own unit."""
@@ -75,8 +77,8 @@ class LossScale:
     value: float
     """1 for a reference's loss of 1 to :data:`LARGE` at the end, the absolute mean over its last fifth and over seeds;
     below that this loss itself, above it this loss divided by :data:`LARGE`; of one that is no cross-entropy itself."""
-    why_none: str = ""
-    """Why a share of that loss means nothing, so that no gap can be called too large; else empty."""
+    why_none: NoShare | None = None
+    """Why a share of that loss means nothing, so that no gap can be called too large."""
     spacing: float = 0.0
     """Distance of neighbouring numbers of the loss's type at its end: 0.25 for one of 46 in bfloat16."""
     nats: bool = True
@@ -86,6 +88,10 @@ class LossScale:
     def relative(self) -> bool:
         return not self.nats or self.value != 1
 
+    def amount(self, loss: float) -> str:
+        """A loss below 1 or above 10 need not be in nats, and four decimals may not show it."""
+        return f"{loss:.3g}" if self.relative else f"{loss:.4f} nats"
+
 
 def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = True) -> LossScale:
     """The scale of the reference's curves, one per seed. ``eps``: the spacing of the loss's type at 1. ``nats``:
@@ -94,14 +100,14 @@ def loss_scale(bf16: Sequence[Sequence[float]], eps: float = 0.0, nats: bool = T
     end = abs(_mean([_mean(losses) for losses in tails]))
     # min() and max() keep their first argument beside a NaN: the loss question judges what is not finite by itself.
     value = max(min(1.0, end), end / LARGE) if nats else end
-    why = ""
+    why = None
     if value < 1 or not nats:
         every = [x for losses in tails for x in losses]
         largest = max(abs(x) for losses in bf16 for x in losses)
         if min(every) < 0 < max(every):
-            why = "changes sign"
+            why = NoShare.CHANGES_SIGN
         elif value <= ROUNDED_AWAY * largest:
-            why = "is rounded away"
+            why = NoShare.ROUNDED_AWAY
     # frexp: end is at least half of 2**exponent.
     spacing = math.ldexp(eps, math.frexp(end)[1] - 1) if math.isfinite(end) else 0.0
     return LossScale(value, why, spacing, nats)
@@ -147,7 +153,7 @@ def decide_loss(gaps: Sequence[float], margin: float, noise: float = 0.0, floor:
     if seeds > 1:
         error = sample_sd(gaps) / math.sqrt(seeds)
         bound = student_quantile(1 - LOOK_ALPHA.get(seeds, 1 - LOSS_CONFIDENCE), seeds - 1) * error
-        proven = student_quantile(1 - LOSS_ALPHA / (MAX_LOSS_SEEDS - 2), seeds - 1) * error
+        proven = student_quantile(1 - of_a_look(LOSS_ALPHA, seeds), seeds - 1) * error
     if -floor <= mean + bound < margin or (seeds > 1 and not any(gaps)):
         verdict = Verdict.PASS
     elif mean - proven > max(margin, noise):
@@ -173,8 +179,7 @@ def compare_curves(
     beyond BF16's own noise, which can be far above the margin of a loss near zero. Where no share of the loss means
     anything, there is no FAIL. ``eps``, ``nats``: as for :func:`loss_scale`; ``rounding``: as for :func:`loss_margin`.
 
-    The floor is the largest margin, or the noise of either arm. Of 71 sound cases stored of an H200 nine end 0.03 to
-    0.067 nats lower than BF16 on average, over 3 to 5 seeds; none is below this floor with confidence.
+    The floor is the largest margin, or the noise of either arm.
     """
     gaps = [tail_gap(mine, reference) for mine, reference in zip(fp8, bf16, strict=True)]
     scale = loss_scale(bf16, eps, nats)

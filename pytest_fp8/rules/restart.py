@@ -10,13 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fp8.rules.loss import LOSS_MARGIN, MAX_LOSS_SEEDS, LossScale
+from pytest_fp8.rules.loss import LOSS_MARGIN, LossScale, of_a_look
 from pytest_fp8.rules.statistics import sample_sd, student_quantile
 
 RESTART_ALPHA = 0.01
-"""Chance of saying that an arm does not begin anew where its two runs differ by chance alone, over all numbers of seeds
-that are looked at. Of 4000 simulated cases each, with 0.05 to 1 nats of scatter, it is said of at most 1 %; with this
-chance at each look it was of 4 %."""
+"""Chance of saying that an arm does not begin anew where its two runs differ by chance alone, over all looks."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def decide_restart(gaps: Sequence[float], scale: LossScale, one_start: bool = Fa
     gap = sum(gaps) / count if count else 0.0
     bound = math.inf
     if count > 1:
-        alpha = RESTART_ALPHA / (MAX_LOSS_SEEDS - 2)
+        alpha = of_a_look(RESTART_ALPHA, count)
         bound = student_quantile(1 - alpha, count - 1) * sample_sd(gaps) * math.sqrt(1 / count + one_start)
     floor = math.inf if scale.why_none else max(LOSS_MARGIN[1] * scale.value, scale.spacing)
     return Restart(gap, bound, floor)

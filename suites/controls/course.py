@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from pytest_fp8.case import Case
+from pytest_fp8.codes import D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -22,6 +23,7 @@ class RateDoubles(Control):
     title = "the FP8 arm's learning rate doubles on the way"
     source = OURS
     question, cause = "loss", "something sets the rate there alone"
+    code = D.OTHER_RATES
     case = micro()
     verdicts = ("INVALID",)
 
@@ -37,6 +39,7 @@ class MasterWeights(Control):
     title = "float32 master weights in the FP8 arm alone"
     source = OURS
     question, cause = "loss", "master weights or moments in another precision in one arm alone"
+    code = D.OTHER_OPTIMIZER_STATE
     case = micro()
     verdicts = ("INVALID",)
 
@@ -52,6 +55,7 @@ class GradientsLeft(Control):
     title = "gradients that no zero_grad() reaches"
     source = OURS
     question, cause = "loss", "zero_grad() does not reach these parameters"
+    code = D.GRADIENTS_LEFT
     case = micro()
     verdicts = ("INVALID",)
 
@@ -124,6 +128,7 @@ class TeacherStandsStill(Control):
     title = "an average of the weights that no longer follows them"
     source = OURS
     question, cause = "loss", "the update holds the tensors of before the conversion"
+    code = D.STANDS_STILL
     case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)
     workload = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro, tiny
 from controls.conversion import torchao_config
-from pytest_fp8.codes import L
+from pytest_fp8.codes import C, L, N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ class OneScaleOffByTwo(Control):
     number, id = 12, "scale-off-by-two"
     title = "one layer's scale is off by two"
     question, cause = "numerics", "a wrong scale"
+    code = N.WRONG_SCALE
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -203,6 +204,7 @@ class Fp8Off(Control):
     number, id = 15, "fp8-off"
     title = "FP8 is off, both curves bit-equal"
     question, cause = "loss", "FP8 was off"
+    code = C.BIT_EQUAL
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:

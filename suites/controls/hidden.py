@@ -10,7 +10,7 @@ from controls.control import Control, micro
 from controls.execution import fp8_layers, with_forward
 from controls.numerics import WrongBackward
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D
+from pytest_fp8.codes import C, D, N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -66,6 +66,7 @@ class LastTile(Control):
     title = "the last 16 of 1280 rows of a wgrad are zero"
     source = OURS
     question, cause = "numerics", "a tile at the edge that a kernel leaves out"
+    code = N.TILE_LEFT_OUT
     case, workload = CASE, WIDE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -94,6 +95,7 @@ class EachSecondStep(WrongBackward):
     title = "one layer's wgrad is doubled in each second step"
     source = OURS
     cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
+    code = N.WRONG_SCALE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._engine, self._step = engine, 0
@@ -113,6 +115,7 @@ class CastsLeftOut(Control):
     title = "torchao's own function without casts in two of three steps"
     source = OURS
     question, cause = "loss", "an FP8 layer multiplied in high precision while the arm trained"
+    code = C.TOO_EXACT
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -134,6 +137,7 @@ class WrongInEvaluations(Control):
     title = "outputs are 10 % too large in eval mode alone"
     source = OURS
     question, cause = "numerics", "product in an evaluation"
+    code = N.WRONG_SCALE
     case = micro("rowwise")
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -152,6 +156,7 @@ class CopyOnTheParameter(Control):
     title = "one layer's copy of its weight, kept on the parameter, is never renewed"
     source = OURS
     question, cause = "numerics", "product in an evaluation after 13 training steps"
+    code = N.STALE
     case, workload = CASE, WIDE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -187,6 +192,7 @@ class ScaledGradient(Control):
     title = "a hook makes one layer's weight gradient 10 % smaller"
     source = OURS
     question, cause = "numerics", "something multiplies it in the FP8 arm alone"
+    code = N.GRADIENT_SCALED
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -201,6 +207,7 @@ class LateGradient(Control):
     title = "one layer trains on the gradient of the step before"
     source = OURS
     question, cause = "numerics", "a gradient that is kept from an earlier step"
+    code = N.GRADIENT_REPLACED
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers
+from pytest_fp8.codes import C
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class OffAfterTenSteps(Control):
     title = "FP8 is off after ten steps of each run"
     source = OURS
     question, cause = "loss", "FP8 ran in step 0 and not in step 10"
+    code = C.FP8_LOST
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -47,6 +49,7 @@ class NothingLearns(Control):
     title = "an arm in which no weight moves"
     source = OURS
     question, cause = "loss", "an optimizer that steps other copies"
+    code = C.WEIGHTS_STAND_STILL
     case = micro()
 
     def __init__(self) -> None:
@@ -75,6 +78,7 @@ class OneWeightFrozen(Control):
     title = "one layer's weight gets no gradient"
     source = OURS
     question, cause = "loss", "1 of 21 weights do not train in the FP8 arm"
+    code = C.WEIGHTS_STAND_STILL
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -94,6 +98,7 @@ class TrainsTwice(Control):
     title = "the FP8 arm trains each batch twice"
     source = OURS
     question, cause = "loss", "the two arms' losses are not the same quantity"
+    code = C.LOWER
     case = micro()
     verdicts = ("INCONCLUSIVE",)
 
@@ -136,6 +141,7 @@ class RateTooSmall(Control):
     title = "a learning rate that moves no bfloat16 weight"
     source = "8B at rate 5e-6: 7.7 % of the weights move"
     question, cause = "loss", "too few weights move in BF16"
+    code = C.SMALL_STEPS
     case = micro()
     verdicts = ("NOT_EXERCISED",)
     breaks = ("fp8", "bf16")
@@ -151,6 +157,7 @@ class MomentsCarryOn(Control):
     title = "a curve begins with the moments of the last one"
     source = "DeepSpeed's ZeRO-3: master weights of the last curve"
     question, cause = "loss", "it keeps something from one curve for the next"
+    code = C.NOT_ANEW
     case = micro()
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")
@@ -173,6 +180,7 @@ class BatchesCarryOn(Control):
     title = "batches of an iterator that goes on"
     source = OURS
     question, cause = "loss", "goes on where the last curve left it"
+    code = C.NOT_ANEW
     case = micro()
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")

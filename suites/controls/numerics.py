@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers, with_forward
+from pytest_fp8.codes import N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class DgradTwice(WrongBackward):
     number, id = 50, "dgrad-x2"
     title = "one layer's dgrad is twice as large"
     cause = "dgrad of model.layers.1.self_attn.q_proj: a wrong scale"
+    code = N.WRONG_SCALE
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return 2 * dx
@@ -103,6 +105,7 @@ class WgradThreePercentLow(WrongBackward):
     number, id = 51, "wgrad-three-percent-low"
     title = "one layer's wgrad is 3 % too small"
     cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
+    code = N.WRONG_SCALE
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return 0.97 * dw
@@ -115,6 +118,7 @@ class GradientsTimesFour(Control):
     number, id = 52, "gradients-x4"
     title = "all gradients are four times as large"
     question, cause = "numerics", "is multiplied by 4."
+    code = N.GRADIENT_TIMES
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -128,6 +132,7 @@ class DgradZeros(WrongBackward):
     number, id = 53, "dgrad-zeros"
     title = "one layer's dgrad is zero"
     cause = "dgrad of model.layers.1.self_attn.q_proj: it gives zeros"
+    code = N.GIVES_ZEROS
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return 0 * dx
@@ -139,6 +144,7 @@ class WgradNoise(WrongBackward):
     number, id = 54, "wgrad-noise"
     title = "one layer's wgrad is noise"
     cause = "wgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
+    code = N.UNRELATED
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -153,6 +159,7 @@ class HalfTheTokens(WrongBackward):
     number, id = 55, "wgrad-half-the-tokens"
     title = "one layer's wgrad loses half of the tokens"
     cause = "wgrad of model.layers.1.self_attn.q_proj: a part of the product is missing"
+    code = N.PART_MISSING
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         half = len(x) // 2
@@ -166,6 +173,7 @@ class GradientUnderflow(WrongBackward):
     number, id = 56, "gradient-underflow"
     title = "one layer's gradient underflows"
     cause = "operands are coarser than the recipe's"
+    code = N.TOO_COARSE
 
     def output_gradient(self, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -180,6 +188,7 @@ class StaleAmax(WrongBackward):
     number, id = 57, "stale-amax"
     title = "one layer's input saturates"
     cause = "fprop of model.layers.1.self_attn.q_proj"
+    code = N.PART_MISSING
 
     def input(self, x: torch.Tensor) -> torch.Tensor:
         limit = x.detach().abs().max() / 8
@@ -192,6 +201,7 @@ class E5m2ForE4m3(Control):
     number, id = 58, "e5m2-for-e4m3"
     title = "inputs are cast to E5M2"
     question, cause = "numerics", "e4m3 x e5m2 where e4m3 x e4m3 was promised"
+    code = N.OTHER_FORMAT
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -210,6 +220,7 @@ class WgradRowsPermuted(WrongBackward):
     number, id = 59, "wgrad-rows-permuted"
     title = "one layer's wgrad has its rows in another order"
     cause = "wgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
+    code = N.UNRELATED
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return dw.roll(1, dims=0)
@@ -221,6 +232,7 @@ class DgradOfAnotherLayer(WrongBackward):
     number, id = 60, "dgrad-of-another"
     title = "one layer's dgrad is another product's"
     cause = "dgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
+    code = N.UNRELATED
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return dx.roll(1, dims=0)
@@ -232,6 +244,7 @@ class OneInAHundred(WrongBackward):
     number, id = 61, "wgrad-one-in-a-hundred"
     title = "one in a hundred values of a wgrad is wrong"
     cause = "wgrad of model.layers.1.self_attn.q_proj"
+    code = N.TOO_COARSE
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -246,6 +259,7 @@ class ForwardPlusThreePercent(Control):
     number, id = 62, "forward-three-percent-high"
     title = "all outputs are 3 % too large"
     question, cause = "numerics", "a wrong scale"
+    code = N.WRONG_SCALE
     case = micro("rowwise")
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -263,6 +277,7 @@ class InputOfTheStepBefore(WrongBackward):
     number, id = 88, "input-of-the-step-before"
     title = "one layer's wgrad uses the input of the step before, from step 2 on"
     cause = "wgrad of model.layers.1.self_attn.q_proj: something that is kept from an earlier step"
+    code = N.STALE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._engine = engine
@@ -283,6 +298,7 @@ class GradientNotFinite(WrongBackward):
     number, id = 63, "dgrad-infinite"
     title = "one layer's dgrad overflows"
     cause = "dgrad of model.layers.1.self_attn.q_proj: it gives values that are not finite"
+    code = N.NOT_FINITE
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         changed = dx.clone()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D, L
+from pytest_fp8.codes import D, L, N
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
@@ -119,6 +119,7 @@ class AmaxGroupOfOne(Control):
     number, id = 108, "amax-group-of-one"
     title = "weights' scales are not reduced over the ranks"
     question, cause = "numerics", "a scale that does not fit"
+    code = N.TOO_COARSE
     case = GATHERED
     leaves_traces = True
 

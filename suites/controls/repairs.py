@@ -12,7 +12,7 @@ from controls.ledger import ChangedBeside
 from controls.loss import _in_bfloat16
 from controls.models import LOOPED, TIED
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D
+from pytest_fp8.codes import C, D, N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -33,6 +33,7 @@ class OffInTwoSteps(Control):
     title = "FP8 is off in two steps in the middle of each run"
     source = OURS
     question, cause = "loss", "fewer in FP8 in 2 of 20 steps: 3, 7"
+    code = C.FP8_LOST
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -49,6 +50,7 @@ class RareTile(Control):
     title = "one call in 41 loses a tile of its output"
     source = OURS
     question, cause = "loss", "something that happens now and then"
+    code = C.RARE_PRODUCT
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -78,6 +80,7 @@ class BiasTwice(Control):
     title = "one layer adds its bias twice"
     source = OURS
     question, cause = "numerics", "the bias is added twice or missing"
+    code = N.WRONG_BIAS
     case = BIASED
     workload = STUDENT
 
@@ -94,6 +97,7 @@ class BiasMean(Control):
     title = "gradients of biases are means and not sums"
     source = OURS
     question, cause = "numerics", "only gradients of biases are wrong"
+    code = N.BIAS_GRADIENT
     case = BIASED
     workload = STUDENT
 
@@ -109,6 +113,7 @@ class WeightGradientInE4m3(Control):
     title = "weight gradients are kept in E4M3 without a scale"
     source = OURS
     question, cause = "numerics", "only gradients of FP8 layers' weights are wrong"
+    code = N.GRADIENT_STORED
     case = BIASED
     workload = STUDENT
 

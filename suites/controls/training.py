@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro, tiny
 from controls.execution import fp8_layers
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D
+from pytest_fp8.codes import C, D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class NanAtStep40(Control):
     title = "NaN at step 39, finite before"
     source = "torchtitan issue 1056"
     question, cause = "loss", "loss is not finite from step 39 on"
+    code = C.NOT_FINITE
     case = micro(loss_steps=42, loss_seeds=1)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -54,6 +55,7 @@ class NanInOneRun(Control):
     title = "NaN in one run out of four"
     source = "torchao PR 4652"
     question, cause = "loss", "seed 2"
+    code = C.NOT_FINITE
     case = micro(loss_steps=14, loss_seeds=4)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -77,6 +79,7 @@ class SmallGradientsLost(Control):
     title = "the loss ends 3 % higher"
     source = "Megatron-LM issue 1152"
     question, cause = "loss", "FP8 training ends at a higher loss than BF16"
+    code = C.HIGHER
     case = micro()
 
     share = 0.45

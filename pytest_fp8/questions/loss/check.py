@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from pytest_fp8.codes import UNCODED
-from pytest_fp8.questions.findings import fail
+from pytest_fp8.codes import C, D
+from pytest_fp8.questions.findings import fail, invalid, not_exercised
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.loss.first_step import first_step
@@ -24,7 +23,7 @@ from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
 from pytest_fp8.questions.loss.rare_products import rare_products
 from pytest_fp8.questions.loss.restart import does_not_restart
 from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
-from pytest_fp8.verdicts import Decision, Finding, Verdict
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict
 
 QUESTION = "loss"
 COARSE = 2**-10
@@ -44,6 +43,27 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
     return gap
 
 
+@dataclass(frozen=True)
+class LossFigures(Figures):
+    """Losses in nats, or in the unit of the user's own loss; gaps by seed; ``moved`` as shares of the weights with a
+    gradient; ``first_bad_step`` counted from 0."""
+
+    gaps: Sequence[float]
+    twin_gaps: Sequence[float]
+    fp8_twin_gaps: Sequence[float]
+    margin: float
+    rounding: float
+    margin_scale: float
+    seeds: int
+    steps: int
+    moved: float | None
+    fp8_moved: float | None
+    least_moved: float
+    gap: float | None = None
+    bound: float | None = None
+    first_bad_step: int | None = None
+
+
 def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap: LossGap | None = None) -> Decision:
     """Hard rules first (finite, same data, curves that begin anew, trained alike, close at step 1, not bit-equal, FP8
     to the end), then the gap. Where that does not fail, the reference must have learnt something.
@@ -53,22 +73,25 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     :func:`judge_gap` where it is known.
     """
     seeds = sorted(evidence.fp8)
-    own = _twin_gaps(evidence)
-    scale = evidence.scale
-    numbers: dict[str, Any] = {
-        "gaps": [tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
-        "twin_gaps": own,
-        "fp8_twin_gaps": _fp8_twin_gaps(evidence),
-        "margin": loss_margin(frozen_margin or own, scale, _fp8_twin_gaps(evidence), evidence.rounding),
-        "rounding": evidence.rounding,
-        "margin_scale": scale.value,
-        "seeds": len(seeds),
-        "steps": len(evidence.fp8[seeds[0]].losses),
-        "moved": moved_share(evidence.bf16),
-        "fp8_moved": moved_share(evidence.fp8),
-        "least_moved": least_moved(evidence),
-    }
-    found = _not_finite(evidence, numbers)
+    own, fp8_own, scale = _twin_gaps(evidence), _fp8_twin_gaps(evidence), evidence.scale
+    figures = LossFigures(
+        gaps=[tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
+        twin_gaps=own,
+        fp8_twin_gaps=fp8_own,
+        margin=loss_margin(frozen_margin or own, scale, fp8_own, evidence.rounding),
+        rounding=evidence.rounding,
+        margin_scale=scale.value,
+        seeds=len(seeds),
+        steps=len(evidence.fp8[seeds[0]].losses),
+        moved=moved_share(evidence.bf16),
+        fp8_moved=moved_share(evidence.fp8),
+        least_moved=least_moved(evidence),
+    )
+    for name, curve in _in_turn(evidence):
+        step = first_bad_step(curve)
+        if step is not None:
+            found = _not_finite(name, step, curve, evidence.bf16[curve.seed])
+            return found.answer(QUESTION, replace(figures, first_bad_step=step))
     hard = (
         _other_data,
         _constant,
@@ -81,15 +104,14 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         rare_products,
     )
     for rule in hard:
-        found = found or rule(evidence)
-    if found is None:
-        gap = gap or judge_gap(evidence, frozen_margin)
-        numbers |= {"gap": gap.gap, "bound": gap.bound}
-        noise = max(loss_noise(frozen_margin or own), loss_noise(_fp8_twin_gaps(evidence)))
-        found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise, evidence.rounding)
-        if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
-            found = weights_move_less(evidence) or nothing_learnt(evidence) or found
-    return found.answer(QUESTION, numbers)
+        if broken := rule(evidence):
+            return broken.answer(QUESTION, figures)
+    gap = gap or judge_gap(evidence, frozen_margin)
+    noise = max(loss_noise(frozen_margin or own), loss_noise(fp8_own))
+    found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise, evidence.rounding)
+    if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
+        found = weights_move_less(evidence) or nothing_learnt(evidence) or found
+    return found.answer(QUESTION, replace(figures, gap=gap.gap, bound=gap.bound))
 
 
 def _twin_gaps(evidence: LossEvidence) -> list[float]:
@@ -102,19 +124,12 @@ def _fp8_twin_gaps(evidence: LossEvidence) -> list[float]:
     return [tail_gap(evidence.fp8_twin[s].losses, evidence.fp8[s].losses) for s in sorted(evidence.fp8_twin)]
 
 
-def _not_finite(evidence: LossEvidence, numbers: dict[str, Any]) -> Finding | None:
-    """The first curve with a number that is not finite. Notes ``first_bad_step``, counted from 0."""
+def _in_turn(evidence: LossEvidence) -> Iterator[tuple[str, Curve]]:
+    """Arm and curve, seed by seed, the reference's first. A twin shows what its arm does with weights one rounding
+    away."""
+    arms = (("BF16", evidence.bf16), ("BF16", evidence.twin), ("FP8", evidence.fp8), ("FP8", evidence.fp8_twin))
     for seed in sorted(evidence.fp8):
-        # A twin whose numbers are not finite shows what its arm does with weights one rounding away.
-        arms = (("BF16", evidence.bf16), ("BF16", evidence.twin), ("FP8", evidence.fp8), ("FP8", evidence.fp8_twin))
-        for name, curves in arms:
-            curve = curves.get(seed, evidence.bf16[seed])
-            step = first_bad_step(curve)
-            if step is None:
-                continue
-            numbers["first_bad_step"] = step
-            return _explain_not_finite(name, seed, step, curve, evidence.bf16[seed])
-    return None
+        yield from ((name, curves[seed]) for name, curves in arms if seed in curves)
 
 
 def first_bad_step(curve: Curve) -> int | None:
@@ -125,28 +140,27 @@ def first_bad_step(curve: Curve) -> int | None:
     return None
 
 
-def _explain_not_finite(name: str, seed: int, step: int, curve: Curve, bf16: Curve) -> Finding:
+def _not_finite(name: str, step: int, curve: Curve, bf16: Curve) -> Finding:
     what = "loss" if not math.isfinite(curve.losses[step]) else "gradient norm"
     value = curve.losses[step] if what == "loss" else curve.gradient_norms[step]
     before = f"; the loss was {curve.losses[step - 1]:.4f} the step before" if step else ""
-    lines = {
-        "headline": f"the {name} arm's {what} is not finite from step {step} on",
-        "expected": f"finite numbers in all {len(curve.losses)} steps"
-        + (f" (BF16: {bf16.losses[step]:.4f})" if name == "FP8" else ""),
-        "seen": f"{what} = {value} at step {step}, seed {seed}{before}",
-    }
+    headline = f"the {name} arm's {what} is not finite from step {step} on"
+    expected = f"finite numbers in all {len(curve.losses)} steps"
+    seen = f"{what} = {value} at step {step}, seed {curve.seed}{before}"
     if name == "BF16":
-        return Finding(
-            UNCODED,
-            Verdict.INVALID,
-            **lines,
+        return invalid(
+            C.REFERENCE_NOT_FINITE,
+            headline,
+            expected=expected,
+            seen=seen,
             cause="the training itself diverges, with FP8 having no part in it",
             next_step="lower the learning rate or mend the data; FP8 cannot be judged on this",
         )
-    return Finding(
-        UNCODED,
-        Verdict.FAIL,
-        **lines,
+    return fail(
+        C.NOT_FINITE,
+        headline,
+        expected=f"{expected} (BF16: {bf16.losses[step]:.4f})",
+        seen=seen,
         cause="an FP8 value that overflowed to NaN: e4m3 has no infinity",
         next_step="save the batch and the weights of that step, and look at the largest activation per layer",
     )
@@ -158,7 +172,7 @@ def _other_data(evidence: LossEvidence) -> Finding | None:
         return None
     seed = other[0]
     return fail(
-        UNCODED,
+        D.OTHER_DATA,
         "the arms trained on different data",
         expected="the same batch in each step of both arms",
         seen=f"checksums {evidence.bf16[seed].data:08x} (BF16) and {evidence.fp8[seed].data:08x} (FP8), seed {seed}",
@@ -175,26 +189,25 @@ def _constant(evidence: LossEvidence) -> Finding | None:
         if any(bf16) and not (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
             continue
         value = bf16[0] + 0.0  # -0.0 is 0
-        lines = {
-            "headline": "the loss is the same number in every step",
-            "expected": "a loss that moves as the weights do",
-            "seen": f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}",
-        }
-        apart = loss_scale([bf16], evidence.eps).spacing
+        headline, expected = "the loss is the same number in every step", "a loss that moves as the weights do"
+        seen = f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}"
         if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
-            return Finding(
-                UNCODED,
-                Verdict.NOT_EXERCISED,
-                **lines,
-                cause=f"the loss is computed in a type of 16 bits, whose numbers are {apart:.2g} apart there: these "
-                "steps move it by less; or its value is constant and only its gradient is used",
+            return not_exercised(
+                C.CONSTANT_IN_16_BITS,
+                headline,
+                expected=expected,
+                seen=seen,
+                cause="the loss is computed in a type of 16 bits, whose numbers are "
+                f"{loss_scale([bf16], evidence.eps).spacing:.2g} apart there: these steps move it by less; or its "
+                "value is constant and only its gradient is used",
                 next_step="take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
                 "@pytest.mark.fp8(loss_steps=...)",
             )
-        return Finding(
-            UNCODED,
-            Verdict.INVALID,
-            **lines,
+        return invalid(
+            C.CONSTANT,
+            headline,
+            expected=expected,
+            seen=seen,
             cause="the value of this loss is constant and only its gradient is used; or it is detached or masked",
             next_step="Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
         )
@@ -209,7 +222,7 @@ def _bit_equal(evidence: LossEvidence) -> Finding | None:
         if list(mine.losses) != list(reference.losses) or list(mine.gradient_norms) != list(reference.gradient_norms):
             return None
     return fail(
-        UNCODED,
+        C.BIT_EQUAL,
         "FP8 and BF16 gave bit-equal curves",
         expected="losses and gradient norms that differ by rounding",
         seen=f"both equal in every step of {len(evidence.fp8)} seeds",

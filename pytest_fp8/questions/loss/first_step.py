@@ -6,25 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import C
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.questions.loss.rounding import moved_losses
 from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02
-"""Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked.
-Measured on an H200 for Llama shapes with random weights: 0.6 % (1B) and 0.3 % (8B). A language model's first loss is
-its largest. A loss that begins near zero by chance says nothing of how far two precisions may differ."""
+"""Difference of the first step's loss, as a share of the reference's largest, up to which nothing else is asked."""
 FIRST_STEP_OF_BOTH_SIGNS = 0.5
-"""The same where the reference's losses have both signs: they are differences of larger terms, and what a precision
-changes is a share of the terms. Seen on a critic's loss in sound FP8: 0.09."""
+"""The same where the reference's losses have both signs: they are differences of larger terms."""
 OF_MOVED = (4.0, 8.0)
-"""How far apart first losses beyond that may lie, over how far the reference's own first loss moves when its Linears'
-weights are moved by as much as FP8 moves products: INCONCLUSIVE from the first number on, FAIL from the second. Root
-mean squares over seeds. Of 333 sound cases on emulated FP8 (``benchmarks.healthy``, three recipes, 16 seeds) those that
-lie further apart than :data:`FIRST_STEP` reach 1.4 over any 3 and more of these seeds, 6.8 over 2, and 7.5 with one.
-The yardstick is short where a change of weights cancels, as between two views of one picture."""
+"""INCONCLUSIVE, and FAIL, from so many times what moved weights do to the reference's own first loss (root mean squares
+over seeds)."""
 
 
 def first_step(evidence: LossEvidence) -> Finding | None:
@@ -36,17 +30,15 @@ def first_step(evidence: LossEvidence) -> Finding | None:
     if apart <= limit:
         return None
     seed = max(by_seed, key=lambda s: by_seed[s])
-    losses = evidence.bf16[seed].losses
+    losses, amount = evidence.bf16[seed].losses, evidence.scale.amount
     largest = _largest(losses)
-    verdict = Verdict.FAIL if apart > max(enough, OF_MOVED[1] * moved) else Verdict.INCONCLUSIVE
+    of = "" if abs(losses[0]) == largest else f" of {amount(largest)}, the curve's largest loss"
     return Finding(
-        UNCODED,
-        verdict,
-        headline="the arms disagree at the very first step",
-        expected=f"within {limit:.0%} of {losses[0]:.4f} nats"
-        if abs(losses[0]) == largest
-        else f"{losses[0]:.4f} within {limit:.0%} of {largest:.4f}, the curve's largest loss",
-        seen=f"{evidence.fp8[seed].losses[0]:.4f} nats at step 0, seed {seed}",
+        C.FIRST_STEP,
+        Verdict.FAIL if apart > max(enough, OF_MOVED[1] * moved) else Verdict.INCONCLUSIVE,
+        "the arms disagree at the very first step",
+        expected=f"{amount(losses[0])} within {limit:.0%}{of}",
+        seen=f"{amount(evidence.fp8[seed].losses[0])} at step 0, seed {seed}",
         cause="the arms do not have the same weights or data, or a layer's scale is wrong; or the model keeps "
         "state outside its parameters and buffers (a counter in a Python attribute), which no curve restarts; or "
         "the conversion dropped what a Linear did besides its product: a subclass's own forward, a hook",

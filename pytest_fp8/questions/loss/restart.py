@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fp8.codes import C
+from pytest_fp8.questions.findings import invalid
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.rules.loss import LossGap, tail_gap
@@ -32,7 +33,9 @@ def _data(evidence: LossEvidence) -> Finding | None:
     for seed in _trained_twice(evidence):
         first, again = evidence.bf16[seed].data, evidence.twin[seed].data
         if first != again:
-            return _invalid(
+            return invalid(
+                C.NOT_ANEW,
+                HEADLINE,
                 expected=f"the batches of its first curve of seed {seed} again: checksum {first:08x}",
                 seen=f"checksum {again:08x} in its second curve of this seed",
                 cause="batch(step) takes them from an iterator or a generator of its own, which goes on where the "
@@ -48,7 +51,9 @@ def _rates(evidence: LossEvidence) -> Finding | None:
         rates = (arm[seed].course.rates[:1] for arm in (evidence.bf16, evidence.twin))
         for first, again in zip(*rates, strict=False):
             if any(abs(a - b) > OTHER_RATE * max(abs(a), abs(b)) for a, b in zip(first, again, strict=False)):
-                return _invalid(
+                return invalid(
+                    C.NOT_ANEW,
+                    HEADLINE,
                     expected=f"the rates that its first curve of seed {seed} began with: {rates_in_words(first)}",
                     seen=f"its second curve of this seed began with {rates_in_words(again)}",
                     cause="a schedule, or a step that sets rates, goes on from curve to curve",
@@ -63,7 +68,9 @@ def _losses(evidence: LossEvidence) -> Finding | None:
     if found.anew:
         return None
     gaps = _gaps(evidence)
-    return _invalid(
+    return invalid(
+        C.NOT_ANEW,
+        HEADLINE,
         expected="a second curve of a seed, from weights one rounding away, that ends at most "
         f"{max(found.floor, found.bound):.3g} below the first",
         seen=f"{-found.gap:.3g} below it on average over {len(gaps)} seeds: "
@@ -93,7 +100,3 @@ def _trained_twice(evidence: LossEvidence) -> list[int]:
     from moved weights, and the twin of all but the first is the first seed's curve."""
     first = list(evidence.bf16[min(evidence.bf16)].losses)
     return [s for s in sorted(evidence.twin) if s == min(evidence.bf16) or list(evidence.twin[s].losses) != first]
-
-
-def _invalid(expected: str, seen: str, cause: str, next_step: str) -> Finding:
-    return Finding(C.NOT_ANEW, Verdict.INVALID, HEADLINE, expected, seen, cause, next_step)

@@ -3,41 +3,95 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import C, D, N
 from pytest_fp8.errors import first_line
+from pytest_fp8.questions.findings import invalid, not_exercised
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import FP8
 from pytest_fp8.questions.numerics.causes import cause_of
 from pytest_fp8.questions.numerics.evidence import NumericsEvidence, ProductCheck
 from pytest_fp8.questions.numerics.formats import find_in_formats
-from pytest_fp8.questions.numerics.gradients import Difference, differences, find_apart, find_in_gradients, undecided
-from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, numbers_of
-from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, UNDECIDED, Limits, later_limits_of, limits_of
+from pytest_fp8.questions.numerics.gradients import (
+    Difference,
+    differences,
+    find_apart,
+    find_in_gradients,
+    too_sensitive,
+)
+from pytest_fp8.questions.numerics.handed_on import find_in_handed_on, handed_on_figures
+from pytest_fp8.questions.numerics.limits import (
+    HIGH_PRECISION_DB,
+    LATER_DELAYED,
+    UNDECIDED,
+    Limits,
+    later_limits_of,
+    limits_of,
+)
 from pytest_fp8.questions.numerics.products import (
+    LATER_LOOKS,
     distance,
     evaluated_products,
-    find_in_evaluations,
-    find_in_later_products,
     find_in_products,
     gain_error,
     judged_products,
     later_products,
+    scaled_by_the_past,
 )
-from pytest_fp8.verdicts import Decision, Finding, Verdict, passed
+from pytest_fp8.verdicts import Decision, Figures, Finding, passed
 
 QUESTION = "numerics"
+
+
+@dataclass(frozen=True)
+class RoleFigures:
+    """The worst of the products of one role."""
+
+    products: int
+    sqnr_db: float
+    distance_db: float
+    gain_error: float
+
+
+@dataclass(frozen=True)
+class NumericsFigures(Figures):
+    """Of the worst product or gradient, unless said otherwise; ``None`` where there is none."""
+
+    products: int
+    layers: int
+    later: int
+    later_distance_db: float | None
+    later_worst: str | None
+    later_gain_error: float | None
+    handed_on: int
+    handed_on_cosine: float | None
+    handed_on_factor: float | None
+    evaluated: int
+    roles: Mapping[str, RoleFigures]
+    sqnr_db: float | None
+    underflow: float
+    own_scales: int
+    gradients: int
+    not_judged: int
+    gradient_error: float | None
+    by_gain: int
+    gain_error: float | None
+    gradient_ratio: float | None
+    limits: Limits
+    losses: Mapping[str, float]
 
 
 def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidence) -> Decision:
     """FAIL names the first thing that is wrong: formats of operands, then each layer's products, then gradients and
     what the optimizer is given of them, then products after training steps and in evaluations."""
     limits, found = limits_of(case.backend, case.recipe), differences(evidence)
-    numbers = _numbers(evidence, found, limits)
+    later_limits = later_limits_of(case.backend, case.recipe)
+    figures = _figures(evidence, found, limits)
     finding = (
         _other_data(evidence)
         or _not_finite(evidence)
@@ -46,21 +100,33 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or find_apart(evidence)
         or find_in_gradients(case, found, limits, partial(cause_of, evidence, found, limits))
         or find_in_handed_on(evidence)
-        or find_in_later_products(case, evidence, later_limits_of(case.backend, case.recipe))
-        or find_in_evaluations(case, evidence, later_limits_of(case.backend, case.recipe))
-        or _nothing(numbers, layers, judged_products(evidence))
-        or undecided(found)
+        or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
+        or _nothing(figures, layers, judged_products(evidence))
+        or too_sensitive(found)
+        or passed(_said(figures) + _not_reduced(evidence) + _not_evaluated(evidence))
     )
-    if finding is not None:
-        return finding.answer(QUESTION, numbers)
-    gradients = gradients_in_words(numbers)
-    products = (
-        f"{numbers['products']} products of {numbers['layers']} layers right (lowest SQNR {numbers['sqnr_db']:.1f} dB)"
-        if numbers["products"]
-        else "no layer's products can be seen by themselves"
-    )
-    said = products + (gradients and f", {gradients}") + _not_reduced(evidence) + _not_evaluated(evidence)
-    return passed(said).answer(QUESTION, numbers)
+    return finding.answer(QUESTION, figures)
+
+
+def _said(figures: NumericsFigures) -> str:
+    """What was compared, how near it came, and what was not judged or by wider limits."""
+    parts = ["no layer's products can be seen by themselves"]
+    if figures.products:
+        lowest = f"lowest SQNR {figures.sqnr_db:.1f} dB"
+        parts = [f"{figures.products} products of {figures.layers} layers right ({lowest})"]
+    if figures.own_scales:
+        wider = f"within {LATER_DELAYED.sqnr_db:.0f} dB and {LATER_DELAYED.gain:.0%}"
+        parts.append(f"those of {figures.own_scales} layer(s) with scales of past steps {wider}")
+    if figures.gradient_error is not None:
+        parts.append(f"gradients within {figures.gradient_error:.1%} of BF16's")
+    if figures.by_gain:
+        parts.append(f"{figures.by_gain} sensitive ones within a factor of 1 +-{figures.gain_error:.2f}")
+    if figures.not_judged:
+        most = f"moved weights change them by {UNDECIDED:.0%} and more"
+        parts.append(f"{figures.not_judged} of {figures.gradients} not judged ({most})")
+    if not figures.gradients:
+        parts.append("no gradient can be compared")
+    return ", ".join(parts)
 
 
 def _not_reduced(evidence: NumericsEvidence) -> str:
@@ -81,49 +147,48 @@ def _not_evaluated(evidence: NumericsEvidence) -> str:
     return f"; in eval mode, under no_grad(), the FP8 arm alone raises {first_line(error)}"
 
 
-def gradients_in_words(numbers: Mapping[str, Any]) -> str:
-    """How far the gradients are off BF16's: most by their difference, sensitive ones by their gain."""
-    parts = []
-    if numbers["gradient_error"] is not None:
-        parts.append(f"gradients within {numbers['gradient_error']:.1%} of BF16's")
-    if numbers["by_gain"]:
-        parts.append(f"{numbers['by_gain']} sensitive ones within a factor of 1 +-{numbers['gain_error']:.2f}")
-    return ", ".join(parts) if numbers["gradients"] else "no gradient can be compared"
-
-
-def _numbers(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> dict[str, Any]:
+def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> NumericsFigures:
     judged, later = judged_products(evidence), later_products(evidence)
-    roles: dict[str, dict[str, float]] = {}
+    by_role: dict[str, list[ProductCheck]] = defaultdict(list)
+    for product in judged:
+        by_role[product.role].append(product)
     # Without those that any small change moves, such as the bias of attention's keys, whose gradient is rounding alone.
     decided = [each.relative for each in found if each.limit(limits) < UNDECIDED]
-    for product in judged:
-        role = roles.setdefault(
-            product.role, {"products": 0, "sqnr_db": 100.0, "distance_db": -100.0, "gain_error": 0.0}
-        )
-        role["products"] += 1
-        role["sqnr_db"] = min(role["sqnr_db"], product.sqnr)
-        role["distance_db"] = max(role["distance_db"], distance(product))
-        role["gain_error"] = max(role["gain_error"], abs(gain_error(product)))
-    return {
-        "products": len(judged),
-        "layers": len({product.layer for product in judged}),
-        "later": len(later),
-        "later_distance_db": max((distance(product) for product in later), default=None),
-        "later_worst": _in_words(max(later, key=lambda product: abs(gain_error(product)))) if later else None,
-        "later_gain_error": max((abs(gain_error(product)) for product in later), default=None),
-        **numbers_of(evidence),
-        "evaluated": sum(map(len, evaluated_products(evidence))),
-        "roles": roles,
-        "sqnr_db": min((product.sqnr for product in judged), default=None),
-        "underflow": max((product.underflow for product in judged), default=0.0),
-        "gradients": len(found),
-        "gradient_error": max(decided, default=None),
-        "by_gain": sum(each.by_gain(limits) for each in found),
-        "gain_error": max((abs(each.gain - 1) for each in found if each.by_gain(limits)), default=None),
-        "gradient_ratio": max((each.relative / each.moved for each in found if each.moved), default=None),
-        "limits": {"sqnr_db": limits.sqnr_db, "gain": limits.gain, "gradients": limits.gradients},
-        "losses": {"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
-    }
+    by_gain = [abs(each.gain - 1) for each in found if each.by_gain(limits)]
+    handed_on, cosine, factor = handed_on_figures(evidence)
+    return NumericsFigures(
+        products=len(judged),
+        layers=len({product.layer for product in judged}),
+        later=len(later),
+        later_distance_db=max(map(distance, later), default=None),
+        later_worst=_in_words(max(later, key=lambda product: abs(gain_error(product)))) if later else None,
+        later_gain_error=max((abs(gain_error(product)) for product in later), default=None),
+        handed_on=handed_on,
+        handed_on_cosine=cosine,
+        handed_on_factor=factor,
+        evaluated=sum(map(len, evaluated_products(evidence))),
+        roles={role: _of_role(products) for role, products in by_role.items()},
+        sqnr_db=min((product.sqnr for product in judged), default=None),
+        underflow=max((product.underflow for product in judged), default=0.0),
+        own_scales=len(scaled_by_the_past(evidence) & {product.layer for product in judged}),
+        gradients=len(found),
+        not_judged=sum(not each.judged for each in found),
+        gradient_error=max(decided, default=None),
+        by_gain=len(by_gain),
+        gain_error=max(by_gain, default=None),
+        gradient_ratio=max((each.relative / each.moved for each in found if each.moved), default=None),
+        limits=limits,
+        losses={"fp8": evidence.fp8.gradients.loss, "bf16": evidence.bf16.gradients.loss},
+    )
+
+
+def _of_role(products: Sequence[ProductCheck]) -> RoleFigures:
+    return RoleFigures(
+        products=len(products),
+        sqnr_db=min(product.sqnr for product in products),
+        distance_db=max(map(distance, products)),
+        gain_error=max(abs(gain_error(product)) for product in products),
+    )
 
 
 def _in_words(product: ProductCheck) -> str:
@@ -135,10 +200,9 @@ def _other_data(evidence: NumericsEvidence) -> Finding | None:
     mine, theirs = evidence.fp8.gradients.data, evidence.bf16.gradients.data
     if mine == theirs:
         return None
-    return Finding(
-        UNCODED,
-        Verdict.INVALID,
-        headline="the arms got different data, so their gradients cannot be compared",
+    return invalid(
+        D.OTHER_DATA,
+        "the arms got different data, so their gradients cannot be compared",
         expected="the same batch in both arms",
         seen=f"fingerprints {theirs:08x} (BF16) and {mine:08x} (FP8)",
         cause="the batch depends on the arm, or on random numbers that torch's generators do not draw",
@@ -150,10 +214,9 @@ def _not_finite(evidence: NumericsEvidence) -> Finding | None:
     loss = evidence.bf16.gradients.loss
     if math.isfinite(loss):
         return None
-    return Finding(
-        UNCODED,
-        Verdict.INVALID,
-        headline="the BF16 arm's loss is not finite, so its gradients say nothing",
+    return invalid(
+        C.REFERENCE_NOT_FINITE,
+        "the BF16 arm's loss is not finite, so its gradients say nothing",
         expected="a finite loss at the first weights",
         seen=f"{loss} in BF16, {evidence.fp8.gradients.loss} in FP8",
         cause="the loss, the data or the model gives it, with FP8 having no part in it",
@@ -161,21 +224,20 @@ def _not_finite(evidence: NumericsEvidence) -> Finding | None:
     )
 
 
-def _nothing(numbers: dict[str, Any], layers: LayersEvidence, judged: Sequence[ProductCheck]) -> Finding | None:
+def _nothing(figures: NumericsFigures, layers: LayersEvidence, judged: Sequence[ProductCheck]) -> Finding | None:
     """Equal gradients of arms without FP8 show nothing, nor do right products. Some layers' products cannot be seen by
     themselves, such as those of fused layers, and are seen in the profile. FP8 that the profile does not know, in a
     kernel of one's own, shows in products that are less exact than BF16's."""
     in_fp8 = any(product.kind == FP8 for product in layers.products)
     rounded = any(product.sqnr < HIGH_PRECISION_DB for product in judged)
-    if rounded or (in_fp8 and (judged or numbers["gradients"])):
+    if rounded or (in_fp8 and (judged or figures.gradients)):
         return None
-    return Finding(
-        UNCODED,
-        Verdict.NOT_EXERCISED,
-        headline="no FP8 product to judge" + ("" if numbers["gradients"] else ", and no gradient to compare"),
+    exact = f"; {len(judged)} products of converted layers are as exact as BF16's" if judged else ""
+    return not_exercised(
+        N.NO_FP8_PRODUCT,
+        "no FP8 product to judge" + ("" if figures.gradients else ", and no gradient to compare"),
         expected="matrix products in FP8",
-        seen="none in the step that was watched"
-        + (f"; {len(judged)} products of converted layers are as exact as BF16's" if judged else ""),
+        seen=f"none in the step that was watched{exact}",
         cause="FP8 is off where the layers multiply: a precision context that is not around the forward pass, or a "
         "layer that falls back to high precision"
         if judged

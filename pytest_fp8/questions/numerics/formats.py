@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_fp8.case import Case
-from pytest_fp8.casts import Casts, fast_accumulation, promised_casts
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.casts import fast_accumulation, promised_casts
+from pytest_fp8.codes import N
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.products import EVALUATION, FP8, Product
@@ -12,38 +12,43 @@ from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.verdicts import Finding
 
 ROLES_OF = {"forward": (FPROP,), RECOMPUTE: (FPROP,), "backward": (DGRAD, WGRAD)}
-"""Phase -> the roles whose products it holds. Both of the backward pass have the same formats in every recipe. Where
-recomputation has no phase of its own, its products lie in the backward phase, too."""
+"""Phase -> the roles whose products it holds. Both of the backward pass have the same formats in every recipe."""
 
 
 def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
     """FAIL where an operand has another FP8 format than the recipe promises, or a product another accumulation."""
     casts = promised_casts(case.backend, case.recipe, case.full_options)
     fast = fast_accumulation(case.backend, case.recipe)
-    products = [p for p in layers.verified() if p.kind == FP8 and p.phase not in (EVALUATION, "optimizer")]
-    for phase, roles in ROLES_OF.items():
-        mine = [p for p in products if p.phase == phase]
-        allowed = roles if phase != "backward" or not layers.recompute else (*roles, FPROP)
-        found = _formats(phase, mine, casts, allowed, layers) or _accumulation(phase, mine, fast, allowed, layers)
-        if found is not None:
-            return found
+    # Where no hook runs, as in compiled code, recomputed products lie in the backward phase.
+    recomputed = {call.expected(RECOMPUTE) for call in layers.calls if call.recomputed}
+    ran = [p for p in layers.verified() if p.kind == FP8 and p.phase not in (EVALUATION, "optimizer")]
+
+    def roles(product: Product) -> tuple[Role, ...]:
+        again = product.phase == "backward" and (layers.recompute or product.extents in recomputed)
+        return (*ROLES_OF[product.phase], *((FPROP,) if again else ()))
+
+    for phase in ROLES_OF:
+        mine = [p for p in ran if p.phase == phase]
+        promised = {p: {tuple(sorted(c.format for c in casts[r])) for r in roles(p) if r in casts} for p in mine}
+        wrong = [p for p in mine if p.formats and promised[p] and tuple(sorted(p.formats)) not in promised[p]]
+        if wrong:
+            return _other_format(phase, wrong, promised[wrong[0]], len(mine), layers)
+        wrong = [p for p in mine if p.fast_accumulation and not set(fast) & set(roles(p))]
+        if wrong:
+            return _fast_accumulation(phase, wrong, len(mine), layers)
     return None
 
 
-def _formats(
-    phase: str, products: list[Product], casts: Casts, roles: tuple[Role, ...], layers: LayersEvidence
-) -> Finding | None:
-    promised = {tuple(sorted(cast.format for cast in casts[role])) for role in roles if role in casts}
-    wrong = [p for p in products if p.formats and tuple(sorted(p.formats)) not in promised]
-    if not wrong or not promised:
-        return None
+def _other_format(
+    phase: str, wrong: list[Product], promised: set[tuple[str, ...]], ran: int, layers: LayersEvidence
+) -> Finding:
     seen = " x ".join(sorted(wrong[0].formats))
     wanted = " or ".join(" x ".join(pair) for pair in sorted(promised))
     return fail(
-        UNCODED,
+        N.OTHER_FORMAT,
         f"{len(wrong)} FP8 products of the {phase} pass have operands in another format than the recipe's",
         expected=wanted,
-        seen=f"{seen} in {len(wrong)} of {len(products)} products, of the size of {_names(wrong, layers)}",
+        seen=f"{seen} in {len(wrong)} of {ran} products, of the size of {_names(wrong, layers)}",
         cause=f"{seen} where {wanted} was promised: E5M2 has two bits of mantissa and a wide range, for gradients; "
         "E4M3 has three",
         next_step="compare the format that the layer casts to (torchao: layer.config.cast_config_*.target_dtype; "
@@ -51,17 +56,12 @@ def _formats(
     )
 
 
-def _accumulation(
-    phase: str, products: list[Product], fast: tuple[Role, ...], roles: tuple[Role, ...], layers: LayersEvidence
-) -> Finding | None:
-    wrong = [p for p in products if p.fast_accumulation]
-    if not wrong or set(fast) & set(roles):
-        return None
+def _fast_accumulation(phase: str, wrong: list[Product], ran: int, layers: LayersEvidence) -> Finding:
     return fail(
-        UNCODED,
+        N.FAST_ACCUMULATION,
         f"{len(wrong)} FP8 products of the {phase} pass use fast accumulation",
         expected="sums in float32: this recipe asks for fast accumulation in the forward pass at most",
-        seen=f"{len(wrong)} of {len(products)} products, of the size of {_names(wrong, layers)}",
+        seen=f"{len(wrong)} of {ran} products, of the size of {_names(wrong, layers)}",
         cause="fast accumulation where it was not promised: sums keep about 14 bits, which costs gradients accuracy",
         next_step="set use_fast_accum=False in torchao's gemm_config_*, or use_split_accumulator=True in Transformer "
         "Engine's fp8_gemm_*",

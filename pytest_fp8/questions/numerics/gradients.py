@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import D, N
 from pytest_fp8.floats import of_text
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 from pytest_fp8.verdicts import Finding, Verdict
@@ -60,6 +60,12 @@ class Difference:
         noise = self.relative**2 - (1 - self.gain) ** 2
         return math.sqrt(max(noise, 0.0)) / abs(self.gain)
 
+    @property
+    def judged(self) -> bool:
+        """Whether any limit tells a wrong gradient from what moved weights make of it. One that is not finite is
+        wrong beside any that is."""
+        return self.moved < UNDECIDED or (math.isfinite(self.moved) and not math.isfinite(self.relative))
+
     def by_gain(self, limits: Limits) -> bool:
         """Whether the gradient is so sensitive that only its gain tells a wrong one."""
         return self.moved < UNDECIDED <= self.limit(limits)
@@ -68,7 +74,7 @@ class Difference:
         """Not "more than the limit": a gradient that is not finite is within no limit."""
         if self.by_gain(limits):
             return not abs(self.gain - 1) <= self.gain_limit(limits)
-        return math.isfinite(self.moved) and not self.relative <= self.limit(limits)
+        return self.judged and not self.relative <= self.limit(limits)
 
     def expected(self, limits: Limits) -> str:
         if self.by_gain(limits):
@@ -93,9 +99,9 @@ def find_apart(evidence: NumericsEvidence) -> Finding | None:
         return None
     arm, other = ("FP8", "BF16") if fp8 else ("BF16", "FP8")
     return Finding(
-        UNCODED,
+        D.NOT_REDUCED,
         Verdict.FAIL if fp8 else Verdict.INVALID,
-        headline=f"gradients are not reduced over the ranks in the {arm} arm alone",
+        f"gradients are not reduced over the ranks in the {arm} arm alone",
         expected=f"after the backward pass the same gradients on every rank, as in the {other} arm",
         seen=fp8 or bf16,
         cause="that arm calls the model inside the wrapper that reduces them, or leaves no_sync() open",
@@ -148,48 +154,44 @@ def _numbers(arm: Gradients) -> Vectors:
 
 
 def find_in_gradients(
-    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], tuple[str, str]]
+    case: Case, found: Sequence[Difference], limits: Limits, cause_of: Callable[[Sequence[Difference]], Finding]
 ) -> Finding | None:
-    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the
-    cause and what to do next for the wrong ones."""
+    """FAIL names the first wrong gradient of the backward pass: where the error begins. ``cause_of`` gives the code and
+    the cause of the wrong ones."""
     wrong = [d for d in found if d.wrong(limits)]
     if not wrong:
         return None
     first, index = wrong[0], found.index(wrong[0])
     before = f"the last right one in backward order is {found[index - 1].parameter}'s" if index else "it is the first"
     worst = max(wrong, key=lambda d: d.relative / max(d.limit(limits), 1e-9) if math.isfinite(d.relative) else math.inf)
-    cause, next_step = cause_of(wrong)
-    return fail(
-        UNCODED,
-        f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
+    why = cause_of(wrong)
+    compiled = "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
+    return replace(
+        why,
+        headline=f"{len(wrong)} of {len(found)} gradients differ from BF16's by more than FP8 explains",
         expected=f"{first.expected(limits)} at the same weights and batch: weights that are moved as much as FP8 moves "
         f"products change it by {first.moved:.1%}",
         seen=f"{first.parameter}: {first.gain:.2f} times BF16's, {first.relative:.1%} off, cosine {first.cosine:.3f}; "
         f"{before}; worst: {worst.parameter}, {worst.gain:.2f} times, {worst.relative:.1%} off"
         + (f"; also {some([d.parameter for d in wrong[1:]])}" if len(wrong) > 1 else ""),
-        cause=cause,
-        next_step=next_step
-        + (
-            "; the layers' products are right when run uncompiled: ask again with compile=False in the mark"
-            if case.compile and not case.emulated
-            else ""
-        ),
+        next_step=(why.next_step or f"compare the gradient of {first.parameter} in both arms after one backward pass")
+        + (compiled if case.compile and not case.emulated else ""),
+        about=first.parameter,
     )
 
 
-def undecided(found: Sequence[Difference]) -> Finding | None:
+def too_sensitive(found: Sequence[Difference]) -> Finding | None:
     """INCONCLUSIVE where most gradients are rounding noise: no limit would tell a wrong one."""
-
-    open_ones = [d for d in found if not d.moved < UNDECIDED]
+    open_ones = [d for d in found if not d.judged]
     if 2 * len(open_ones) <= len(found):
         return None
     return Finding(
-        UNCODED,
+        N.TOO_SENSITIVE,
         Verdict.INCONCLUSIVE,
-        headline=f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
+        f"{len(open_ones)} of {len(found)} gradients are too sensitive to be compared",
         expected=f"gradients that move by less than {UNDECIDED:.0%} where weights are moved as much as FP8 moves "
         "products",
-        seen=f"{some([f'{d.parameter} {d.moved:.0%}' for d in open_ones])}",
+        seen=some([f"{d.parameter} {d.moved:.0%}" for d in open_ones]),
         cause="the loss of this batch at these weights hardly depends on what is trained, or small changes send "
         "rows another way (routers); the products of each layer were judged and are right",
         next_step="give a larger batch, or weights that were trained",

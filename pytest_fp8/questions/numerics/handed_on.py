@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import N
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import LATER, HandedOn, NumericsEvidence
 from pytest_fp8.verdicts import Finding
@@ -14,9 +14,8 @@ from pytest_fp8.verdicts import Finding
 SAME = 0.999
 """Cosine from which the reference's optimizer is given what the products gave, times a factor."""
 ANOTHER = 0.98
-"""Cosine below which an FP8 layer's is something else. The two are the same numbers in a sound arm, rounded to BF16
-once more for each micro-batch: 0.9994 at least in 115 sound workloads (``benchmarks.healthy``). On an H100 four cases
-passed (torchao and Transformer Engine, 182M and 1B); how near they came, and with how many layers, was not noted."""
+"""Cosine below which an FP8 layer's is something else. In sound arms it is rounded to BF16 once more for each
+micro-batch: 0.9994 at least."""
 COMMON = 0.005
 """The reference's factors lie this close together where one factor is common to all layers: clipping by the whole norm,
 a loss scale. Others follow from each layer's own numbers, which FP8 moves."""
@@ -40,18 +39,15 @@ def find_in_handed_on(evidence: NumericsEvidence) -> Finding | None:
     return first or _find(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later, f" after {LATER} training steps")
 
 
-def numbers_of(evidence: NumericsEvidence) -> dict[str, float | None]:
+def handed_on_figures(evidence: NumericsEvidence) -> tuple[int, float | None, float | None]:
     """How many of the FP8 arm's gradients could be judged, the least cosine of these, and the largest difference of a
     factor to the median of its step."""
     first = _paired(evidence.fp8.handed_on, evidence.bf16.handed_on)
     later = _paired(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later)
     factors = [[pair.mine.factor for pair in pairs] for pairs in (first, later)]
     off = [abs(factor / median(step) - 1) for step in factors for factor in step if median(step)]
-    return {
-        "handed_on": len(first + later),
-        "handed_on_cosine": min((pair.mine.cosine for pair in first + later), default=None),
-        "handed_on_factor": max(off, default=None),
-    }
+    cosines = [pair.mine.cosine for pair in first + later]
+    return len(cosines), min(cosines, default=None), max(off, default=None)
 
 
 def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) -> Finding | None:
@@ -64,7 +60,7 @@ def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) ->
     seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else _factors(worst, pairs)
     also = [pair.layer for pair in others or scaled if pair.layer != worst.layer]
     return fail(
-        UNCODED,
+        N.GRADIENT_REPLACED if others else N.GRADIENT_SCALED,
         f"the optimizer is given other weight gradients of {len(others or scaled)} FP8 layer(s) than their products "
         f"gave{when}",
         expected="the sum of dy^T . x over the step's calls, times one factor for all layers, as in BF16",

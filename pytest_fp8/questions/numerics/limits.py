@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from pytest_fp8.questions.numerics.spread import SPREAD
 from pytest_fp8.recipes import LIBRARIES
 
 HIGH_PRECISION_DB = 40.0
@@ -15,12 +17,10 @@ LEAST_VALUES = 64
 """Values below which a parameter is not judged by itself: of a scalar's gradient, one draw says nothing of its
 spread."""
 UNDECIDED = 0.8
-"""A limit of the relative difference at which a gradient of zeros would nearly pass. Such a parameter is judged by its
-gain; and one whose gradient moved weights change by as much, by nothing."""
+"""A relative difference at which a gradient of zeros would nearly pass. Where the limit is as large, the gain is
+judged. Where moved weights change the gradient by as much, it is not judged."""
 GAIN_OF_MOVED = 1.0
-"""A sensitive gradient's gain may differ from 1 by this multiple of the difference that moved weights make: 0.5 for
-gradients of a 1B model with random weights, which moved weights change by half. Twice the largest of 30 healthy pairs
-of 15 emulated cases (0.47)."""
+"""A sensitive gradient's gain may differ from 1 by this multiple of the difference that moved weights make."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,25 @@ class Limits:
 LEAST = Limits(sqnr_db=1.0, gain=0.01, gradients=3.0)
 """Limits are never narrower: another chip's and another release's kernels round in another order."""
 UNMEASURED = Limits(sqnr_db=3.0, gain=0.02, gradients=4.0)
-"""Of recipes without healthy arms in :data:`SPREAD`. An e5m2 operand in place of an e4m3 one costs 4.5 dB."""
+"""Of recipes without healthy arms in :func:`healthy_spread`. An e5m2 operand in place of an e4m3 one costs 4.5 dB."""
 LATER_DELAYED = Limits(sqnr_db=12.0, gain=0.1, gradients=4.0)
-"""Of delayed scaling's products in a later step, whose scales are those of past steps: about twice what is allowed
-where its scales have seen the batch. On an H100 1B stays within 0.04 dB and 0.06 % of casts by the layer's own
-scales."""
+"""Of products by scales of past steps: those of delayed scaling in a later step, and of a layer with scales of its
+own in any step. About twice what is allowed where its scales have seen the batch."""
 ALLOWANCE = 2.0
 """Limits are this many times the largest value that any healthy sample showed."""
 
 
+@cache
+def healthy_spread() -> dict[str, dict[str, float]]:
+    """Library and recipe -> the largest value of each limit's quantity in healthy arms, and the number of samples.
+    Written by ``python -m benchmarks.numerics table``, never by hand."""
+    found: dict[str, dict[str, float]] = json.loads(Path(__file__).with_name("spread.json").read_text())
+    return found
+
+
 def limits_of(backend: str, recipe: str) -> Limits:
     """The recipe's limits. Each value is the larger of :data:`LEAST` and twice the largest in healthy arms."""
-    seen = SPREAD.get(f"{LIBRARIES.get(backend, backend)} {recipe}")
+    seen = healthy_spread().get(f"{LIBRARIES.get(backend, backend)} {recipe}")
     if seen is None:
         return UNMEASURED
     return Limits(
@@ -66,7 +73,5 @@ def limits_of(backend: str, recipe: str) -> Limits:
 
 def later_limits_of(backend: str, recipe: str) -> Limits:
     """Of products after training steps. Every recipe but delayed scaling takes its scales from the tensors that are
-    multiplied, so that its products are as right in any step: on a CPU, 111 sound workloads (``benchmarks.healthy``,
-    tensorwise, one seed) stay within 0.25 dB and 0.1 % of the gain; on an H100, 1B's 333 products through Accelerate
-    and through the Trainer within 0.04 dB and 0.07 %."""
+    multiplied, so that its products are as right in any step (111 sound workloads: 0.25 dB, 0.1 %)."""
     return LATER_DELAYED if recipe == "delayed" else limits_of(backend, recipe)

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pytest_fp8.case import Case
 from pytest_fp8.casts import promised_casts
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import N
 from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.numerics.evidence import LATER, NumericsEvidence, ProductCheck
-from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, PLAIN_DB, Limits
+from pytest_fp8.questions.numerics.limits import HIGH_PRECISION_DB, LATER_DELAYED, PLAIN_DB, Limits
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD
 from pytest_fp8.verdicts import Finding
 
 FORMULAS = {FPROP: "x . W^T", RECOMPUTE: "x . W^T", DGRAD: "dy . W", WGRAD: "dy^T . x"}
-ZEROS, NOT_FINITE, SCALE, TOKENS, UNRELATED, COARSE, STALE = (
-    "it gives zeros",
-    "it gives values that are not finite",
-    "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product, or is so large "
-    "that values saturate",
-    "a part of the product is missing: of the tokens, or of an operand's values, which underflow or saturate",
-    "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or stale ones",
-    "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, so that "
-    "values underflow or saturate, or a tensor that is kept from an earlier step",
-    "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
-)
-LEFT_OUT = (
-    "some rows or columns of the result are zero and the others right: a tile at the edge that a kernel leaves out"
-)
-BIAS = "its output is off by one constant row: the bias is added twice or missing; the product itself is right"
+CAUSES = {
+    N.GIVES_ZEROS: "it gives zeros",
+    N.NOT_FINITE: "it gives values that are not finite",
+    N.WRONG_SCALE: "a wrong scale: what a tensor was multiplied by before the cast is not what divides the product, or "
+    "is so large that values saturate",
+    N.PART_MISSING: "a part of the product is missing: of the tokens, or of an operand's values, which underflow or "
+    "saturate",
+    N.UNRELATED: "the values have nothing to do with this layer's operands: another layer's, transposed, permuted or "
+    "stale ones",
+    N.TOO_COARSE: "operands are coarser than the recipe's: E5M2 where E4M3 was promised, or a scale that does not fit, "
+    "so that values underflow or saturate, or a tensor that is kept from an earlier step",
+    N.STALE: "something that is kept from an earlier step: weights, inputs or scales that are not renewed",
+    N.TILE_LEFT_OUT: "some rows or columns of the result are zero and the others right: a tile at the edge that a "
+    "kernel leaves out",
+    N.WRONG_BIAS: "its output is off by one constant row: the bias is added twice or missing; the product itself is "
+    "right",
+}
 ONE_ROW = 0.8
 """Share of an error that is the same in all rows, from which it is a bias: one over the number of rows where it is
 noise."""
+SOME_ROW = 0.3
+"""The same where the rest of the error is what the recipe's casts give: a bias as small as FP8's own noise."""
 LOST_OF_UNRELATED = 0.2
 """A gain below it is no product of which a part is missing: four values in five would have to be."""
 
@@ -81,26 +85,17 @@ def gain_error(product: ProductCheck) -> float:
     return product.gain / product.own_gain - 1 if product.own_gain else product.gain - 1
 
 
-def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
-    return _find(case, judged_products(evidence), limits)
-
-
-def find_in_later_products(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """The same of the step after training steps. Asked where the first step is right."""
-    return _find(case, later_products(evidence), limits, LATER_STEP)
-
-
-def find_in_evaluations(case: Case, evidence: NumericsEvidence, limits: Limits) -> Finding | None:
-    """The same of evaluations. Asked where both watched steps are right."""
-    first, later = evaluated_products(evidence)
-    return _find(case, first, limits, EVALUATION) or _find(case, later, limits, LATER_EVALUATION)
+def scaled_by_the_past(evidence: NumericsEvidence) -> set[str]:
+    """Layers with scales of their own that are renewed from step to step. The casts that their products are compared
+    with take scales from the tensors themselves, or others that the library keeps."""
+    return {product.layer for product in (*evidence.fp8.products, *evidence.fp8.later) if product.own_scales}
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """When products were looked at, in the words of a message."""
 
+    products: Callable[[NumericsEvidence], Sequence[ProductCheck]]
     when: str = ""
     beside: str = ""
     """What is right beside it."""
@@ -110,92 +105,104 @@ class _Look:
     """Whether all was right before the training steps."""
 
 
-FIRST_STEP = _Look()
-LATER_STEP = _Look(f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True)
-EVALUATION = _Look(
-    " in an evaluation", "; right in the training step that was watched", " in eval mode, without gradients"
-)
-LATER_EVALUATION = _Look(
-    f" in an evaluation after {LATER} training steps",
-    "; right in the training steps that were watched",
-    f" after {LATER} training steps, without replacing the parameter",
-    later=True,
+FIRST_STEP = Look(judged_products)
+LATER_LOOKS = (
+    Look(
+        later_products, f" after {LATER} training steps", "; right in the first step", f" in step {LATER}", later=True
+    ),
+    Look(
+        lambda evidence: evaluated_products(evidence)[0],
+        " in an evaluation",
+        "; right in the training step that was watched",
+        " in eval mode, without gradients",
+    ),
+    Look(
+        lambda evidence: evaluated_products(evidence)[1],
+        f" in an evaluation after {LATER} training steps",
+        "; right in the training steps that were watched",
+        f" after {LATER} training steps, without replacing the parameter",
+        later=True,
+    ),
 )
 
 
-def _find(case: Case, products: Sequence[ProductCheck], limits: Limits, look: _Look = FIRST_STEP) -> Finding | None:
-    wrong: dict[tuple[str, str], list[ProductCheck]] = defaultdict(list)
-    for product in products:
-        cause = _cause(product, limits)
-        if cause:
-            cause = _later_cause(product, cause) if look.later else cause
-            wrong[product.role, cause].append(product)
+def find_in_products(case: Case, evidence: NumericsEvidence, limits: Limits, look: Look = FIRST_STEP) -> Finding | None:
+    """FAIL names the layer that is worst, its role, what it computed and what the recipe's casts give there."""
+    past = scaled_by_the_past(evidence)
+    wrong: dict[tuple[str, N], list[ProductCheck]] = defaultdict(list)
+    for product in look.products(evidence):
+        code = _code(product, _limits(product, limits, past))
+        # What the last steps added to a weight is missing from a stale one, as tokens may be: only zeros tell these
+        # apart.
+        kept = code in (N.UNRELATED, N.TOO_COARSE) or (code is N.PART_MISSING and product.lost < MANY_ZEROS)
+        if code:
+            wrong[product.role, N.STALE if look.later and kept else code].append(product)
     if not wrong:
         return None
     # What goes wrong forward reaches every gradient: it comes first.
     order = {FPROP: 0, RECOMPUTE: 1, DGRAD: 2, WGRAD: 3}
-    (role, cause), found = min(wrong.items(), key=lambda item: (order[item[0][0]], -len(item[1])))
+    (role, code), found = min(wrong.items(), key=lambda item: (order[item[0][0]], -len(item[1])))
     worst = max(found, key=lambda p: distance(p) if math.isfinite(p.sqnr) else math.inf)
     others = [p.layer for p in found if p.layer != worst.layer]
     more = sorted({f"{other_role} of {some([p.layer for p in ps])}" for (other_role, _), ps in wrong.items()})
+    limits = _limits(worst, limits, past)
     in_fp8 = (FPROP if role == RECOMPUTE else role) in promised_casts(case.backend, case.recipe, case.full_options)
     casts = "the recipe's casts" if in_fp8 else "BF16, which the recipe keeps here,"
+    part = f"; or {CAUSES[N.PART_MISSING]}" if code is N.STALE and _code(worst, limits) is N.PART_MISSING else ""
     return fail(
-        UNCODED,
-        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product" + look.when,
+        code,
+        f"{len({p.layer for p in found})} FP8 layer(s) compute a wrong {role} product{look.when}",
         expected=f"{role} = {FORMULAS[role]}: gain {worst.own_gain:.3f} +-{_gain_limit(worst, limits):.3f}, SQNR "
         f"within {limits.sqnr_within(worst.values):.1f} dB of the {worst.own_sqnr:.1f} dB that {casts} give on these "
         "tensors",
         seen=f"{worst.layer}, {role}: gain {worst.gain:.3f}, SQNR {worst.sqnr:.1f} dB, {worst.lost:.1%} of the values "
-        f"zero that should not be"
-        + look.beside
+        f"zero that should not be{look.beside}"
         + (f"; also {some(others)}" if others else "")
         + (f"; wrong products in all: {'; '.join(more)}" if len(wrong) > 1 else ""),
-        cause=f"{role} of {worst.layer}: {cause}",
+        cause=f"{role} of {worst.layer}: {CAUSES[code]}{part}",
         next_step=f"compute {FORMULAS[role]} of {worst.layer} in float32 from the tensors that the layer gets"
-        + look.where
-        + ", and compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
+        f"{look.where}, and compare; then its scales with 448 (e4m3) or 57344 (e5m2) over the largest magnitude",
+        about=worst.layer,
     )
 
 
-def _later_cause(product: ProductCheck, cause: str) -> str:
-    """What the cause is where the first step was right. What the last steps added to a weight is missing from a stale
-    one, as tokens may be: only zeros tell the two apart."""
-    if cause in (UNRELATED, COARSE):
-        return STALE
-    return f"{STALE}; or {TOKENS}" if cause == TOKENS and product.lost < MANY_ZEROS else cause
+def _limits(product: ProductCheck, limits: Limits, past: Collection[str]) -> Limits:
+    return LATER_DELAYED if product.layer in past else limits
 
 
 def _gain_limit(product: ProductCheck, limits: Limits) -> float:
     return limits.gain + 4 * product.gain_error
 
 
-def _cause(product: ProductCheck, limits: Limits) -> str:
-    """What is wrong with the product, or an empty string."""
+def _code(product: ProductCheck, limits: Limits) -> N | None:
+    """What is wrong with the product."""
     if not (math.isfinite(product.gain) and math.isfinite(product.sqnr)):
-        return NOT_FINITE
-    far = distance(product) > limits.sqnr_within(product.values)
+        return N.NOT_FINITE
+    within = limits.sqnr_within(product.values)
+    far = distance(product) > within
     off = abs(gain_error(product)) > _gain_limit(product, limits)
     if not (far or off):
-        return ""
+        return None
     if product.lost > 0.99 or product.gain == 0:
-        return ZEROS
-    if product.role in (FPROP, RECOMPUTE) and product.constant > ONE_ROW:
-        return BIAS
-    gain = gain_error(product) + 1
+        return N.GIVES_ZEROS
     error = 10 ** (-product.sqnr / 10)
+    own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
+    # Without the row that is the same everywhere.
+    sound = error * (1 - product.constant) <= own_error * 10 ** (within / 10)
+    if product.role in (FPROP, RECOMPUTE) and product.constant > (SOME_ROW if sound else ONE_ROW):
+        return N.WRONG_BIAS
+    gain = gain_error(product) + 1
     noise = max(error - (1 - product.gain) ** 2, 1e-10)
     # The SQNR that is left once the values are divided by their gain.
     rest = 10 * math.log10(product.gain**2 / noise)
-    if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < limits.sqnr_within(product.values):
-        return SCALE
-    own_error = 10 ** (-min(product.own_sqnr, HIGH_PRECISION_DB) / 10)
+    if off and min(product.own_sqnr, HIGH_PRECISION_DB) - rest < within:
+        return N.WRONG_SCALE
     # Values that are left out take their share of the power with them; those that underflow are small ones.
     if not off and product.lost > MANY_ZEROS / 2 and error - own_error < 2 * product.lost:
-        return LEFT_OUT
+        return N.TILE_LEFT_OUT
     if not off or gain > 1:
-        return COARSE
+        return N.TOO_COARSE
     # |seen|^2 over |exact|^2: at most the gain where a part is missing, near 1 where other values are in its place.
     power = error + 2 * product.gain - 1
     missing = gain >= LOST_OF_UNRELATED and power < (1 + product.gain) / 2
-    return TOKENS if missing else UNRELATED
+    return N.PART_MISSING if missing else N.UNRELATED

@@ -15,7 +15,15 @@ from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role
 from pytest_fp8.worker.state.shards import full, is_plain, is_sharded
 from pytest_fp8.worker.training.restored import followed, hooked
-from pytest_fp8.worker.watch.product_accuracy import STATISTICS, Expected, Operand, decibels, is_product, square_amax
+from pytest_fp8.worker.watch.product_accuracy import (
+    STATISTICS,
+    Expected,
+    Operand,
+    decibels,
+    is_product,
+    kept_numbers,
+    square_amax,
+)
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -76,6 +84,8 @@ class ProductWatch:
         """Layer whose weight FSDP2 gathers in FP8 -> lines of the weight as it is before that."""
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
         """Layer -> the scales of its last forward pass, which a recomputation uses again."""
+        self._own_scales: set[str] = set()
+        """Layers that keep numbers beside weight and bias which a watched step changed."""
         self.on_wgrad: Callable[[str, torch.Tensor | None], None] | None = None
         """Called with the layer and what is compared of one call's weight gradient; ``None``: it was not seen."""
 
@@ -88,6 +98,7 @@ class ProductWatch:
             for name, module in self.layers.items()
             if (weight := module._parameters["weight"]) is not None and is_sharded(weight) and not is_plain(weight)
         }
+        kept = {name: kept_numbers(module) for name, module in self.layers.items()}
         handles = followed(self.layers.values())
         for name, module in self.layers.items():
             handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
@@ -104,6 +115,7 @@ class ProductWatch:
             with hooked(handles), fused:
                 yield
         finally:
+            self._own_scales |= {name for name, module in self.layers.items() if kept[name] != kept_numbers(module)}
             # Autograd's hooks and the calls hold each other, and with them operands.
             for call in self._made:
                 vars(call).update(given=None, weight=None, lines=None, columns=None, expected={})
@@ -125,9 +137,8 @@ class ProductWatch:
             told = dict(zip(STATISTICS, row, strict=True))
             noise, own_noise = told.pop("noise"), told.pop("own_noise")
             told["values"] = int(told["values"])
-            found.append(
-                {"layer": name, "role": role, "sqnr": decibels(noise), "own_sqnr": decibels(own_noise), **told}
-            )
+            told |= {"sqnr": decibels(noise), "own_sqnr": decibels(own_noise), "own_scales": name in self._own_scales}
+            found.append({"layer": name, "role": role, **told})
         return found
 
     # -- hooks ------------------------------------------------------------------------------------------------------

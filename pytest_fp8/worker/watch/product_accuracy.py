@@ -7,6 +7,7 @@ import math
 import torch
 
 from pytest_fp8.casts import BLOCK, E4M3, E5M2, LINE, MX, SQUARE, TENSOR, Cast
+from pytest_fp8.source_text import is_of_a_library
 
 FORMATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 SMALLEST = 1e-12
@@ -19,6 +20,10 @@ steps. Emulated on a CPU with a 182M model: inputs are up to 2.2 times what thei
 2.0 times in the second step and 1.05 to 1.15 times from the third pass over equal weights on, as each pass rounds
 otherwise. A history of 1024 steps keeps the first, large gradients: after 13 steps gradients are down to a 8500th of
 them. An operand 8 times as large has a scale that was not renewed."""
+LEAST_ROWS = 8
+"""Of a product, from which an error that is the same in all rows is told."""
+HISTORY = 4096
+"""Most numbers that a layer keeps to scale by."""
 STATISTICS = (
     "values",
     "power",
@@ -134,7 +139,9 @@ class Expected:
         error = ((seen - gain * self.exact) * self.exact).square().sum().sqrt() / safe
         lost = ((seen == 0) & (self.own != 0)).double().mean()
         wrong = seen - self.exact
+        # In a row or two all errors are one row.
         constant = wrong.mean(dim=0).square().sum() * len(wrong) / wrong.square().sum().clamp(min=1e-300)
+        constant = constant * (len(wrong) >= LEAST_ROWS)
         size = power.new_tensor(float(seen.numel()))
         return torch.stack(
             [
@@ -161,3 +168,15 @@ def is_product(module: torch.nn.Module) -> bool:
     """Whether the layer holds one weight, a matrix, and at most a bias: it then multiplies its input by it."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2 and not {*module._parameters} - {"weight", "bias"}
+
+
+def kept_numbers(module: torch.nn.Module) -> dict[str, list[float]]:
+    """The few numbers that a layer of the user's own keeps as tensors beside its weight and bias: scales, largest
+    magnitudes of past steps. A copy of the weight is none."""
+    if is_of_a_library(type(module).__module__):
+        return {}
+    return {
+        name: value.detach().flatten().double().tolist()
+        for name, value in {**vars(module), **module._buffers}.items()
+        if type(value) is torch.Tensor and value.is_floating_point() and value.numel() <= HISTORY
+    }
