@@ -16,7 +16,7 @@ from pytest_fp8.rules.statistics import (
     median_variance,
     normal_quantile,
     pooled_variance,
-    robust_sigma,
+    robust_variance,
     student_quantile,
 )
 from pytest_fp8.rules.variance import MEASURED, Components, Process, Session
@@ -177,7 +177,7 @@ def _noise(processes: Sequence[Process], components: Components) -> float:
     kept = [process for process in processes if len(process) > 1]
     if not kept:
         return components.block**2
-    return sum(robust_sigma(process) ** 2 * len(process) for process in kept) / sum(map(len, kept))
+    return sum(robust_variance(process) * len(process) for process in kept) / sum(map(len, kept))
 
 
 def _blocks(processes: Sequence[Process]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_sigma
+from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_variance
 
 Process = Sequence[float]
 """One fresh pair of processes: the log ratio of each of its blocks."""
@@ -142,7 +142,7 @@ def _figure(session: Session, process: float) -> Known:
 
 def _block_part(session: Session) -> float:
     """Variance of one process's median that the noise between its blocks explains."""
-    return fmean(robust_sigma(process) ** 2 * median_variance(len(process)) for process in session)
+    return fmean(robust_variance(process) * median_variance(len(process)) for process in session)
 
 
 def _freedom(groups: Sequence[Sequence[Known]]) -> int:
