@@ -52,16 +52,17 @@ def check_speedup(
     cases: int = GATED_CASES,
     busy_history: Sequence[Session] = (),
 ) -> Decision:
-    """``floor``: the speedup to exceed; ``None`` asks the baseline alone. ``tolerance``: of a loss, as a fraction.
+    """``floor``: the speedup to exceed; ``None`` asks the baseline. ``tolerance``: of a loss, as a fraction.
 
     ``history``: the baseline's sessions, each the log ratios of its processes' blocks; ``components``: the variances of
     this GPU; ``baseline_reference_ms``: BF16's step times in each of these sessions. ``cases``: how many cases of this
     session are gated on speed; they share its false alarms. ``busy_history``: log ratios of busy time, where the
     baseline has them.
 
-    Where an arm waits for its host, busy time is asked: the host hardly changes it. So it is where all pairs of step
-    times decide nothing against the baseline, or show a loss or gain that busy times exclude. A baseline without busy
-    times is asked for step time all the same.
+    Where an arm waits for its host, the baseline is asked for busy time: the host hardly changes it. So it is where all
+    pairs of step times decide nothing against the baseline, or show a loss or gain that busy times exclude. A baseline
+    without busy times is asked for step time all the same. The floor is asked of step times; busy times answer where
+    these do not decide.
     """
     processes = ratios_by_process(evidence.bf16, evidence.fp8)
     decide = partial(decide_speedup, components=components, tolerance=tolerance, floor=floor, cases=cases)
