@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -99,3 +100,16 @@ def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
     result = in_tests(pytester, monkeypatch, "--fp8-base-python", str(broken), "-k", "speedup")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*base: *broken is not a Python that arms can run in*"])
+
+
+def test_a_comparison_in_a_session_tells_its_own_seconds(pytester, monkeypatch):
+    """Not those of the whole session: the arms of the stored baseline are built and timed before it."""
+    result = in_tests(pytester, monkeypatch, "-k", "speedup", "--fp8-report-dir=report")
+    assert result.ret == 0
+    report = json.loads((pytester.path / "report/report.json").read_text())
+    [entry] = report["entries"].values()
+    spent = entry["decisions"]["speedup"]["numbers"]["base"]["seconds"]
+    sides = {arm: waited for arm, waited in report["durations"]["waited"].items() if "@" in arm}
+    assert sides
+    assert sum(spent.values()) == pytest.approx(sum(sum(waited.values()) for waited in sides.values()), rel=0.01)
+    assert "ledger" not in spent, "which the comparison does not ask"

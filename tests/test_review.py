@@ -12,6 +12,7 @@ from helpers.baselines import baseline, session
 from pytest_fp8.baselines.history import appended, tampering, why_not_appended
 from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline
 from pytest_fp8.baselines.review import compare_histories, compare_metric, revise
+from pytest_fp8.rules.variance import MEASURED
 
 BETWEEN, WITHIN = 0.003, 0.004
 
@@ -205,3 +206,10 @@ def test_a_metric_that_is_gone_was_removed():
 def test_two_cases_are_never_compared():
     with pytest.raises(ValueError, match="not the same baseline"):
         revise(baseline("a", "h"), baseline("b", "h"))
+
+
+def test_a_change_is_judged_by_the_components_of_its_gpu():
+    """A GPU whose sessions differ by 1.5 % has not moved by 2 %; its gate says the same."""
+    levels, now = [[[0.1] * 6] * 4] * 4, [[0.08] * 6] * 4
+    assert compare_metric("speedup", levels, now).word == "moved"
+    assert compare_metric("speedup", levels, now, components=replace(MEASURED, session=0.015)).word == "noise"

@@ -132,6 +132,7 @@ def diff(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.folder import read_folder, read_revision, readable, require_gpu
     from pytest_fp8.baselines.review import compare_histories
     from pytest_fp8.baselines.update import CANDIDATES
+    from pytest_fp8.baselines.variance import believed_components
     from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if options.git is None and options.b is None:
@@ -158,8 +159,17 @@ def diff(options: argparse.Namespace) -> int:
     tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
     side = options.b or options.a or options.dir
     candidates = CANDIDATES in side.absolute().parts[-3:]
-    pairs = [(key[1], old.get(key), new[key]) for key in wanted if key in new]
-    revisions = [compare_histories(one, two, tolerances.get(case), candidates) for case, one, two in pairs]
+    revisions = [
+        compare_histories(
+            old.get(key),
+            new[key],
+            tolerances.get(key[1]),
+            candidates,
+            believed_components(options.dir, key[0]),
+        )
+        for key in wanted
+        if key in new
+    ]
     # A run's candidates are of the cases that it measured.
     removed = not side.is_file() and side.name != CANDIDATES
     only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]

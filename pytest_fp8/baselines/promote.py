@@ -12,9 +12,11 @@ from pytest_fp8.baselines.folder import named, read_folder, readable
 from pytest_fp8.baselines.history import appended, why_not_appended
 from pytest_fp8.baselines.record import LONGEST
 from pytest_fp8.baselines.review import Revision, revise
+from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.update import too_few
+from pytest_fp8.baselines.variance import read_components
 from pytest_fp8.codes import UNCODED
 from pytest_fp8.errors import BaselineError, SettingsError
 
@@ -52,7 +54,7 @@ def promote_candidates(
                 old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
                 why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
                 if not why:
-                    revision = revise(old, new, why_none)
+                    revision = revise(old, new, why_none, components=read_components(Folder(folder), kind))
                     done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
                     done.revisions.append(revision)
             except BaselineError as error:

@@ -56,7 +56,6 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
         found,
         session=of_steps.session,
         sessions=of_steps.sessions,
-        shared=of_steps.shared,
         # What a block of steps stands for that has no other beside it: a busy time is one of a single step.
         block=of_steps.block,
         blocks=of_steps.blocks,
@@ -105,9 +104,7 @@ def _parsed(data: Any) -> Components:
         raise ValueError(f"not an object with the fields {', '.join(names)}")
     for name in names:
         value = data[name]
-        if name == "shared" and value is None:
-            continue
-        counts = name not in (*MOST, "shared")
+        counts = name not in MOST
         if isinstance(value, bool) or not isinstance(value, int if counts else int | float):
             raise ValueError(f"{name} is {value!r:.40}")
         most = 10**6 if counts else MOST.get(name, 1.0)
@@ -180,8 +177,6 @@ def lines(components: Components) -> list[str]:
             f"  between {what}: {getattr(components, name):.2%} "
             f"[{low:.2%}, {high:.2%}], {getattr(components, FREEDOM[name])} degrees of freedom"
         )
-    if components.shared is not None:
-        text.append(f"  {components.shared:.0%} of the sessions' variance is common to all cases of a session")
     two = math.sqrt(2) * components.session
     return [*text, f"  two sessions of an unchanged case differ by more than {1.96 * two:.1%} in one of twenty"]
 

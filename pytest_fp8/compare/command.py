@@ -38,7 +38,7 @@ def add_compare(commands: Any) -> None:
         help="file that lists the cases (default: suites/matrix.py, here or of this package)",
     )
     add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
-    add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: the case's own)")
+    add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: 0.01)")
     add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
     add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
     add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1 in place of 2")
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
                     compare(
                         case,
                         *sides,
-                        tolerance=options.tolerance or case.tolerance,
+                        tolerance=options.tolerance,
                         looks=options.looks,
                         with_bf16=not options.fp8_only,
                         workload=workload,

@@ -9,13 +9,11 @@ from typing import Any
 
 from pytest_fp8.baselines.check import Finding
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.noise import change_points
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, differing, level
 from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 from pytest_fp8.rules.change import speed_of
-from pytest_fp8.rules.variance import measured_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -128,11 +126,6 @@ def _marks(baseline: Baseline) -> list[list[str]]:
             found += [f"since the session before: {text}" for text in differing(before, session)]
         marks.append(found)
         before = session
-    for name in ("speedup", "busy_speedup"):
-        having = [index for index, session in enumerate(baseline.sessions) if name in session.metrics]
-        history = [baseline.sessions[index].metrics[name] for index in having]
-        for first, change in change_points(history, measured_of(name)):
-            marks[having[first]].append(f"change point: {name} {math.expm1(change):+.2%} from here on")
     return marks
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BUDGET = 0.05
-"""Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 13 320 questions asked of sound models
-(111 models, three emulated recipes, ten draws of weights and data) 1.5 % did, nearly all of them for the loss."""
+"""Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
+none did (docs/compatibility.md)."""
 NO_BASELINE = "no_baseline"
 """Set in a decision's numbers where it was NOT_EXERCISED because nothing is stored."""
 
