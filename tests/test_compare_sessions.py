@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from helpers.fakes import H200, install
+from pytest_fp8.codes import S
 from pytest_fp8.compare.gate import with_base
 from pytest_fp8.compare.session import Comparison
-from pytest_fp8.questions.speed.check import OUTSIDE_BAND
 from pytest_fp8.verdicts import Decision, Verdict
 
 IN_TESTS = """
@@ -85,12 +85,12 @@ def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, mon
 
 
 def test_on_another_host_the_comparison_with_base_answers_alone():
-    def stored(headline):
-        return Decision(None, Verdict.INVALID, headline, question="speedup")
+    def stored(code):
+        return Decision(code, Verdict.INVALID, "why", question="speedup")
 
     compared = Comparison("a", Decision(None, Verdict.PASS, "as fast as base's", question="same session"))
-    assert with_base(stored(OUTSIDE_BAND), compared).verdict is Verdict.PASS
-    assert with_base(stored("another process used the GPU"), compared).verdict is Verdict.INVALID
+    assert with_base(stored(S.OTHER_REFERENCE), compared).verdict is Verdict.PASS
+    assert with_base(stored(S.OTHER_PROCESS), compared).verdict is Verdict.INVALID
 
 
 def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):

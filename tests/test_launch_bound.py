@@ -81,7 +81,7 @@ def test_steps_that_prove_the_floor_answer_whatever_busy_times_say(busy):
     ],
 )
 def test_busy_times_answer_for_the_floor_where_steps_do_not_decide(processes, busy, verdict, gated_on):
-    """Steps lie above the floor without proof. Unless busy times prove it, further pairs of processes are asked first."""
+    """Steps lie above the floor without proof. Unless busy times prove it, further pairs are asked first."""
     blocks = [100.0, 104.0, 125.0, 140.0, 110.0, 131.0, 98.0, 103.0, 128.0, 139.0, 112.0, 117.0]
     fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[busy * 0.8] * 5, step_ms=[busy] * 5)
     works = {"bf16_busy": [[113.0] * 5] * processes, "fp8_busy": [[busy] * 5] * processes}

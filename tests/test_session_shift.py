@@ -104,7 +104,7 @@ def test_what_is_gated_on_busy_time_does_not_count():
     waiting = noted.entries["n5"].decisions["speedup"]["numbers"]
     waiting["change"] = 0.03
     assert "n5" in shift_of(noted).own
-    waiting["gated_on"] = "busy time"
+    waiting["on_busy"] = True
     assert shift_of(noted).cases == 5
     assert not shift_of(noted).own
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 
 UNFINISHED = ".tmp"
@@ -55,7 +55,7 @@ def _not_written(path: Path, error: OSError) -> BaselineError:
     folder = shlex.quote(str(path.parent))
     if os.path.isdir(path):
         return BaselineError(
-            UNCODED,
+            B.NOT_WRITTEN,
             f"could not write {path}: it is a folder",
             expected="a file, or a name that is free",
             seen=f"a folder at {path}",
@@ -63,7 +63,7 @@ def _not_written(path: Path, error: OSError) -> BaselineError:
             next_step=f"move it away: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}",
         )
     return BaselineError(
-        UNCODED,
+        B.NOT_WRITTEN,
         f"could not write {path}: {reason}",
         expected="room and permission to write there",
         seen=f"{reason}, when writing into {path.parent}",
@@ -93,7 +93,7 @@ def _flush_folder(path: Path) -> None:
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
             return
         raise BaselineError(
-            UNCODED,
+            B.NOT_WRITTEN,
             f"{path} was written, and its folder could not be flushed to the disk",
             expected="a disk that takes the rename",
             seen=f"{type(error).__name__}: {error}",
@@ -127,7 +127,7 @@ def updating(folder: Path) -> Iterator[None]:
 def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
     if isinstance(error, BlockingIOError):
         return BaselineError(
-            UNCODED,
+            B.LOCKED,
             f"another run is updating the baselines in {folder}",
             expected="one update at a time",
             seen=f"{path} is locked",
@@ -135,7 +135,7 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
             next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
         )
     return BaselineError(
-        UNCODED,
+        B.NOT_WRITTEN,
         f"baselines in {folder} cannot be updated",
         expected="a folder that can be written",
         seen=f"{type(error).__name__}: {error}",

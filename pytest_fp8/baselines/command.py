@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.variance import add_variance
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError, refuse
 from pytest_fp8.report.results import add_results
 
@@ -111,7 +111,7 @@ def show(options: argparse.Namespace) -> int:
     if options.json and len(chosen) > 1:
         gpus = sorted(gpu for gpu, _ in wanted)
         refuse(
-            UNCODED,
+            B.USAGE,
             f"{options.case} is stored for {len(gpus)} GPUs",
             expected="one baseline, for --json",
             seen=", ".join(gpus),
@@ -137,7 +137,7 @@ def diff(options: argparse.Namespace) -> int:
 
     if options.git is None and options.b is None:
         raise SettingsError(
-            UNCODED,
+            B.USAGE,
             "diff needs two sides",
             expected="A and B, or --git REV for the old side",
             seen="one" if options.a else "none",
@@ -145,7 +145,7 @@ def diff(options: argparse.Namespace) -> int:
         )
     if options.git is not None and options.b is not None:
         raise SettingsError(
-            UNCODED, "diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two"
+            B.USAGE, "diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two"
         )
     if options.git is not None:
         old = readable(read_revision(options.dir, options.git))
@@ -207,10 +207,10 @@ def check(options: argparse.Namespace) -> int:
     )
     if alone:
         # The cases are in a project's tests: no list says which files are of one, or what they are today.
-        found = [finding for finding in found if finding.kind not in ("orphaned", "own model")]
+        found = [finding for finding in found if finding.code not in (B.ORPHANED, B.OWN_MODEL)]
     if one_file:
         # Which other files there are is not asked.
-        found = [finding for finding in found if finding.kind != "unexercised"]
+        found = [finding for finding in found if finding.code is not B.UNEXERCISED]
     else:
         found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]

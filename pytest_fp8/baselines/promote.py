@@ -17,7 +17,7 @@ from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.update import too_few
 from pytest_fp8.baselines.variance import read_components
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError
 
 
@@ -39,7 +39,7 @@ def promote_candidates(
     for an unreadable candidate among them, and :class:`SettingsError` without a reason or where a named case has none.
     """
     if not reason.strip():
-        raise SettingsError(UNCODED, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
+        raise SettingsError(B.USAGE, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
     found = readable(read_folder(candidates), wanted=cases)
     listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
     wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}

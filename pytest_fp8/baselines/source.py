@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.git import GitError, committed
 from pytest_fp8.revisions import commit_named
@@ -102,7 +102,7 @@ class Revision:
 
     def _error(self, seen: str, cause: str = "", next_step: str = "") -> BaselineError:
         return BaselineError(
-            UNCODED,
+            B.NO_REVISION,
             f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
             expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
             seen=seen,

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.atomic import updating, write_atomically
-from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.folder import Files, of_all_gpus, read_folder, readable
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.store import unreadable
 from pytest_fp8.baselines.strict import parse
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, refuse
 from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
 
@@ -80,7 +80,7 @@ def read_components(source: Source, gpu: str) -> Components:
         return _parsed(parse(text)) if text is not None else MEASURED
     except ValueError as error:
         raise unreadable(source.label(name), error) or BaselineError(
-            UNCODED,
+            B.VARIANCE,
             f"{source.label(name)} does not hold variance components",
             expected="what pytest-fp8 baselines variance writes",
             seen=str(error),
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     files, options.dir = of_all_gpus(read_folder(named), named)
     if named.is_file():
         refuse(
-            UNCODED,
+            B.USAGE,
             "the components are those of all cases of a GPU",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=f"one file, {named}",
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
     if not gpus:
         raise BaselineError(
-            UNCODED,
+            B.NOTHING_THERE,
             f"no baselines{f' of {options.gpu}' if options.gpu else ''} in {options.dir}",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=", ".join(sorted({gpu for gpu, _ in found})) or "none",
@@ -181,7 +181,7 @@ def lines(components: Components) -> list[str]:
     return [*text, f"  two sessions of an unchanged case differ by more than {1.96 * two:.1%} in one of twenty"]
 
 
-def outdated_components(folder: Path, files: Files, only: str = "") -> list[Finding]:
+def outdated_components(folder: Path, files: Files, only: str = "") -> list[Note]:
     """Errors for GPUs whose components are not those of the histories beside them. ``only``: this GPU's alone."""
     found = []
     stored = [baseline for baseline in files.values() if isinstance(baseline, Baseline)]
@@ -193,5 +193,5 @@ def outdated_components(folder: Path, files: Files, only: str = "") -> list[Find
         if path.exists() and read_components(Folder(folder), gpu) != _parsed(estimated(mine)):
             message = "not what the histories beside it give: sessions were added since, or it was edited"
             again = f"pytest-fp8 baselines variance --gpu {gpu} --dir {folder}"
-            found.append(Finding("error", "variance", gpu, NAME, message, again))
+            found.append(Note(B.VARIANCE, gpu, NAME, message, again))
     return found

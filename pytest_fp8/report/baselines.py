@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, differing, level
@@ -188,13 +188,15 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
     )
 
 
-def print_findings(errors: Sequence[Finding], notes: Sequence[Finding]) -> None:
+def print_findings(errors: Sequence[Note], notes: Sequence[Note]) -> None:
     """Errors as a table, with the next commands; each note once, with the cases it is about."""
     from pytest_fp8.report.tables import table
 
     if errors:
         table(
-            ("baseline", "error", ""), [(f"{f.gpu}/{f.case}", f.kind, f.message) for f in errors], ["red"] * len(errors)
+            ("baseline", "error", ""),
+            [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors],
+            ["red"] * len(errors),
         )
     for step in dict.fromkeys(finding.next_step for finding in errors if finding.next_step):
         print(f"next: {step}")

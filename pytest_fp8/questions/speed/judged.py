@@ -35,9 +35,8 @@ def _shows_a_part(steps: Speedup, busy: Speedup) -> bool:
 
 
 def _steps_answer(steps: Speedup, busy: Speedup, floor: float | None, processes: int) -> bool:
-    """Whether step time answers for the floor, which is asked of the user's steps: where it decides, and while a further
-    pair of processes may decide. Busy times answer at once where steps lie above the floor and busy times are proven
-    to."""
+    """Whether step time answers for the floor: where it decides, and while a further pair of processes may decide. Busy
+    times answer at once where steps lie above the floor and busy times prove it."""
     if floor is None:
         return False
     above = steps.here.ratio >= floor and busy.verdict is Verdict.PASS
