@@ -193,11 +193,8 @@ def print_findings(errors: Sequence[Note], notes: Sequence[Note]) -> None:
     from pytest_fp8.report.tables import table
 
     if errors:
-        table(
-            ("baseline", "error", ""),
-            [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors],
-            ["red"] * len(errors),
-        )
+        rows = [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors]
+        table(("baseline", "error", ""), rows, ["red"] * len(errors))
     for step in dict.fromkeys(finding.next_step for finding in errors if finding.next_step):
         print(f"next: {step}")
     grouped: dict[str, list[str]] = {}

@@ -241,7 +241,7 @@ def _explain(
     else:
         headline = f"the blocks do not decide against the {result.reason}"
         why = causes.why_undecided(evidence, result, account)
-    return Finding(headline=headline, verdict=result.verdict, **lines, **why._asdict())
+    return Finding(why.code, result.verdict, headline, against, seen, why.cause, why.next_step)
 
 
 def disturbed(evidence: TimingEvidence, bf16_ms: float, baseline_ms: Sequence[Sequence[float]]) -> Finding | None:
