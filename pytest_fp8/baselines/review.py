@@ -56,7 +56,7 @@ class Revision:
     old: StoredSession | None
     """The newest session of the old baseline; ``None`` where nothing was compared."""
     new: StoredSession
-    tampered: tuple[str, ...] = ()
+    tampered: str = ""
     """What was done to the old sessions besides appending to them."""
 
     @property
@@ -128,7 +128,7 @@ def compare_histories(
         return revision
     gone = {"not measured": "removed"}
     changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
-    return replace(revision, changes=changes, tampered=tuple(tampering(old, new, candidate)))
+    return replace(revision, changes=changes, tampered=tampering(old, new, candidate))
 
 
 def compare_metric(

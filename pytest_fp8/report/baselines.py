@@ -147,7 +147,7 @@ def revision_to_json(revision: Revision) -> dict[str, Any]:
         "origins": revision.origins(),
         "worse": revision.worse,
         "starts": revision.starts(),
-        "history": list(revision.tampered),
+        "history": [revision.tampered] if revision.tampered else [],
         "changes": [dict(vars(change)) for change in revision.changes],
     }
 
@@ -172,8 +172,8 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
             print(revision_lines(revision)[0])
-        for line in revision.tampered:
-            print(f"{name}: {line}")
+        if revision.tampered:
+            print(f"{name}: {revision.tampered}")
         if revision.new.unfit:
             print(f"{name}: not fit to be stored: {revision.new.unfit}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
