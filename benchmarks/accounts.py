@@ -46,7 +46,7 @@ def cells(case: str, entry: Mapping[str, Any]) -> list[str]:
     account = decision["numbers"].get("account") if decision is not None else None
     if account is None:
         return []
-    on_busy, reached = decision["numbers"]["gated_on"] == "busy time", account["reached"]
+    on_busy, reached = decision["numbers"]["on_busy"], account["reached"]
     steps, busy = ([account[arm][what] for arm in ("bf16", "fp8")] for what in ("step", "busy"))
     speedup, limit = decision["numbers"]["gated_speedup"], account["busy_limit" if on_busy else "limit"]
     return [

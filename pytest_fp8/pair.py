@@ -169,12 +169,12 @@ class Fp8Pair(NotesUse):
         """What does it cost in memory: peaks of one training step."""
         if not self.case.asks("memory"):
             return self._note(cannot(self.case, "memory"))
-        stored = [] if self._settings.update else self._stored("memory_ratio")
-        decision = self._stored_now(check_memory(self.memory_evidence(), stored))
+        stored = [] if self._settings.update else self._stored("memory_ratio")[:1]
+        decision = self._stored_now(check_memory(self.memory_evidence(), *stored))
         decision = unless_unlike(decision, self.ledgers())
         self._measured("memory_ratio", [decision.numbers["ratio"]])
-        if "activation_ratio" in decision.numbers:
-            self._measured("activation_ratio", [decision.numbers["activation_ratio"]])
+        if (held := decision.numbers["activation_ratio"]) is not None:
+            self._measured("activation_ratio", [held])
         return self._note(decision)
 
     def checkpoints(self) -> Decision:

@@ -61,7 +61,7 @@ def _note_base(session: Session) -> None:
     """Which commit was timed beside this one, or that none was: ``assert_speedup()`` alone asks it."""
     settings, ledger = session.settings, session.ledger
     answers = (each for entry in ledger.entries.values() for each in entry.decisions.values())
-    if not any("base" in each["numbers"] for each in answers):
+    if not any(each["numbers"].get("base") for each in answers):
         base = settings.base_git or settings.base_python
         why = "no test that ran asked assert_speedup(), or it had no answer"
         why = why if ledger.ran_on_gpu else "no FP8 test ran on a GPU"

@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,9 @@ def test_a_case_without_one_has_none(tmp_path):
         ('{"schema": 99}', "has another schema"),
         ('{"schema": 1}', "has another schema"),
         ('{"schema": 2, "case": 3}', "lacks case_hash, gpu, sessions, digest"),
-        ('{"schema": 2, "schema": 2}', "the key 'schema' stands twice"),
         ('{"schema": NaN}', "NaN is no number"),
         ('{"schema": 1e999}', "too large a number"),
         ("[" * 100_000, "nested too deep"),
-        ("[" * 20 + "]" * 20, "nested too deep"),
         (" " * (MAX_BYTES + 1), f"larger than {MAX_BYTES} bytes"),
     ],
 )
@@ -69,15 +66,6 @@ def test_a_file_where_a_folder_should_be_is_no_corrupt_baseline(tmp_path, readin
     assert "cannot be read" in str(error.value)
     assert "edited by hand" not in str(error.value)
     assert error.value.next_step == f"ls -ld {tmp_path / 'stored'}"
-
-
-def test_a_link_is_said_to_be_one(stored, tmp_path):
-    path = baseline_path(stored, "h200", "1b-torchao-rowwise")
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BaselineError, match="not a readable baseline") as error:
-        read(stored)
-    assert "a symbolic link, which is not followed" in str(error.value)
 
 
 def edited(folder, change, **more):
@@ -187,22 +175,6 @@ def test_an_edit_by_hand_shows_in_the_digest(stored, change):
     assert "measure again" in str(error.value)
 
 
-def test_a_link_is_not_followed(stored, tmp_path):
-    path = baseline_path(stored, "h200", GOOD.case)
-    elsewhere = path.rename(tmp_path / "elsewhere.json")
-    path.symlink_to(elsewhere)
-    with pytest.raises(BaselineError, match="a symbolic link, which is not followed"):
-        read(stored)
-    path.unlink()
-    path.parent.rmdir()
-    (tmp_path / "other").mkdir()
-    elsewhere.rename(tmp_path / "other" / path.name)
-    path.parent.symlink_to(tmp_path / "other")
-    for touch in (read, lambda folder: write_baseline(folder, GOOD)):
-        with pytest.raises(BaselineError, match="is not followed"):
-            touch(stored)
-
-
 def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_no_baseline_and_nothing_waits(tmp_path):
     path = baseline_path(tmp_path, "h200", GOOD.case)
     path.parent.mkdir()
@@ -218,13 +190,9 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_no_baseline_and_nothing_wa
 def test_what_only_looks_like_a_baseline_is_named_and_not_left_out(stored, tmp_path):
     (stored / "h200/8b-te-block.json").mkdir()
     (stored / "h200/8b-te-block.json/inner.txt").write_text("")
-    (tmp_path / "elsewhere").mkdir()
-    write_baseline(tmp_path / "elsewhere", replace(GOOD, gpu="h100"))
-    (stored / "h100").symlink_to(tmp_path / "elsewhere/h100")
     files = read_folder(stored)
     good = baseline_path(Path(), "h200", GOOD.case)
     assert {str(path) for path, found in files.items() if isinstance(found, BaselineError)} == {
-        "h100",
         "h200/8b-te-block.json",
     }
     assert files[good] == GOOD

@@ -60,13 +60,20 @@ def test_sides_that_take_turns_are_built_three_times_for_each_pair(run, monkeypa
         ({("head", "fp8"): 0.06, ("head", "bf16"): 0.06}, 1, "common to both precisions, not FP8's own"),
         ({("base", "fp8"): 0.06}, 0, "PASS: head's FP8 step is faster than base's"),
         ({("head", "bf16"): 0.06}, 0, "PASS: head's FP8 step is "),
-        ({("head", "fp8"): 0.015}, 0, "PASS: head's FP8 step is slower than base's, within the tolerance"),
+        ({("head", "fp8"): 0.005}, 0, "PASS: head's FP8 step is slower than base's, within the tolerance"),
     ],
 )
 def test_a_slower_head_exits_with_1_and_says_whose_it_is(run, slower, code, says):
     seen, out, _ = run(*CASE, slower=slower)
     assert says in out
     assert seen == code
+
+
+def test_the_tolerance_is_that_of_the_comparison_in_a_test_session(run):
+    code, out, _ = run(*CASE, slower={("head", "fp8"): 0.015})
+    assert code == 1
+    assert "at most 1.0% slower" in out
+    assert run(*CASE, "--tolerance=0.02", slower={("head", "fp8"): 0.01})[0] == 0
 
 
 def test_a_smaller_tolerance_catches_a_smaller_loss(run):

@@ -44,6 +44,14 @@ def test_a_slower_head_fails(change, tolerance, power):
     assert verdicts(change, tolerance)[Verdict.FAIL] > power
 
 
+def test_a_gain_that_one_pair_does_not_show_passes_at_the_last_look():
+    """Any loss of 1 % is excluded, and there is no further pair to ask."""
+    pairs = [[0.012 + 0.0005 * k for k in range(-5, 5)] for _ in range(PAIRS[-1] - 1)]
+    pairs.append([-0.0005] * 10)
+    assert decide_same_session(pairs, 0.01).verdict is Verdict.PASS
+    assert decide_same_session(pairs[:5] * 2, 0.01).verdict is Verdict.IMPROVED
+
+
 def test_a_loss_well_within_the_tolerance_passes():
     assert verdicts(-0.01, tolerance=0.03)[Verdict.PASS] > 0.99
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from helpers.fakes import H200, install
+from pytest_fp8.codes import S
 from pytest_fp8.compare.gate import with_base
 from pytest_fp8.compare.session import Comparison
-from pytest_fp8.questions.speed.check import OUTSIDE_BAND
 from pytest_fp8.verdicts import Decision, Verdict
 
 IN_TESTS = """
@@ -84,12 +85,12 @@ def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, mon
 
 
 def test_on_another_host_the_comparison_with_base_answers_alone():
-    def stored(headline):
-        return Decision(None, Verdict.INVALID, headline, question="speedup")
+    def stored(code):
+        return Decision(code, Verdict.INVALID, "why", question="speedup")
 
     compared = Comparison("a", Decision(None, Verdict.PASS, "as fast as base's", question="same session"))
-    assert with_base(stored(OUTSIDE_BAND), compared).verdict is Verdict.PASS
-    assert with_base(stored("another process used the GPU"), compared).verdict is Verdict.INVALID
+    assert with_base(stored(S.OTHER_REFERENCE), compared).verdict is Verdict.PASS
+    assert with_base(stored(S.OTHER_PROCESS), compared).verdict is Verdict.INVALID
 
 
 def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
@@ -99,3 +100,16 @@ def test_a_base_that_cannot_be_had_is_one_clear_error(pytester, monkeypatch):
     result = in_tests(pytester, monkeypatch, "--fp8-base-python", str(broken), "-k", "speedup")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*base: *broken is not a Python that arms can run in*"])
+
+
+def test_a_comparison_in_a_session_tells_its_own_seconds(pytester, monkeypatch):
+    """Not those of the whole session: the arms of the stored baseline are built and timed before it."""
+    result = in_tests(pytester, monkeypatch, "-k", "speedup", "--fp8-report-dir=report")
+    assert result.ret == 0
+    report = json.loads((pytester.path / "report/report.json").read_text())
+    [entry] = report["entries"].values()
+    spent = entry["decisions"]["speedup"]["numbers"]["base"]["seconds"]
+    sides = {arm: waited for arm, waited in report["durations"]["waited"].items() if "@" in arm}
+    assert sides
+    assert sum(spent.values()) == pytest.approx(sum(sum(waited.values()) for waited in sides.values()), rel=0.01)
+    assert "ledger" not in spent, "which the comparison does not ask"

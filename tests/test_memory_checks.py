@@ -17,18 +17,18 @@ def memory(peak, resident=50, phase="forward"):
 
 def test_memory():
     evidence = MemoryEvidence(bf16=memory(100), fp8=memory(90))
-    verdict_of(check_memory(evidence, [0.9]), Verdict.PASS)
+    verdict_of(check_memory(evidence, 0.9), Verdict.PASS)
     verdict_of(check_memory(evidence), Verdict.NOT_EXERCISED)
-    large = check_memory(MemoryEvidence(bf16=memory(10 * 2**30), fp8=memory(9 * 2**30)), [0.9])
+    large = check_memory(MemoryEvidence(bf16=memory(10 * 2**30), fp8=memory(9 * 2**30)), 0.9)
     assert [large.numbers[f"{arm}_peak_gib"] for arm in ("bf16", "fp8")] == [10.0, 9.0]
     assert "FP8 9.00 GiB (in forward), BF16 10.00 GiB" in large.message
-    verdict_of(check_memory(replace(evidence, fp8=memory(80)), [0.9]), Verdict.IMPROVED, "update the baseline")
-    verdict_of(check_memory(replace(evidence, fp8=memory(166)), [0.9]), Verdict.FAIL, "more memory against BF16")
+    verdict_of(check_memory(replace(evidence, fp8=memory(80)), 0.9), Verdict.IMPROVED, "update the baseline")
+    verdict_of(check_memory(replace(evidence, fp8=memory(166)), 0.9), Verdict.FAIL, "more memory against BF16")
 
 
 def test_activations_are_described_and_decide_nothing():
-    less = check_memory(MemoryEvidence(bf16=memory(100), fp8=memory(90, resident=70)), [0.9])
+    less = check_memory(MemoryEvidence(bf16=memory(100), fp8=memory(90, resident=70)), 0.9)
     verdict_of(less, Verdict.PASS)
     assert less.numbers["activation_ratio"] == pytest.approx(20 / 50)
     no_forward = memory(90, phase="backward")
-    assert "activation_ratio" not in check_memory(MemoryEvidence(memory(100), no_forward), [0.9]).numbers
+    assert check_memory(MemoryEvidence(memory(100), no_forward), 0.9).figures.activation_ratio is None

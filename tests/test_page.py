@@ -88,7 +88,7 @@ def test_the_kernels_that_casts_take_are_named_below_the_waterfall(tmp_path):
 def test_a_baseline_of_busy_time_is_not_drawn_beside_step_times(tmp_path):
     entry = entry_of()
     assert "baseline 1.120x" in page(tmp_path, report_of(entry))
-    entry["decisions"]["speedup"]["numbers"] |= {"gated_on": "busy time", "gated_speedup": 1.185}
+    entry["decisions"]["speedup"]["numbers"] |= {"on_busy": True, "gated_speedup": 1.185}
     (tmp_path / "busy").mkdir()
     text = page(tmp_path / "busy", report_of(entry))
     assert "baseline 1.120x" not in text

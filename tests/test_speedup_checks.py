@@ -49,7 +49,7 @@ def test_an_undecided_change_is_blamed_on_sessions_where_these_differ_most():
 
 
 def test_a_gain_asks_for_a_new_baseline():
-    faster = check_speedup(timing(), floor=1.0, tolerance=0.02, history=sessions(1.18))
+    faster = check_speedup(timing(), floor=None, tolerance=0.02, history=sessions(1.18))
     verdict_of(faster, Verdict.IMPROVED, "+5.9%", "update the baseline")
     assert faster.verdict.passes
 
@@ -93,7 +93,7 @@ def test_a_disturbed_measurement_is_invalid(changes, says):
 def test_a_slowdown_of_both_arms_is_no_regression_of_fp8(stored, verdict, says):
     both = check_speedup(
         timing(88, bf16=[[110.0] * 12] * 2),
-        floor=1.0,
+        floor=None,
         tolerance=0.03,
         history=sessions(1.25),
         baseline_reference_ms=stored,
@@ -107,7 +107,7 @@ def test_a_loss_on_a_host_that_is_rather_slow_is_not_held_against_fp8():
     def verdict(bf16, fp8, history=1.25):
         times = replace(timing(fp8), bf16=[[bf16] * 12] * 4, fp8=[*timing(fp8).fp8] * 2)
         return check_speedup(
-            times, floor=1.0, tolerance=0.02, history=sessions(history), baseline_reference_ms=[[100.0]]
+            times, floor=None, tolerance=0.02, history=sessions(history), baseline_reference_ms=[[100.0]]
         )
 
     verdict_of(verdict(107.3, 1.096 * 80), Verdict.INVALID, "reference is outside its own band", "+-5%")
@@ -124,7 +124,7 @@ def test_no_healthy_host_is_outside_the_band_of_another():
     for here, stored in itertools.permutations(HOSTS, 2):
         speed = timing(here / 1.25, bf16=[[here] * 12] * 2)
         found = check_speedup(
-            speed, floor=1.0, tolerance=0.03, history=sessions(1.25), baseline_reference_ms=[[stored]]
+            speed, floor=None, tolerance=0.03, history=sessions(1.25), baseline_reference_ms=[[stored]]
         )
         verdict_of(found, Verdict.PASS)
 

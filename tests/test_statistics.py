@@ -1,11 +1,21 @@
 """The few statistics, against values from published tables."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pytest_fp8.rules.statistics import normal_quantile, robust_sigma, sample_sd, student_cdf, student_quantile
+from pytest_fp8.rules.statistics import (
+    chi_square_quantile,
+    normal_quantile,
+    robust_sigma,
+    robust_variance,
+    sample_sd,
+    student_cdf,
+    student_quantile,
+)
+from pytest_fp8.rules.variance import MEASURED
 
 
 # Student's t, upper 95 % and 99 % points (Abramowitz & Stegun, table 26.10).
@@ -43,3 +53,33 @@ def test_robust_sigma_estimates_the_standard_deviation_and_ignores_an_outlier():
     assert math.isclose(sample_sd([1.0, 3.0]), math.sqrt(2))
     assert sample_sd([1.0]) == 0.0
     assert math.isnan(sample_sd([1.0, math.nan]))
+
+
+# Chi-square, lower and upper 2.5 % points (Abramowitz & Stegun, table 26.8).
+@pytest.mark.parametrize(
+    ("df", "low", "high"),
+    [
+        (1, 0.000982, 5.02389),
+        (2, 0.0506356, 7.37776),
+        (3, 0.215795, 9.34840),
+        (10, 3.24697, 20.4831),
+        (100, 74.2219, 129.561),
+    ],
+)
+def test_chi_square_quantiles_are_those_of_the_table(df, low, high):
+    assert chi_square_quantile(0.025, df) == pytest.approx(low, rel=1e-3)
+    assert chi_square_quantile(0.975, df) == pytest.approx(high, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 64])
+def test_a_robust_variance_is_that_of_normal_values(count):
+    samples = np.random.default_rng(0).normal(0, 2.0, (20_000, count))
+    assert np.mean([robust_variance(values) for values in samples]) == pytest.approx(4.0, rel=0.04)
+    assert robust_variance([1.0]) == 0.0
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3])
+def test_components_of_few_sessions_have_an_interval(sessions):
+    """One degree of freedom: 2.5 % of chi-square are 0.001, so that the true value may be 32 times as large."""
+    low, high = replace(MEASURED, sessions=sessions).interval("session")
+    assert 0 < low < MEASURED.session < high < 32 * MEASURED.session

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from helpers.fakes import H200, SUITE, install
+from pytest_fp8.codes import S
 from pytest_fp8.rules.undecided import Answer, passed_without, unanswered
 
 
 def judged(*verdicts, fails=True, budget=None, in_ci=False, missing=0):
     answers = [Answer(f"case{i}", "loss", verdict, "why") for i, verdict in enumerate(verdicts)]
-    answers += [Answer(f"new{i}", "speedup", "NOT_EXERCISED", "none", no_baseline=True) for i in range(missing)]
+    answers += [Answer(f"new{i}", "speedup", "NOT_EXERCISED", "none", code=S.NO_BASELINE) for i in range(missing)]
     return unanswered(answers, gpu="h200", fails=fails, budget=budget, in_ci=in_ci, first_steps="STEPS")
 
 

@@ -31,15 +31,14 @@ SESSION, PROCESS, BLOCK = 0.004, 0.002, 0.007
 NAMES = ("monday", "tuesday", "friday", "sunday")
 
 
-def drawn(seed=0, cases=40, names=NAMES, shared=0.0, processes=4, blocks=8):
+def drawn(seed=0, cases=40, names=NAMES, processes=4, blocks=8):
     rng = np.random.default_rng(seed)
-    together = {name: rng.normal(0, SESSION * shared**0.5) for name in names}
     found = []
     for _ in range(cases):
         level = rng.normal(0.1, 0.1)
         found.append({})
         for name in names:
-            middle = level + together[name] + rng.normal(0, SESSION * (1 - shared) ** 0.5)
+            middle = level + rng.normal(0, SESSION)
             each = middle + rng.normal(0, PROCESS, (processes, 1))
             found[-1][name] = (each + rng.normal(0, BLOCK, (processes, blocks))).tolist()
     return found
@@ -53,12 +52,6 @@ def test_components_are_found_again():
     assert (found.sessions, found.processes, found.cases) == (120, 480, 40)
     low, high = found.interval("session")
     assert low < SESSION < high
-
-
-@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
-def test_what_the_cases_of_a_session_share_is_told_from_each_case_s_own(shared):
-    found = [estimate(drawn(seed, shared=shared), prior=None).shared for seed in range(8)]
-    assert np.mean(found) == pytest.approx(shared, abs=0.2)
 
 
 def test_one_wild_case_in_ten_hardly_moves_them():
@@ -238,7 +231,6 @@ def test_components_that_are_not_the_histories_own_are_an_error_of_the_check(fol
         {"busy_sessions": None},
         {"sessions": 0},
         {"sessions": 2.5},
-        {"shared": 2},
         {"cases": True},
         {"more": 1},
     ],

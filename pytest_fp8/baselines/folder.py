@@ -10,7 +10,7 @@ from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Revision, Source, shown
 from pytest_fp8.baselines.store import baseline_path, broken, load_baseline, parse_text
 from pytest_fp8.baselines.strict import NAME, Unsound
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, refuse, refuse_unknown
 from pytest_fp8.gpu import NAMES
 
@@ -26,7 +26,7 @@ def read_folder(folder: Path) -> Files:
         return {Path(folder.name): load_baseline(folder)}
     except FileNotFoundError:
         raise BaselineError(
-            UNCODED,
+            B.NOTHING_THERE,
             f"{folder} is neither a folder of baselines nor one of them",
             expected="a folder like baselines/, with <gpu>/<case>.json in it, or one such file",
             seen="nothing there",
@@ -75,7 +75,7 @@ def _fault(path: Path, stored: Baseline | BaselineError) -> BaselineError | None
         return stored
     if len(path.parts) > 1 and path != _home(stored):
         return BaselineError(
-            UNCODED,
+            B.MISPLACED,
             f"{path} lies in another place than its case's file",
             expected=f"{stored.gpu}/{stored.case}.json",
             seen=str(path),
@@ -94,7 +94,7 @@ def require_gpu(gpu: str, stored: Iterable[str]) -> None:
     """Raise :class:`SettingsError` for ``--gpu`` of a GPU that nobody knows and nothing is stored of."""
     if gpu and gpu not in (have := {*stored}) | {*NAMES, "emulated"}:
         refuse(
-            UNCODED,
+            B.UNKNOWN_NAME,
             f"--gpu {gpu}: nothing is stored of such a GPU",
             expected=f"one of {', '.join(sorted(have)) or ', '.join(NAMES)}",
             seen=gpu,
@@ -115,7 +115,7 @@ def named(
     of, slash, case = text.rpartition("/")
     if slash and gpu not in ("", of):
         refuse(
-            UNCODED,
+            B.UNKNOWN_NAME,
             f"{text} is not of --gpu {gpu}",
             expected="one GPU",
             seen=f"{of} and {gpu}",
@@ -128,13 +128,13 @@ def named(
         headline = f"no {what} of case {case!r}" + (f" for {asked}" if asked else "")
         if elsewhere := sorted(f"{other}/{name}" for other, name in known if name == case):
             refuse(
-                UNCODED,
+                B.UNKNOWN_NAME,
                 headline,
                 expected=", ".join(elsewhere),
                 seen=repr(text),
                 next_step=f"did you mean {elsewhere[0]}?",
             )
-        refuse_unknown(UNCODED, headline, text, here or sorted(map("/".join, known)), otherwise=listed)
+        refuse_unknown(B.UNKNOWN_NAME, headline, text, here or sorted(map("/".join, known)), otherwise=listed)
     return found
 
 
@@ -151,7 +151,7 @@ def _one(source: Source, name: Path) -> Baseline | BaselineError:
     except Unsound as error:
         return broken(label, error)
     if text is None:
-        return BaselineError(UNCODED, f"{label} was deleted while it was read")
+        return BaselineError(B.UNREADABLE, f"{label} was deleted while it was read")
     try:
         return parse_text(text, label)
     except BaselineError as error:

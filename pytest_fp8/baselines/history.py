@@ -38,47 +38,21 @@ def why_not_appended(old: Baseline | None, new: StoredSession) -> str:
     return ""
 
 
-def tampering(old: Baseline, new: Baseline, candidate: bool = False) -> list[str]:
-    """What was done to the sessions of ``old`` besides appending to them, one line each. A full file loses its oldest
-    sessions, as many as were appended. ``candidate``: ``new`` is one, which may have been promoted since."""
-    if old.case_hash != new.case_hash:
-        return []
-    new = _as_promoted(old, new) if candidate else new
-    first = next((i for i, session in enumerate(old.sessions) if session in new.sessions), len(old.sessions))
-    leaves = first if len(new.sessions) == MAX_SESSIONS and _continues(old.sessions[first:], new.sessions) else 0
-    kept = old.sessions[leaves:]
-    found = [_gone(session, old, new) for session in kept if session not in new.sessions]
-    if not found and not _continues(kept, new.sessions):
-        found = [f"the session of {s.origin} was put before older ones" for s in new.sessions if s not in old.sessions]
-        found = found or ["its sessions stand in another order"]
-    return found
+def tampering(old: Baseline, new: Baseline, candidate: bool = False) -> str:
+    """What was done to the sessions of ``old`` besides appending to them; empty for nothing. A full file loses its
+    oldest sessions. ``candidate``: ``new`` is one, which may have been promoted since."""
+    now = (_as_promoted(old, new) if candidate else new).sessions
+    leave = len(old.sessions) if len(now) == MAX_SESSIONS else 1
+    kept = [old.sessions[leaves:] for leaves in range(leave)]
+    if old.case_hash != new.case_hash or any(now[: len(sessions)] == sessions for sessions in kept):
+        return ""
+    return "its sessions are not the stored ones and then others: git diff shows what was edited or removed"
 
 
 def _as_promoted(old: Baseline, new: Baseline) -> Baseline:
     """``new`` with the reason that its newest session was promoted with, where ``old`` has it."""
     promoted = (session for session in old.sessions if replace(session, reason=new.newest.reason) == new.newest)
     return replace(new, sessions=(*new.sessions[:-1], next(promoted, new.newest)))
-
-
-def _continues(kept: Sequence[StoredSession], now: Sequence[StoredSession]) -> bool:
-    """Whether ``now`` is these sessions and then others."""
-    return bool(kept) and tuple(now[: len(kept)]) == tuple(kept)
-
-
-def _gone(session: StoredSession, old: Baseline, new: Baseline) -> str:
-    """What became of a stored session that is not there any more as it was."""
-    names = ("date", "commit")
-    for other in new.sessions:
-        if other not in old.sessions and all(getattr(other, name) == getattr(session, name) for name in names):
-            return f"the session of {session.origin} was edited: {', '.join(_edited(session, other))}"
-    return f"the session of {session.origin} was removed or edited"
-
-
-def _edited(old: StoredSession, new: StoredSession) -> list[str]:
-    metrics = sorted({*old.metrics, *new.metrics})
-    named = [name for name in metrics if old.metrics.get(name) != new.metrics.get(name)]
-    fields = [name for name in vars(old) if name != "metrics" and getattr(old, name) != getattr(new, name)]
-    return named + fields
 
 
 def _questions(session: StoredSession) -> set[str]:

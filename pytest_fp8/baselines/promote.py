@@ -12,10 +12,12 @@ from pytest_fp8.baselines.folder import named, read_folder, readable
 from pytest_fp8.baselines.history import appended, why_not_appended
 from pytest_fp8.baselines.record import LONGEST
 from pytest_fp8.baselines.review import Revision, revise
+from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
 from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.update import too_few
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.baselines.variance import read_components
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, SettingsError
 
 
@@ -37,7 +39,7 @@ def promote_candidates(
     for an unreadable candidate among them, and :class:`SettingsError` without a reason or where a named case has none.
     """
     if not reason.strip():
-        raise SettingsError(UNCODED, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
+        raise SettingsError(B.USAGE, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
     found = readable(read_folder(candidates), wanted=cases)
     listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
     wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}
@@ -52,7 +54,7 @@ def promote_candidates(
                 old, why_none = earlier_baseline(folder, kind, case, new.case_hash)
                 why = session.unfit or too_few(session.metrics) or why_not_appended(old, session)
                 if not why:
-                    revision = revise(old, new, why_none)
+                    revision = revise(old, new, why_none, components=read_components(Folder(folder), kind))
                     done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
                     done.revisions.append(revision)
             except BaselineError as error:

@@ -17,7 +17,7 @@ from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.change import change_of, figure
 from pytest_fp8.rules.loss import LossScale, loss_margin
-from pytest_fp8.rules.variance import measured_of
+from pytest_fp8.rules.variance import MEASURED, Components
 
 BESIDE = {*ACCOUNT, QUIET_BUSY}
 """Metrics that explain a speedup, or are asked in its place on another host."""
@@ -56,7 +56,7 @@ class Revision:
     old: StoredSession | None
     """The newest session of the old baseline; ``None`` where nothing was compared."""
     new: StoredSession
-    tampered: tuple[str, ...] = ()
+    tampered: str = ""
     """What was done to the old sessions besides appending to them."""
 
     @property
@@ -83,12 +83,17 @@ class Revision:
 
 
 def revise(
-    old: Baseline | None, new: Baseline, whole: str = "", tolerances: Mapping[str, float] | None = None
+    old: Baseline | None,
+    new: Baseline,
+    whole: str = "",
+    tolerances: Mapping[str, float] | None = None,
+    components: Components = MEASURED,
 ) -> Revision:
     """What the newest session of ``new`` says against the levels in ``old``, metric by metric.
 
     ``old`` is ``None`` where nothing can be compared; ``whole`` says why. ``tolerances``: those of the case, by metric,
-    where they are known; of others the code's own. What stands beside a speedup is not compared.
+    where they are known; of others the code's own. ``components``: the GPU's. What stands beside a speedup is not
+    compared.
     """
     if old is not None and (old.case, old.gpu) != (new.case, new.gpu):
         raise ValueError(f"{old.gpu}/{old.case} and {new.gpu}/{new.case} are not the same baseline")
@@ -100,7 +105,7 @@ def revise(
     # In nats: what the loss is, of which the margin can be a share, is not stored.
     known = {"loss_gap": loss_margin(old.values("loss_twin_gap"), LossScale(1.0)), **(tolerances or {})}
     held = sorted({*old.metrics, *new.metrics} - BESIDE)
-    found = [compare_metric(name, old.history(name), new.values(name), known.get(name)) for name in held]
+    found = [compare_metric(name, old.history(name), new.values(name), known.get(name), components) for name in held]
     # Of the old side: a file that comes with a change must not be able to silence its own step times.
     changes = tuple(
         replace(change, word="moved") if change.moved and informational(change.metric, old.metrics) else change
@@ -110,20 +115,28 @@ def revise(
 
 
 def compare_histories(
-    old: Baseline | None, new: Baseline, tolerances: Mapping[str, float] | None = None, candidate: bool = False
+    old: Baseline | None,
+    new: Baseline,
+    tolerances: Mapping[str, float] | None = None,
+    candidate: bool = False,
+    components: Components = MEASURED,
 ) -> Revision:
     """As :func:`revise`, of two states of one file: a metric that is gone was removed, and so was a session.
     ``candidate``: the new one is a run's candidate."""
-    revision = revise(old, new, tolerances=tolerances)
+    revision = revise(old, new, tolerances=tolerances, components=components)
     if old is None or revision.whole:
         return revision
     gone = {"not measured": "removed"}
     changes = tuple(replace(change, word=gone.get(change.word, change.word)) for change in revision.changes)
-    return replace(revision, changes=changes, tampered=tuple(tampering(old, new, candidate)))
+    return replace(revision, changes=changes, tampered=tampering(old, new, candidate))
 
 
 def compare_metric(
-    name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float | None = None
+    name: str,
+    old: Sequence[Sequence[Any]],
+    new: Sequence[Any],
+    tolerance: float | None = None,
+    components: Components = MEASURED,
 ) -> Change:
     """One metric: ``old`` are the values of each session of its level, ``new`` those of one session; either may be
     empty. Log ratios are compared by their noise, others by their tolerance, in nats or as a fraction, and without a
@@ -133,7 +146,10 @@ def compare_metric(
         return replace(_first(name, old[-1]), old=level(name, old[-1]), new=None, word="not measured")
     if not old:
         return _first(name, new)
-    change = (_compare_speed if METRICS[name].per_process else _compare_level)(name, old, new, allowed)
+    if METRICS[name].per_process:
+        change = _compare_speed(name, old, new, allowed, components.of(name))
+    else:
+        change = _compare_level(name, old, new, allowed)
     return replace(change, word="same") if list(new) == list(old[-1]) else change
 
 
@@ -146,8 +162,10 @@ def level(name: str, values: Sequence[Any]) -> float:
     return fmean(values)
 
 
-def _compare_speed(name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float) -> Change:
-    moved = change_of(new, old, measured_of(name))
+def _compare_speed(
+    name: str, old: Sequence[Sequence[Any]], new: Sequence[Any], tolerance: float, components: Components
+) -> Change:
+    moved = change_of(new, old, components)
     difference, half = moved.theta, moved.half_width()
     word = _word(name, difference, abs(difference) > half, abs(difference) > -math.log(1 - tolerance))
     return Change(

@@ -1,15 +1,14 @@
-"""Where baselines are read from: a folder, or the folder as it was at a git revision. No link below it is followed."""
+"""Where baselines are read from: a folder, or the folder as it was at a git revision."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.git import GitError, committed
 from pytest_fp8.revisions import commit_named
@@ -41,21 +40,14 @@ class Folder:
         return str(self.folder / name)
 
     def text(self, name: Path) -> str | None:
-        for parent in list(name.parents)[:-1]:
-            if (self.folder / parent).is_symlink():
-                raise Unsound(f"{parent} is a symbolic link, which is not followed")
         try:
             return read_regular(self.folder / name)
         except FileNotFoundError:
             return None
 
     def names(self) -> list[Path]:
-        """Also what only looks like one: a folder of such a name, or a link to a folder, which is not followed."""
-        found = []
-        for folder, folders, names in os.walk(self.folder):
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            found += [Path(folder, name) for name in {*filter(is_baseline, [*names, *folders]), *links}]
-        return sorted(path.relative_to(self.folder) for path in found)
+        found = (path.relative_to(self.folder) for path in self.folder.rglob("*.json"))
+        return sorted(path for path in found if is_baseline(path.name))
 
     def check(self) -> None:
         """A folder without baselines is one whose baselines are still to be measured."""
@@ -102,7 +94,7 @@ class Revision:
 
     def _error(self, seen: str, cause: str = "", next_step: str = "") -> BaselineError:
         return BaselineError(
-            UNCODED,
+            B.NO_REVISION,
             f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
             expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
             seen=seen,

@@ -14,7 +14,7 @@ from pytest_fp8.baselines.record import SCHEMA, Baseline, EditedByHand, parse_ba
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.strict import NAME, Unsound, parse, quoted, read_regular
 from pytest_fp8.case import OWN
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 
 
@@ -23,7 +23,7 @@ def baseline_path(folder: Path, gpu: str, case: str) -> Path:
     for part in (gpu, case):
         if not re.fullmatch(NAME, part):
             raise BaselineError(
-                UNCODED, f"{part!r} cannot name a baseline", expected="letters, digits, '.', '_' and '-'", seen=part
+                B.BAD_NAME, f"{part!r} cannot name a baseline", expected="letters, digits, '.', '_' and '-'", seen=part
             )
     return folder / gpu / f"{case}.json"
 
@@ -47,7 +47,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
     found = parse_text(text, path)
     if found.gpu != gpu:
         raise BaselineError(
-            UNCODED,
+            B.MISPLACED,
             f"{path} is a baseline of another GPU",
             expected=gpu,
             seen=found.gpu,
@@ -56,7 +56,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
         )
     if found.case != case:
         raise BaselineError(
-            UNCODED,
+            B.MISPLACED,
             f"{path} is a baseline of another case",
             expected=case,
             seen=found.case,
@@ -68,7 +68,7 @@ def read_baseline(source: Path | Source, gpu: str, case: str, case_hash: str) ->
     unfit = next((session.unfit for session in found.sessions if session.unfit), "")
     if unfit:
         raise BaselineError(
-            UNCODED,
+            B.UNFIT,
             f"{path} holds a session that was not fit to be stored",
             expected="sessions that an update or pytest-fp8 baselines promote stored",
             seen=unfit,
@@ -98,7 +98,7 @@ class Superseded(BaselineError):
 def _redefined(path: str, found: Baseline, case_hash: str) -> BaselineError:
     own = found.case.startswith(OWN)
     return Superseded(
-        UNCODED,
+        B.REDEFINED,
         f"{path} was measured for another definition of case {found.case!r}",
         expected=f"case hash {case_hash}",
         seen=found.case_hash,
@@ -149,7 +149,7 @@ def parse_text(text: str, path: str) -> Baseline:
             return parse_baseline(data)
     except EditedByHand as error:
         raise BaselineError(
-            UNCODED,
+            B.EDITED,
             f"{path} was edited by hand",
             expected="the digest of what the file holds",
             seen="another digest",
@@ -162,7 +162,7 @@ def parse_text(text: str, path: str) -> Baseline:
     older = type(schema) is int and schema < SCHEMA
     # What a newer version wrote is a history that this one must not replace.
     raise (Superseded if older else BaselineError)(
-        UNCODED,
+        B.OTHER_SCHEMA,
         f"{path} has another schema",
         expected=f"schema {SCHEMA}",
         seen=f"schema {quoted(schema)}",
@@ -174,8 +174,6 @@ def parse_text(text: str, path: str) -> Baseline:
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """Write atomically: a reader sees the old file or the new one, and after any failure the old one is still there."""
     path = baseline_path(folder, baseline.gpu, baseline.case)
-    if path.parent.is_symlink():
-        raise broken(str(path.parent), Unsound("a symbolic link, which is not followed"))
     text = json.dumps(baseline.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
     parse_text(text, str(path))
     write_atomically(path, text)
@@ -185,7 +183,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 def broken(path: str, why: Exception) -> BaselineError:
     """``why``: what reading it ended in; the system's own error is its cause."""
     return unreadable(path, why) or BaselineError(
-        UNCODED,
+        B.UNREADABLE,
         f"{path} is not a readable baseline",
         expected=f"schema {SCHEMA} of pytest-fp8, in JSON",
         seen=str(why),
@@ -200,7 +198,7 @@ def unreadable(path: str, why: Exception) -> BaselineError | None:
     if not isinstance(why.__cause__, NotADirectoryError | PermissionError):
         return None
     return BaselineError(
-        UNCODED,
+        B.NO_ACCESS,
         f"{path} cannot be read",
         expected="a file that this user may read, in a folder",
         seen=str(why),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_fp8.case import OWN, Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
 from pytest_fp8.recipes import unmet_need
@@ -26,7 +26,7 @@ def suite_cases(path: Path) -> list[Case]:
     """
     if not path.is_file():
         raise SettingsError(
-            UNCODED,
+            B.NO_SUITE,
             f"there is no suite at {path}",
             expected="the Python file that lists the cases",
             seen="no such file",
@@ -42,7 +42,7 @@ def suite_cases(path: Path) -> list[Case]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise SettingsError(
-            UNCODED,
+            B.NO_SUITE,
             f"the suite {path} cannot be loaded",
             expected="a file that can be imported alone, such as suites/matrix.py",
             seen=f"{type(error).__name__}: {error}",
@@ -57,7 +57,7 @@ def suite_cases(path: Path) -> list[Case]:
                 cases.setdefault(item.id, item)
     if not cases:
         raise SettingsError(
-            UNCODED,
+            B.NO_SUITE,
             f"the suite {path} defines no case",
             expected="attributes that are a pytest_fp8.Case, or a list or tuple of them",
             seen="none",

@@ -60,7 +60,7 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
             continue
-        revision = revise(old, new, why_none, tolerances_of(entry))
+        revision = revise(old, new, why_none, tolerances_of(entry), read_components(Folder(folder), entry.gpu))
         done.revisions.append(revision)
         try:
             done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
@@ -105,7 +105,8 @@ def candidate(ledger: Ledger, entry: Entry, folder: Path, origin: Mapping[str, A
     new = measured(entry, origin)
     why = why_not_stored(ledger, entry.case, folder) or why_not_appended(old, new.newest)
     new = measured(entry, origin, unfit=why)
-    return appended(old, new, revise(old, new, why_none, tolerances_of(entry)).starts())
+    revision = revise(old, new, why_none, tolerances_of(entry), read_components(Folder(folder), entry.gpu))
+    return appended(old, new, revision.starts())
 
 
 def why_not_stored(ledger: Ledger, case: str, folder: Path) -> str:

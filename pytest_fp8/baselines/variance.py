@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.atomic import updating, write_atomically
-from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.folder import Files, of_all_gpus, read_folder, readable
 from pytest_fp8.baselines.metrics import gated_speedup
 from pytest_fp8.baselines.record import Baseline
 from pytest_fp8.baselines.source import Folder, Source
 from pytest_fp8.baselines.store import unreadable
 from pytest_fp8.baselines.strict import parse
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError, refuse
 from pytest_fp8.rules.variance import BUSY_RUNS, FREEDOM, MEASURED, Components, Session, estimate
 
@@ -56,7 +56,6 @@ def estimated(baselines: Iterable[Baseline]) -> dict[str, Any]:
         found,
         session=of_steps.session,
         sessions=of_steps.sessions,
-        shared=of_steps.shared,
         # What a block of steps stands for that has no other beside it: a busy time is one of a single step.
         block=of_steps.block,
         blocks=of_steps.blocks,
@@ -81,7 +80,7 @@ def read_components(source: Source, gpu: str) -> Components:
         return _parsed(parse(text)) if text is not None else MEASURED
     except ValueError as error:
         raise unreadable(source.label(name), error) or BaselineError(
-            UNCODED,
+            B.VARIANCE,
             f"{source.label(name)} does not hold variance components",
             expected="what pytest-fp8 baselines variance writes",
             seen=str(error),
@@ -105,9 +104,7 @@ def _parsed(data: Any) -> Components:
         raise ValueError(f"not an object with the fields {', '.join(names)}")
     for name in names:
         value = data[name]
-        if name == "shared" and value is None:
-            continue
-        counts = name not in (*MOST, "shared")
+        counts = name not in MOST
         if isinstance(value, bool) or not isinstance(value, int if counts else int | float):
             raise ValueError(f"{name} is {value!r:.40}")
         most = 10**6 if counts else MOST.get(name, 1.0)
@@ -134,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     files, options.dir = of_all_gpus(read_folder(named), named)
     if named.is_file():
         refuse(
-            UNCODED,
+            B.USAGE,
             "the components are those of all cases of a GPU",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=f"one file, {named}",
@@ -144,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     gpus = sorted({gpu for gpu, _ in found if options.gpu in ("", gpu)})
     if not gpus:
         raise BaselineError(
-            UNCODED,
+            B.NOTHING_THERE,
             f"no baselines{f' of {options.gpu}' if options.gpu else ''} in {options.dir}",
             expected="a folder like baselines/, with <gpu>/<case>.json in it",
             seen=", ".join(sorted({gpu for gpu, _ in found})) or "none",
@@ -180,13 +177,11 @@ def lines(components: Components) -> list[str]:
             f"  between {what}: {getattr(components, name):.2%} "
             f"[{low:.2%}, {high:.2%}], {getattr(components, FREEDOM[name])} degrees of freedom"
         )
-    if components.shared is not None:
-        text.append(f"  {components.shared:.0%} of the sessions' variance is common to all cases of a session")
     two = math.sqrt(2) * components.session
     return [*text, f"  two sessions of an unchanged case differ by more than {1.96 * two:.1%} in one of twenty"]
 
 
-def outdated_components(folder: Path, files: Files, only: str = "") -> list[Finding]:
+def outdated_components(folder: Path, files: Files, only: str = "") -> list[Note]:
     """Errors for GPUs whose components are not those of the histories beside them. ``only``: this GPU's alone."""
     found = []
     stored = [baseline for baseline in files.values() if isinstance(baseline, Baseline)]
@@ -198,5 +193,5 @@ def outdated_components(folder: Path, files: Files, only: str = "") -> list[Find
         if path.exists() and read_components(Folder(folder), gpu) != _parsed(estimated(mine)):
             message = "not what the histories beside it give: sessions were added since, or it was edited"
             again = f"pytest-fp8 baselines variance --gpu {gpu} --dir {folder}"
-            found.append(Finding("error", "variance", gpu, NAME, message, again))
+            found.append(Note(B.VARIANCE, gpu, NAME, message, again))
     return found

@@ -144,9 +144,41 @@ class C(Code):
 class S(Code):
     """Speed: is FP8 really faster?"""
 
+    NO_BASELINE = "FP8-S01"
+    FASTER_THAN_BASELINE = "FP8-S02"
+    SLOWER_THAN_BASELINE = "FP8-S03"
+    LAUNCH_BOUND = "FP8-S04"
+    SHORT_OF_MEMORY = "FP8-S05"
+    NOT_COMPILED = "FP8-S06"
+    SLOW_WIRE = "FP8-S07"
+    TOO_SMALL = "FP8-S08"
+    COSTS_MORE_THAN_IT_SAVES = "FP8-S09"
+    HOST_SCATTERS = "FP8-S10"
+    SESSIONS_DIFFER = "FP8-S11"
+    UNDECIDED = "FP8-S12"
+    OTHER_PROCESS = "FP8-S13"
+    THROTTLED = "FP8-S14"
+    OTHER_ATTENTION = "FP8-S15"
+    OTHER_REFERENCE = "FP8-S16"
+    NO_BUSY_TIMES = "FP8-S17"
+    COMPILED_WHILE_TIMED = "FP8-S18"
+    LESS_WORK = "FP8-S19"
+    OTHER_PRECISION = "FP8-S20"
+    REFERENCE_WAITS = "FP8-S21"
+    TOO_GOOD = "FP8-S22"
+    SLOWER_THAN_BASE = "FP8-S23"
+    COMPARE_OPTIONS = "FP8-S24"
+    SAME_SIDES = "FP8-S25"
+    NO_GPU = "FP8-S26"
+    OTHER_PYTHON = "FP8-S27"
+
 
 class M(Code):
     """Memory: what does FP8 cost?"""
+
+    NO_BASELINE = "FP8-M01"
+    MORE_MEMORY = "FP8-M02"
+    LESS_MEMORY = "FP8-M03"
 
 
 class K(Code):
@@ -190,6 +222,31 @@ class P(Code):
 
 class B(Code):
     """Baselines: files and commands."""
+
+    UNREADABLE = "FP8-B01"
+    NO_ACCESS = "FP8-B02"
+    EDITED = "FP8-B03"
+    OTHER_SCHEMA = "FP8-B04"
+    MISPLACED = "FP8-B05"
+    REDEFINED = "FP8-B06"
+    UNFIT = "FP8-B07"
+    BAD_NAME = "FP8-B08"
+    NOT_WRITTEN = "FP8-B09"
+    LOCKED = "FP8-B10"
+    NOTHING_THERE = "FP8-B11"
+    UNKNOWN_NAME = "FP8-B12"
+    NO_REVISION = "FP8-B13"
+    NO_SUITE = "FP8-B14"
+    USAGE = "FP8-B15"
+    VARIANCE = "FP8-B16"
+    ORPHANED = "FP8-B17"
+    TOO_COARSE = "FP8-B18"
+    UNEXERCISED = "FP8-B19"
+    INCOMPLETE = "FP8-B20"
+    STALE = "FP8-B21"
+    MEASURED_OTHERWISE = "FP8-B22"
+    OTHER_LIBRARY = "FP8-B23"
+    OWN_MODEL = "FP8-B24"
 
 
 class R(Code):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import S
 from pytest_fp8.errors import Fp8Error, SettingsError, refuse
 from pytest_fp8.suites_command import suites
 
@@ -38,7 +38,7 @@ def add_compare(commands: Any) -> None:
         help="file that lists the cases (default: suites/matrix.py, here or of this package)",
     )
     add.add_argument("--workload", default="", metavar="MODULE:NAME", help="your own model; its cases are own-...")
-    add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: the case's own)")
+    add.add_argument("--tolerance", type=float, help="loss of speed that fails (default: 0.01)")
     add.add_argument("--looks", type=int, choices=(1, 2, 3), default=3, help="how often to look (2, 4, 6 pairs)")
     add.add_argument("--fp8-only", action="store_true", help="leave the BF16 arms out")
     add.add_argument("--strict", action="store_true", help="INCONCLUSIVE and INVALID exit with 1 in place of 2")
@@ -54,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
 
     base, head = _sides(options)
     if options.tolerance is not None and not 0 < options.tolerance < 1:
-        raise SettingsError(UNCODED, "--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance))
+        raise SettingsError(
+            S.COMPARE_OPTIONS, "--tolerance", expected="a fraction between 0 and 1", seen=str(options.tolerance)
+        )
     workload = WorkloadReference(options.workload) if options.workload else None
     cases = named_cases(options.case, options.suite or _suite(), own=workload is not None)
     if workload is None:
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
                     compare(
                         case,
                         *sides,
-                        tolerance=options.tolerance or case.tolerance,
+                        tolerance=options.tolerance,
                         looks=options.looks,
                         with_bf16=not options.fp8_only,
                         workload=workload,
@@ -98,7 +100,7 @@ def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
     for name, value in given.items():
         if value == "":
             refuse(
-                UNCODED,
+                S.COMPARE_OPTIONS,
                 f"--{name.replace('_', '-')} is given and empty",
                 expected="an interpreter" if name.endswith("python") else "a commit, branch or tag",
                 seen="nothing: a variable that nobody has set?",
@@ -106,7 +108,7 @@ def _sides(options: argparse.Namespace) -> tuple[Side, Side]:
             )
     if not any(given.values()):
         refuse(
-            UNCODED,
+            S.COMPARE_OPTIONS,
             "compare needs two sides",
             expected="--base-python or --base-git; --head-python or --head-git where head is not what is here",
             seen="neither",
@@ -120,7 +122,7 @@ def _require_other_libraries(base: Side, head: Side, case: Case) -> None:
     """Raise :class:`SettingsError` where two commits of a project would train pytest-fp8's own model."""
     if base.python == head.python and not Path("pytest_fp8/compare").is_dir():
         refuse(
-            UNCODED,
+            S.SAME_SIDES,
             "both sides would be the same: models of the suite are pytest-fp8's own, in every commit of this project",
             expected="your own model, or two interpreters",
             seen=f"--case {case.id} on two commits",
@@ -154,7 +156,7 @@ def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
     unknown = [name for name in names if name not in by_id]
     if unknown:
         raise SettingsError(
-            UNCODED,
+            S.COMPARE_OPTIONS,
             f"no case {unknown[0]!r}" + ("" if own else f" in {suite}"),
             expected=", ".join(by_id),
             seen=unknown[0],

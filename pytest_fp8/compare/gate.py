@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import S
 from pytest_fp8.compare.session import Model, Side, compare_in, environments
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.questions.speed.check import OUTSIDE_BAND
+from pytest_fp8.questions.speed.check import SpeedFigures
 from pytest_fp8.verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from pytest_fp8.arms.pool import ArmPool
     from pytest_fp8.case import Case
     from pytest_fp8.compare.session import Comparison
-
-TOLERANCE = 0.01
-"""Loss of speed against base that fails. Host, driver and hour are the same for both sides, so it can be finer than a
-stored baseline's: see ``python -m benchmarks.gate``."""
 
 
 class BaseGate:
@@ -39,7 +35,7 @@ class BaseGate:
             self._sides = environments(self._base, Side(), self._project, self._held)
         if model.shipped is not None:
             _require_one_bytecode(*self._sides)
-        return compare_in(self._pool(), case, model, self._sides, min(TOLERANCE, case.tolerance), cases=cases)
+        return compare_in(self._pool(), case, model, self._sides, cases=cases)
 
 
 def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:
@@ -47,7 +43,7 @@ def _require_one_bytecode(base: ArmEnvironment, head: ArmEnvironment) -> None:
     mine, theirs = (".".join(side.versions["python"].split(".")[:2]) for side in (head, base))
     if mine != theirs:
         raise SettingsError(
-            UNCODED,
+            S.OTHER_PYTHON,
             "base runs another Python, which cannot read the model of this test file",
             expected=f"an interpreter of Python {mine} for --fp8-base-python",
             seen=f"{base.python}: Python {theirs}",
@@ -62,10 +58,11 @@ def with_base(stored: Decision, compared: Comparison) -> Decision:
     which the stored figures say nothing.
     """
     decision = compared.decision
-    numbers = {**stored.numbers, "base": compared.to_json()}
-    other_host = stored.headline == OUTSIDE_BAND
-    if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and not other_host:
-        return replace(stored, figures=numbers)
+    figures = stored.figures
+    if isinstance(figures, SpeedFigures):
+        figures = replace(figures, base=compared.to_json())
+    if stored.verdict in (Verdict.FAIL, Verdict.INVALID) and stored.code is not S.OTHER_REFERENCE:
+        return replace(stored, figures=figures)
     seen = f"{decision.seen or decision.headline} against base; against the stored baseline: {stored.headline}"
     headline = f"{decision.headline}; {seen}" if decision.verdict is Verdict.PASS else decision.headline
-    return replace(decision, question=stored.question, headline=headline, seen=seen, figures=numbers)
+    return replace(decision, question=stored.question, headline=headline, seen=seen, figures=figures)

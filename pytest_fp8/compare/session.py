@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import Code, S
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pytest_fp8.workload import WorkloadReference
 
 QUESTION = "same session"
+TOLERANCE = 0.01
+"""Loss of speed against base that fails. Host, driver and hour are the same for both sides, so it can be finer than a
+stored baseline's: see ``python -m benchmarks.gate``."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class SidesEvidence:
 
     base: Sequence[Sequence[float]]
     head: Sequence[Sequence[float]]
-    disturbed: Sequence[str]
-    """Reasons for throttled clocks, and processes of others on the GPU."""
+    disturbed: Finding | None
+    """Throttled clocks, or processes of others on the GPU."""
     attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]] = field(default_factory=lambda: ({}, {}))
     """Attention operator -> kernels that it launched, of base and of head."""
 
@@ -71,10 +74,12 @@ class Comparison:
     step_ms: Mapping[str, float] = field(default_factory=dict)
     """Median milliseconds per step of ``base fp8``, ``head fp8``, ``base bf16`` and ``head bf16``."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    """Operation -> what this comparison waited for it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "case": self.case,
+            "code": self.decision.code,
             "verdict": self.decision.verdict.value,
             "message": self.decision.message,
             "step_ms": dict(self.step_ms),
@@ -99,7 +104,7 @@ def compare(
     base: ArmEnvironment,
     head: ArmEnvironment,
     *,
-    tolerance: float,
+    tolerance: float | None = None,
     looks: int = len(PAIRS),
     with_bf16: bool = True,
     workload: WorkloadReference | None = None,
@@ -124,7 +129,7 @@ def require_gpu(case: Case) -> Gpu:
     gpu, absent = detect()
     if case.emulated or gpu is None:
         raise SettingsError(
-            UNCODED,
+            S.NO_GPU,
             f"case {case.id} cannot be compared for speed here",
             expected="a GPU, and a case that runs on it",
             seen="FP8 emulated on the CPU, at no speed that means anything" if case.emulated else absent,
@@ -139,24 +144,28 @@ def compare_in(
     case: Case,
     model: Model,
     sides: tuple[ArmEnvironment, ArmEnvironment],
-    tolerance: float,
+    tolerance: float | None = None,
     looks: int = len(PAIRS),
     with_bf16: bool = False,
     cases: int = 1,
 ) -> Comparison:
-    """:func:`compare` with the arms of a pool, which ends every other arm that it has. Raises ``ArmError``."""
+    """:func:`compare` with the arms of a pool, which ends every other arm that it has. ``tolerance``: by default
+    :data:`TOLERANCE`, or the case's own where that is finer. Raises ``ArmError``."""
     from pytest_fp8.questions.again import look_again
     from pytest_fp8.questions.speed.timing import BlockTimer
     from pytest_fp8.rules.speed import ratios_by_process
 
-    def decide(evidence: SidesEvidence) -> SideSpeed:
-        return decide_same_session(ratios_by_process(evidence.base, evidence.head), tolerance, looks, cases)
+    allowed = min(TOLERANCE, case.tolerance) if tolerance is None else tolerance
 
+    def decide(evidence: SidesEvidence) -> SideSpeed:
+        return decide_same_session(ratios_by_process(evidence.base, evidence.head), allowed, looks, cases)
+
+    before = pool.stopwatch.by_operation
     arms = _sides(case, pool, sides, model)
     evidence, fp8 = look_again(_looks(arms, looks), decide)
     times = {"base fp8": _median(evidence.base), "head fp8": _median(evidence.head)}
     bf16 = None
-    disturbed = [*evidence.disturbed]
+    disturbed = evidence.disturbed
     if with_bf16 and case.backend != "bf16":
         references = _sides(case.reference(), pool, sides, model)
         timer = BlockTimer(references)
@@ -164,9 +173,10 @@ def compare_in(
         beside = _evidence(timer)
         bf16 = decide(beside)
         times |= {"base bf16": _median(beside.base), "head bf16": _median(beside.head)}
-        disturbed += beside.disturbed
-    decision = judge(fp8, bf16, tolerance, disturbed, _unsound(case, arms), evidence.attention, sides)
-    return Comparison(case.id, decision, fp8, bf16, times, pool.stopwatch.by_operation)
+        disturbed = disturbed or beside.disturbed
+    decision = judge(fp8, bf16, allowed, disturbed, _unsound(case, arms), evidence.attention, sides)
+    seconds = {what: each - before.get(what, 0.0) for what, each in pool.stopwatch.by_operation.items()}
+    return Comparison(case.id, decision, fp8, bf16, times, {what: each for what, each in seconds.items() if each})
 
 
 def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
@@ -191,7 +201,10 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> SidesEvidence:
-    disturbed = [*timer.beside.throttles, *(f"process {pid}" for pid in timer.beside.strangers)]
+    from pytest_fp8.questions.speed.beside import disturbance
+
+    seen = timer.beside
+    disturbed = disturbance(seen.strangers, seen.throttles, seen.clocks)
     return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
 
 
@@ -199,8 +212,8 @@ def judge(
     fp8: SideSpeed,
     bf16: SideSpeed | None,
     tolerance: float,
-    disturbed: Sequence[str],
-    unsound: str,
+    disturbed: Finding | None,
+    unsound: Decision | None,
     attention: tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]],
     sides: tuple[ArmEnvironment, ArmEnvironment],
 ) -> Decision:
@@ -209,25 +222,20 @@ def judge(
     seen = f"{fp8.change:+.2%} [{low:+.2%}, {high:+.2%}] over {fp8.pairs} pairs of fresh processes"
     expected = f"head's FP8 step at most {tolerance:.1%} slower than base's"
 
-    def decision(verdict: Verdict, headline: str, cause: str = "", next_step: str = "", what: str = seen) -> Decision:
-        return Finding(UNCODED, verdict, headline, expected, what, cause, next_step).answer(QUESTION)
+    def decision(code: Code | None, verdict: Verdict, headline: str, cause: str = "", next_step: str = "") -> Decision:
+        return Finding(code, verdict, headline, expected, seen, cause, next_step).answer(QUESTION)
 
-    if disturbed:
-        return decision(
-            Verdict.INVALID,
-            "the GPU was shared or its clocks were throttled",
-            "another process or heat: a ratio taken meanwhile says nothing",
-            "nvidia-smi, then run again",
-            ", ".join(sorted(set(disturbed))),
-        )
-    if unsound:
-        return decision(Verdict.FAIL, "FP8 does not run in head as it should", what=unsound, next_step="pytest suites")
+    if disturbed is not None:
+        return disturbed.answer(QUESTION)
+    if unsound is not None:
+        return replace(unsound, question=QUESTION, headline=f"in head {unsound.headline}", figures=None)
     changed = "; ".join(differences(*sides)) or "the project's own code"
     if fp8.verdict is Verdict.FAIL:
         cause = f"changed between base and head: {changed}"
         if attention[0] != attention[1]:
             cause = f"the sides ran different attention kernels; {cause}"
         return decision(
+            S.SLOWER_THAN_BASE,
             Verdict.FAIL,
             "head is slower than base in FP8" + _whose(fp8, bf16),
             cause,
@@ -235,6 +243,7 @@ def judge(
         )
     if fp8.verdict is Verdict.INCONCLUSIVE:
         return decision(
+            S.UNDECIDED,
             Verdict.INCONCLUSIVE,
             "the blocks do not decide",
             "the true change lies at the tolerance, or the processes spread",
@@ -243,7 +252,7 @@ def judge(
     how = "faster than base's" if low > 0 else "as fast as base's"
     if high < 0:
         how = "slower than base's, within the tolerance"
-    return decision(Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16))
+    return decision(None, Verdict.PASS, f"head's FP8 step is {how}" + _whose(fp8, bf16))
 
 
 def differences(base: ArmEnvironment, head: ArmEnvironment) -> list[str]:
@@ -278,15 +287,15 @@ def _sides(
     return arms
 
 
-def _unsound(case: Case, arms: TwoArms) -> str:
-    """What is wrong with FP8 in head's arm, or an empty string."""
+def _unsound(case: Case, arms: TwoArms) -> Decision | None:
+    """What is wrong with FP8 in head's arm, or ``None``."""
     from pytest_fp8.questions.layers.check import check_layers
     from pytest_fp8.questions.layers.evidence import fp8_layers
 
     if case.backend == "bf16":
-        return ""
+        return None
     decision = check_layers(case, fp8_layers(arms))
-    return decision.headline if decision.verdict is Verdict.FAIL else ""
+    return decision if decision.verdict is Verdict.FAIL else None
 
 
 def _median(arms: Sequence[Sequence[float]]) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import M
 from pytest_fp8.plain import from_plain
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.layers.products import EVALUATION
-from pytest_fp8.rules.undecided import NO_BASELINE
-from pytest_fp8.verdicts import Decision, Finding, Verdict
+from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "memory"
 TOLERANCE = 0.02
@@ -70,27 +68,41 @@ def _ask(arms: PairArms) -> MemoryEvidence:
     return MemoryEvidence(bf16, from_plain(StepMemory, arms.fp8.request("memory")))
 
 
-def check_memory(evidence: MemoryEvidence, baseline: Sequence[float] = ()) -> Decision:
-    """``baseline``: stored ratios of FP8's peak of allocated memory to BF16's."""
-    ratio = evidence.fp8.peak_allocated / evidence.bf16.peak_allocated
-    numbers: dict[str, Any] = {
-        "ratio": ratio,
-        "reserved_ratio": evidence.fp8.peak_reserved / evidence.bf16.peak_reserved,
-        "bf16_peak_gib": evidence.bf16.peak_allocated / GIB,
-        "fp8_peak_gib": evidence.fp8.peak_allocated / GIB,
-        "phases": _peaks(evidence.fp8),
-        "bf16_phases": _peaks(evidence.bf16),
-    }
-    phase = max(numbers["phases"], key=lambda name: numbers["phases"][name])
-    seen = f"{ratio:.3f}x: FP8 {numbers['fp8_peak_gib']:.2f} GiB (in {phase}), BF16 {numbers['bf16_peak_gib']:.2f} GiB"
+@dataclass(frozen=True)
+class MemoryFigures(Figures):
+    """FP8 over BF16, and GiB."""
+
+    ratio: float
+    """Of the peaks of allocated memory."""
+    reserved_ratio: float
+    bf16_peak_gib: float
+    fp8_peak_gib: float
+    phases: Mapping[str, float]
+    """Phase -> FP8's peak of allocated memory; likewise of BF16."""
+    bf16_phases: Mapping[str, float]
+    activation_ratio: float | None = None
+    """Of what the forward pass adds. It is reported and never judged: what must fit the GPU is the step's peak."""
+    bf16_activation_gib: float | None = None
+    fp8_activation_gib: float | None = None
+    baseline: float | None = None
+
+
+def check_memory(evidence: MemoryEvidence, stored: float | None = None) -> Decision:
+    """``stored``: the baseline's ratio of FP8's peak of allocated memory to BF16's."""
     held = evidence.activations()
-    if held:
-        # Reported and never judged: what must fit the GPU is the peak of the whole step.
-        numbers["activation_ratio"] = held["fp8"] / held["bf16"]
-        numbers |= {f"{arm}_activation_gib": size / GIB for arm, size in held.items()}
-        seen += f"; the forward pass adds {numbers['activation_ratio']:.3f}x"
-    numbers |= {"baseline": max(baseline)} if baseline else {NO_BASELINE: True}
-    return _judge(ratio, baseline, seen).answer(QUESTION, numbers)
+    figures = MemoryFigures(
+        ratio=evidence.fp8.peak_allocated / evidence.bf16.peak_allocated,
+        reserved_ratio=evidence.fp8.peak_reserved / evidence.bf16.peak_reserved,
+        bf16_peak_gib=evidence.bf16.peak_allocated / GIB,
+        fp8_peak_gib=evidence.fp8.peak_allocated / GIB,
+        phases=_peaks(evidence.fp8),
+        bf16_phases=_peaks(evidence.bf16),
+        activation_ratio=held["fp8"] / held["bf16"] if held else None,
+        bf16_activation_gib=held["bf16"] / GIB if held else None,
+        fp8_activation_gib=held["fp8"] / GIB if held else None,
+        baseline=stored,
+    )
+    return _judge(figures).answer(QUESTION, figures)
 
 
 def _peaks(arm: StepMemory) -> dict[str, float]:
@@ -98,20 +110,24 @@ def _peaks(arm: StepMemory) -> dict[str, float]:
     return {name: peak.allocated / GIB for name, peak in arm.phases.items() if name != EVALUATION}
 
 
-def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
-    if not baseline:
+def _judge(figures: MemoryFigures) -> Finding:
+    ratio, stored = figures.ratio, figures.baseline
+    phase = max(figures.phases, key=lambda name: figures.phases[name])
+    seen = f"{ratio:.3f}x: FP8 {figures.fp8_peak_gib:.2f} GiB (in {phase}), BF16 {figures.bf16_peak_gib:.2f} GiB"
+    if figures.activation_ratio is not None:
+        seen += f"; the forward pass adds {figures.activation_ratio:.3f}x"
+    if stored is None:
         return Finding(
-            UNCODED,
+            M.NO_BASELINE,
             Verdict.NOT_EXERCISED,
             headline="no baseline to hold the memory ratio against",
             expected="a stored baseline",
             seen=seen,
             next_step='run once with --fp8-update-baselines --fp8-reason "first measurement"',
         )
-    stored = max(baseline)
     if ratio > stored * (1 + TOLERANCE):
         return Finding(
-            UNCODED,
+            M.MORE_MEMORY,
             Verdict.FAIL,
             headline="FP8 takes more memory against BF16 than in the baseline",
             expected=f"at most {stored:.3f}x +{TOLERANCE:.0%}",
@@ -120,9 +136,9 @@ def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
             next_step="compare phases and bf16_phases of this case in report.json (--fp8-report-dir): a larger "
             "forward peak is activations, a larger optimizer peak is weights or their states",
         )
-    if ratio < min(baseline) * (1 - TOLERANCE):
+    if ratio < stored * (1 - TOLERANCE):
         return Finding(
-            UNCODED,
+            M.LESS_MEMORY,
             Verdict.IMPROVED,
             headline="FP8 takes less memory against BF16 than in the baseline",
             expected=f"{stored:.3f}x +-{TOLERANCE:.0%}",
@@ -130,4 +146,4 @@ def _judge(ratio: float, baseline: Sequence[float], seen: str) -> Finding:
             cause="copies that are no longer kept; the old baseline no longer guards that",
             next_step='update the baseline: --fp8-update-baselines --fp8-reason "less memory since ..."',
         )
-    return Finding(UNCODED, Verdict.PASS, headline=f"{seen}; baseline {stored:.3f}x")
+    return passed(f"{seen}; baseline {stored:.3f}x")

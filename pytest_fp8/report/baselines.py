@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from pytest_fp8.baselines.check import Finding
+from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.noise import change_points
 from pytest_fp8.baselines.record import Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, differing, level
 from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 from pytest_fp8.rules.change import speed_of
-from pytest_fp8.rules.variance import measured_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
 SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "triton": ""}
@@ -128,11 +126,6 @@ def _marks(baseline: Baseline) -> list[list[str]]:
             found += [f"since the session before: {text}" for text in differing(before, session)]
         marks.append(found)
         before = session
-    for name in ("speedup", "busy_speedup"):
-        having = [index for index, session in enumerate(baseline.sessions) if name in session.metrics]
-        history = [baseline.sessions[index].metrics[name] for index in having]
-        for first, change in change_points(history, measured_of(name)):
-            marks[having[first]].append(f"change point: {name} {math.expm1(change):+.2%} from here on")
     return marks
 
 
@@ -154,7 +147,7 @@ def revision_to_json(revision: Revision) -> dict[str, Any]:
         "origins": revision.origins(),
         "worse": revision.worse,
         "starts": revision.starts(),
-        "history": list(revision.tampered),
+        "history": [revision.tampered] if revision.tampered else [],
         "changes": [dict(vars(change)) for change in revision.changes],
     }
 
@@ -179,8 +172,8 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
         name = f"{revision.gpu}/{revision.case}"
         if revision.whole:
             print(revision_lines(revision)[0])
-        for line in revision.tampered:
-            print(f"{name}: {line}")
+        if revision.tampered:
+            print(f"{name}: {revision.tampered}")
         if revision.new.unfit:
             print(f"{name}: not fit to be stored: {revision.new.unfit}")
     for text in dict.fromkeys(line for revision in revisions for line in revision.origins()):
@@ -195,14 +188,13 @@ def print_diff(revisions: Sequence[Revision], only_old: Sequence[str], removed: 
     )
 
 
-def print_findings(errors: Sequence[Finding], notes: Sequence[Finding]) -> None:
+def print_findings(errors: Sequence[Note], notes: Sequence[Note]) -> None:
     """Errors as a table, with the next commands; each note once, with the cases it is about."""
     from pytest_fp8.report.tables import table
 
     if errors:
-        table(
-            ("baseline", "error", ""), [(f"{f.gpu}/{f.case}", f.kind, f.message) for f in errors], ["red"] * len(errors)
-        )
+        rows = [(f"{f.gpu}/{f.case}", f"{f.code} {f.kind}", f.message) for f in errors]
+        table(("baseline", "error", ""), rows, ["red"] * len(errors))
     for step in dict.fromkeys(finding.next_step for finding in errors if finding.next_step):
         print(f"next: {step}")
     grouped: dict[str, list[str]] = {}

@@ -110,7 +110,7 @@ def gap_of(numbers: Any) -> str:
 
 def baseline_of(numbers: Mapping[str, Any]) -> str:
     """The stored speedup that a decision's is held against, in words; empty where none is."""
-    if numbers.get("gated_on") == "busy time" and (busy := number(numbers, "gated_baseline")) is not None:
+    if numbers.get("on_busy") and (busy := number(numbers, "gated_baseline")) is not None:
         return f"{busy:.3f}x busy"
     steps = number(numbers, "baseline")
     return "" if steps is None else f"{steps:.3f}x"
@@ -129,6 +129,6 @@ def speedup_of(entry: Mapping[str, Any]) -> str:
     if middle is None:
         return NONE
     numbers = speed_in(entry["decisions"])["numbers"]
-    busy = number(numbers, "gated_speedup") if numbers.get("gated_on") == "busy time" else None
+    busy = number(numbers, "gated_speedup") if numbers.get("on_busy") else None
     parts = [say("{:.3f}x", middle), say(" [{:.3f}, {:.3f}]", low, high), say("; {:.3f}x busy", busy)]
     return "".join(part for part in parts if part != NONE)

@@ -34,7 +34,7 @@ def findings(entry: Entry) -> list[str]:
     once. What lacks a baseline is said once for all cases, elsewhere."""
     shared: dict[str, list[str]] = {}
     for question, decision in entry.decisions.items():
-        if decision["verdict"] not in ("PASS", "FAIL") and not decision["numbers"].get(NO_BASELINE):
+        if decision["verdict"] not in ("PASS", "FAIL") and decision.get("code") not in NO_BASELINE:
             shared.setdefault(decision["message"], []).append(question)
     return [f"{entry.case} {', '.join(questions)}: {message}" for message, questions in shared.items()]
 

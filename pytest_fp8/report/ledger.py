@@ -113,6 +113,7 @@ class Ledger:
         """Keeps the last decision on a question, until a test asserts it."""
         self._outdated.add(case)
         self.recent[question] = {
+            "code": decision.code,
             "verdict": decision.verdict.value,
             "headline": decision.headline,
             "message": decision.message,
@@ -131,16 +132,10 @@ class Ledger:
 
     def answers(self) -> list[Answer]:
         """How each asserted question ended, case by case. A case that fails as a known defect is not among them."""
-        from pytest_fp8.rules.undecided import NO_BASELINE, Answer
+        from pytest_fp8.rules.undecided import Answer
 
         return [
-            Answer(
-                entry.case,
-                question,
-                decision["verdict"],
-                decision["headline"],
-                decision["verdict"] == "NOT_EXERCISED" and bool(decision["numbers"].get(NO_BASELINE)),
-            )
+            Answer(entry.case, question, decision["verdict"], decision["headline"], decision["code"])
             for entry in self.entries.values()
             for question in entry.asserted
             for decision in [entry.unanswered.get(question, entry.decisions[question])]

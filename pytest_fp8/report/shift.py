@@ -33,7 +33,7 @@ def _gated(ledger: Ledger) -> dict[str, tuple[Moved, str]]:
         decision = entry.decisions.get("speedup", {})
         numbers = decision.get("numbers", {})
         # Busy times follow how long the host lets the GPU wait, and not what all cases of a session share.
-        steps = numbers.get("gated_on") != "busy time"
+        steps = not numbers.get("on_busy")
         if numbers.get("change") is not None and decision["verdict"] != "INVALID" and steps:
             moved = Moved(math.log1p(numbers["change"]), numbers["change_error"], numbers["own_error"])
             found[name] = moved, decision["verdict"]

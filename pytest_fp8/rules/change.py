@@ -16,7 +16,7 @@ from pytest_fp8.rules.statistics import (
     median_variance,
     normal_quantile,
     pooled_variance,
-    robust_sigma,
+    robust_variance,
     student_quantile,
 )
 from pytest_fp8.rules.variance import MEASURED, Components, Process, Session
@@ -154,11 +154,14 @@ def error_parts(found: Spread, run: int, history: Sequence[int]) -> tuple[float,
 
 def judge(change: Change, tolerance: float, cases: int, looks: int, last: bool) -> Verdict:
     """PASS where a loss of the tolerance is excluded; FAIL where it is not, and a loss is proven, by every process too;
-    IMPROVED where a gain is proven in the same way. Else INCONCLUSIVE."""
+    IMPROVED where a gain is proven in the same way. A gain that one process does not show asks for another look, and
+    passes at the last. Else INCONCLUSIVE."""
     margin = change.quantile(1 - finding_chance(cases, looks, last)) * change.error
     agree = len(change.each) >= RUNS_TO_FAIL
-    if change.theta > margin:
-        return Verdict.IMPROVED if agree and min(change.each) > 0 else Verdict.INCONCLUSIVE
+    if change.theta > margin and agree and min(change.each) > 0:
+        return Verdict.IMPROVED
+    if change.theta > margin and not last:
+        return Verdict.INCONCLUSIVE
     if change.theta - change.quantile(1 - BETA / looks) * change.error > math.log(1 - tolerance):
         return Verdict.PASS
     return Verdict.FAIL if agree and change.theta < -margin and max(change.each) < 0 else Verdict.INCONCLUSIVE
@@ -174,7 +177,7 @@ def _noise(processes: Sequence[Process], components: Components) -> float:
     kept = [process for process in processes if len(process) > 1]
     if not kept:
         return components.block**2
-    return sum(robust_sigma(process) ** 2 * len(process) for process in kept) / sum(map(len, kept))
+    return sum(robust_variance(process) * len(process) for process in kept) / sum(map(len, kept))
 
 
 def _blocks(processes: Sequence[Process]) -> int:

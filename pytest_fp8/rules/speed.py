@@ -46,7 +46,7 @@ class Speedup:
     """This session's log ratio, with the error of its processes alone."""
     verdict: Verdict
     reason: str
-    """``floor``, ``baseline``, or empty."""
+    """What was asked: ``floor``, ``baseline``, or empty."""
     change: Change | None = None
     """Against the history, with the sessions' and the history's own noise; ``None`` without one."""
     tolerance: float = 0.0
@@ -78,11 +78,10 @@ def decide_speedup(
     history: Sequence[Session] = (),
     components: Components = MEASURED,
     tolerance: float = 0.02,
-    floor: float | None = 1.0,
-    looks: int = len(LOOKS),
+    floor: float | None = None,
     cases: int = GATED_CASES,
 ) -> Speedup:
-    """Compare the measured log ratios with a floor and with a history's.
+    """Compare the measured log ratios with a floor or with a history's; NOT_EXERCISED without either.
 
     ``processes``: the log ratios of each fresh process's blocks; ``history``: those of earlier sessions.
     ``tolerance``: the loss that must be caught, as a fraction; where the history cannot hold it, what that can hold.
@@ -91,45 +90,35 @@ def decide_speedup(
     The floor is asked of this session alone, the history with what sessions differ by. Either may be INCONCLUSIVE,
     which asks for another look. See :func:`~pytest_fp8.rules.change.judge`.
     """
-    last = len(processes) >= LOOKS[looks - 1][0]
     here = speed_of(processes, components)
-    verdicts: list[tuple[str, Verdict]] = []
-    change, gated_at = None, tolerance
     if floor is not None:
-        verdicts.append(("floor", _against_floor(here, math.log(floor), cases, looks, last)))
-    if history:
-        change = change_of(processes, history, components)
-        # As at the later looks: what a case is gated at does not depend on how soon it passes.
-        blocks = max(LOOKS[-1][1], min(map(len, processes)))
-        gated_at = max(tolerance, holds(history, components, cases, blocks))
-        verdicts.append(("baseline", _against_history(change, gated_at, cases, looks, processes)))
-    verdict, reason = _least_good(verdicts)
-    return Speedup(here, verdict, reason, change, gated_at)
+        if history:
+            raise ValueError("a speedup is held against a floor or against a history")
+        last = len(processes) >= LOOKS[-1][0]
+        return Speedup(here, _against_floor(here, math.log(floor), cases, last), "floor", tolerance=tolerance)
+    if not history:
+        return Speedup(here, Verdict.NOT_EXERCISED, "", tolerance=tolerance)
+    change = change_of(processes, history, components)
+    # As at the later looks: what a case is gated at does not depend on how soon it passes.
+    blocks = max(LOOKS[-1][1], min(map(len, processes)))
+    gated_at = max(tolerance, holds(history, components, cases, blocks))
+    return Speedup(here, _against_history(change, gated_at, cases, processes), "baseline", change, gated_at)
 
 
-def _against_history(change: Change, tolerance: float, cases: int, looks: int, processes: Session) -> Verdict:
+def _against_history(change: Change, tolerance: float, cases: int, processes: Session) -> Verdict:
     """At the first look a case passes where a gain of the tolerance is excluded as well, so that later ones find it."""
-    verdict = judge(change, tolerance, cases, looks, last=len(processes) >= LOOKS[looks - 1][0])
+    verdict = judge(change, tolerance, cases, len(LOOKS), last=len(processes) >= LOOKS[-1][0])
     first = (len(processes), len(processes[0])) <= LOOKS[0]
-    gained = change.theta + change.quantile(1 - BETA / looks) * change.error > -math.log(1 - tolerance)
+    gained = change.theta + change.quantile(1 - BETA / len(LOOKS)) * change.error > -math.log(1 - tolerance)
     return Verdict.INCONCLUSIVE if first and gained else verdict
 
 
-def _against_floor(here: Change, bound: float, cases: int, looks: int, last: bool) -> Verdict:
-    if here.theta - here.quantile(1 - ALPHA / looks) * here.error > bound:
+def _against_floor(here: Change, bound: float, cases: int, last: bool) -> Verdict:
+    if here.theta - here.quantile(1 - ALPHA / len(LOOKS)) * here.error > bound:
         return Verdict.PASS
     agree = len(here.each) >= RUNS_TO_FAIL and max(here.each) < bound
-    beyond = here.theta + here.quantile(1 - finding_chance(cases, looks, last)) * here.error < bound
+    beyond = here.theta + here.quantile(1 - finding_chance(cases, len(LOOKS), last)) * here.error < bound
     return Verdict.FAIL if agree and beyond else Verdict.INCONCLUSIVE
-
-
-def _least_good(verdicts: Sequence[tuple[str, Verdict]]) -> tuple[Verdict, str]:
-    """The least good of several verdicts, and the name of the bound that gave it."""
-    for wanted in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.IMPROVED):
-        for reason, verdict in verdicts:
-            if verdict is wanted:
-                return verdict, reason
-    return (Verdict.PASS if verdicts else Verdict.NOT_EXERCISED), ""
 
 
 def holds(

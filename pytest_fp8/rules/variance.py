@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_sigma
+from pytest_fp8.rules.statistics import chi_square_quantile, median_variance, normal_quantile, robust_variance
 
 Process = Sequence[float]
 """One fresh pair of processes: the log ratio of each of its blocks."""
@@ -41,8 +41,10 @@ class Components:
     busy: float = 0.0
     """As ``session``, of busy times: a GPU that waits for its host runs at higher clocks, by how long it waits."""
     busy_sessions: int = 0
-    shared: float | None = None
-    """Share of the sessions' variance that all cases of a session have in common; ``None`` where it is not known."""
+
+    def of(self, metric: str) -> Components:
+        """For the baselines' metric ``speedup`` or ``busy_speedup``."""
+        return self.of_busy() if metric == "busy_speedup" else self
 
     def of_busy(self) -> Components:
         """The components of cases that are judged by busy time."""
@@ -66,7 +68,6 @@ MEASURED = Components(
     cases=58,
     busy=0.0061,
     busy_sessions=7,
-    shared=1.0,
 )
 """Measured on H200s on 20 and 21 November 2026: what :func:`estimate` said of this repository's recordings and
 baselines, without those of an earlier way of measuring, with which sessions differ by 0.39 %. The 95 % interval of the
@@ -83,11 +84,6 @@ BUSY_RUNS = frozenset(
 """The runs whose busy times ``MEASURED`` stands on, by the digits that name them. Others count in their GPU's own."""
 
 
-def measured_of(metric: str) -> Components:
-    """What was measured so far, for the baselines' metric ``speedup`` or ``busy_speedup``."""
-    return MEASURED.of_busy() if metric == "busy_speedup" else MEASURED
-
-
 def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | None = MEASURED) -> Components:
     """The components of one GPU. ``histories``: for each case, session -> its processes. The name of a session is the
     same for all cases that were measured in it.
@@ -99,8 +95,7 @@ def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | Non
     blocks = [[(x, 0.0) for x in process] for session in sessions for process in session]
     medians = [[(median(process), _block_part([process])) for process in session] for session in sessions]
     process = _excess(medians)
-    figures = [{name: _figure(session, process) for name, session in history.items()} for history in histories]
-    between = [list(history.values()) for history in figures]
+    between = [[_figure(session, process) for session in history.values()] for history in histories]
     found = Components(
         session=_excess(between),
         process=process,
@@ -109,7 +104,6 @@ def estimate(histories: Sequence[Mapping[Any, Session]], prior: Components | Non
         processes=_freedom(medians),
         blocks=_freedom(blocks),
         cases=len(histories),
-        shared=_shared(figures),
     )
     return found if prior is None else _with_prior(found, prior)
 
@@ -126,7 +120,6 @@ def _with_prior(found: Components, prior: Components) -> Components:
         processes=processes,
         busy=prior.busy,
         busy_sessions=prior.busy_sessions,
-        shared=prior.shared if found.shared is None else found.shared,
     )
     return known if found.blocks else replace(known, block=prior.block, blocks=prior.blocks)
 
@@ -142,7 +135,7 @@ def _figure(session: Session, process: float) -> Known:
 
 def _block_part(session: Session) -> float:
     """Variance of one process's median that the noise between its blocks explains."""
-    return fmean(robust_sigma(process) ** 2 * median_variance(len(process)) for process in session)
+    return fmean(robust_variance(process) * median_variance(len(process)) for process in session)
 
 
 def _freedom(groups: Sequence[Sequence[Known]]) -> int:
@@ -182,21 +175,3 @@ def _trimmed_square(kept: float) -> float:
         return 1.0
     z = normal_quantile((1 + kept) / 2)
     return 1 - 2 * z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) / kept
-
-
-def _shared(figures: Sequence[Mapping[Any, Known]]) -> float | None:
-    """Share of the sessions' variance that cases of one session have in common: the mean product of two cases' changes
-    from one session to another, over the mean square that is not noise of their processes."""
-    names = list(dict.fromkeys(name for history in figures for name in history))
-    products = squares = 0.0
-    pairs = changes = 0
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            there = [h for h in figures if first in h and second in h]
-            both = [(h[second][0] - h[first][0], h[first][1] + h[second][1]) for h in there]
-            total, square = sum(d for d, _ in both), sum(d * d for d, _ in both)
-            products, pairs = products + total**2 - square, pairs + len(both) * (len(both) - 1)
-            squares, changes = squares + square - sum(v for _, v in both), changes + len(both)
-    if not pairs or squares <= 0:
-        return None
-    return min(1.0, max(0.0, products / pairs / (squares / changes)))

@@ -10,6 +10,7 @@ from controls.control import Control
 from controls.models import FLOAT_HEAD
 from controls.training import ONE_B
 from pytest_fp8.case import Case
+from pytest_fp8.codes import S
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class HalfTheBatch(Control):
     number, id = 70, "half-the-batch"
     title = "the FP8 arm trains on half of each batch"
     question, cause = "faster", "another sequence length, mask or batch in the FP8 arm"
+    code = S.LESS_WORK
     case = ONE_B
     verdicts = ("INVALID",)
 
@@ -40,6 +42,7 @@ class Tf32Alone(Control):
     number, id = 71, "tf32-alone"
     title = "the FP8 arm alone multiplies float32 in TF32"
     question, cause = "faster", "in one arm"
+    code = S.OTHER_PRECISION
     case = Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup"))
     workload = FLOAT_HEAD
     verdicts = ("INVALID",)
@@ -57,6 +60,7 @@ class ReferenceReads(Control):
     number, id = 72, "reference-reads"
     title = "the reference alone waits for its logging"
     question, cause = "faster", "the reference alone waits for the GPU in each step"
+    code = S.REFERENCE_WAITS
     case = ONE_B
     verdicts = ("INVALID",)
     breaks = ("bf16",)
@@ -74,6 +78,7 @@ class ReferenceSleeps(Control):
     number, id = 73, "reference-sleeps"
     title = "the reference alone waits for its data"
     question, cause = "faster", "Python takes time in the reference's step alone"
+    code = S.REFERENCE_WAITS
     case = ONE_B
     verdicts = ("INVALID",)
     breaks = ("bf16",)
@@ -90,6 +95,7 @@ class CompiledInBlocks(Control):
     number, id = 74, "compiled-in-blocks"
     title = "code is compiled again inside the timed blocks"
     question, cause = "faster", "the step changes while it is timed"
+    code = S.COMPILED_WHILE_TIMED
     case = ONE_B
     verdicts = ("INVALID",)
     leaves_traces = True
@@ -119,6 +125,7 @@ class NoOptimizerStep(Control):
     number, id = 75, "no-optimizer-step"
     title = "the FP8 arm's optimizer does not step"
     question, cause = "faster", "the FP8 arm's optimizer does not step"
+    code = S.LESS_WORK
     case = ONE_B
     verdicts = ("INVALID",)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro, tiny
 from controls.execution import fp8_layers
 from pytest_fp8.case import Case
-from pytest_fp8.codes import C, D
+from pytest_fp8.codes import C, D, M, S
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ class ThreePerCentSlower(Slower):
     number, id = 16, "fp8-slower"
     title = "FP8 3 % slower than its baseline"
     question, cause = "speedup", "FP8 lost speed against BF16 since the baseline"
+    code = S.SLOWER_THAN_BASELINE
     case = Case("1b", "torchao", "rowwise_with_gw_hp", tolerance=0.015)
 
     share = 0.031
@@ -164,6 +165,7 @@ class TenPerCentSlower(Slower):
     title = "both arms 10 % slower"
     source = "hosts of one kind differ by 5 %"
     question, cause = "speedup", "the BF16 reference is outside its own band"
+    code = S.OTHER_REFERENCE
     case = ONE_B
     verdicts = ("PASS", "INVALID")
     otherwise: ClassVar[Mapping[str, str]] = {"PASS": "against the baseline of"}
@@ -236,6 +238,7 @@ class MemoryUpByTwoThirds(Control):
     number, id = 22, "memory-up"
     title = "memory up by two thirds"
     question, cause = "memory", "FP8 takes more memory against BF16 than in the baseline"
+    code = M.MORE_MEMORY
     case = tiny("torchao", "tensorwise")
 
     def warm(self, engine: BreakableEngine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controls.control import Control, Outcome
-from pytest_fp8.codes import P
+from pytest_fp8.codes import B, P
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -22,6 +22,7 @@ class ForeignBaseline(Control):
     number, id = 25, "foreign-baseline"
     title = "another GPU's baseline under this name"
     question, cause = "baseline", "is a baseline of another GPU"
+    code = B.MISPLACED
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:

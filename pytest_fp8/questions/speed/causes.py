@@ -5,41 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import S
 from pytest_fp8.questions.speed.account import Account, ArmAccount, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import Turn, scattered, short_of_memory
+from pytest_fp8.questions.speed.host import Turn, Why, scattered, short_of_memory
 from pytest_fp8.questions.speed.sound import NOTICED
 from pytest_fp8.questions.speed.wire import slow_wire
 from pytest_fp8.rules.speed import Speedup
 from pytest_fp8.verdicts import Finding, Verdict
 
 
-def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> dict[str, str]:
-    """Cause and next step where the interval contains the bound: times that scatter, sessions that differ, or a small
+def why_undecided(evidence: TimingEvidence, result: Speedup, account: Account | None) -> Why:
+    """Where the interval contains the bound: times that scatter, sessions that differ, or a small
     difference."""
     slow = scattered(evidence.bf16, evidence.fp8, evidence.turns)
     if account is not None and slow.arm in launch_bound_arms(account):
         busy = (account.fp8 if slow.arm == "FP8" else account.bf16).busy
         seen = f"the host: {slow.blocks}, where the GPU works {busy:.1f} ms in {slow.arm}'s"
-        return {
-            "cause": "; ".join(filter(None, (seen, slow.host))),
-            "next_step": "run again where the host has less to do; a larger batch lets the GPU decide",
-        }
-    if result.reason == "baseline" and result.change is not None:
+        return Why(
+            S.HOST_SCATTERS,
+            "; ".join(filter(None, (seen, slow.host))),
+            "run again where the host has less to do; a larger batch lets the GPU decide",
+        )
+    if result.change is not None:
         own = result.change.own_error
         sessions = math.sqrt(result.change.error**2 - own**2)
         if 0 < own < sessions:
-            return {
-                "cause": f"sessions on other machines differ by {sessions:.2%} from the baseline's, this session's "
-                f"processes by {own:.2%}: more of them would not decide",
-                "next_step": "pytest-fp8 compare measures base and head in one session, where that cancels; or store "
-                "further sessions with --fp8-update-baselines",
-            }
-    return {
-        "cause": "a difference as small as the noise",
-        "next_step": "run again on a quiet GPU; if it stays, the true value lies at the bound",
-    }
+            return Why(
+                S.SESSIONS_DIFFER,
+                f"sessions on other machines differ by {sessions:.2%} from the baseline's, this session's processes "
+                f"by {own:.2%}: more of them would not decide",
+                "pytest-fp8 compare measures base and head in one session, where that cancels; or store further "
+                "sessions with --fp8-update-baselines",
+            )
+    return Why(
+        S.UNDECIDED,
+        "a difference as small as the noise",
+        "run again on a quiet GPU; if it stays, the true value lies at the bound",
+    )
 
 
 FUSED = "triton_per_"
@@ -48,11 +51,6 @@ the columns of a tensor, are such kernels. On H200s one of them, new in FP8's st
 tokens, and was gone with ``TORCHINDUCTOR_MIX_ORDER_REDUCTION=0`` (docs/findings.md). Sound ones take 1 % at most."""
 MOST_NAMED = 3
 """How many kernels a message names."""
-SLOWER = {
-    "cause": "the FP8 arm became slower while BF16 did not: a library, a kernel choice or the model's FP8 path",
-    "next_step": "compare library versions with the baseline's provenance; then the layers question",
-}
-"""Cause and next step where FP8 was faster when its baseline was stored."""
 
 
 def slower_by_the_host(account: Account | None, seen: str, against: str) -> Finding | None:
@@ -62,7 +60,7 @@ def slower_by_the_host(account: Account | None, seen: str, against: str) -> Find
         return None
     waits = launch_bound(account.fp8) or launch_bound(account.bf16)
     return Finding(
-        UNCODED,
+        S.NO_BUSY_TIMES,
         Verdict.INVALID,
         headline="an arm waits for its host, and the baseline has step times alone",
         expected=against,
@@ -82,24 +80,23 @@ def why_busy(account: Account | None, waits: bool) -> str:
     return "since an arm has waited for the host, or steps scattered by it, in this session or in a stored one"
 
 
-def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> dict[str, str]:
-    """Cause and next step, from what the GPU did in both arms. ``compiled``: whether the FP8 arm is. ``turns``: those
-    that were timed."""
+def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()) -> Why:
+    """From what the GPU did in both arms. ``compiled``: whether the FP8 arm is. ``turns``: those that were timed."""
     waits = launch_bound(account.fp8) if account is not None else ""
     if account is not None and waits:
         if short := short_of_memory(turns, "FP8"):
             return short
         cause = f"{waits}; in its work alone FP8 is {account.busy_speedup:.2f}x"
-        return {"cause": cause, "next_step": "a larger batch, CUDA graphs, or compile the model"}
+        return Why(S.LAUNCH_BOUND, cause, "a larger batch, CUDA graphs, or compile the model")
     if not compiled:
         cause = "the FP8 arm was not compiled: each cast then is a kernel of its own that reads and writes memory"
-        return {"cause": cause, "next_step": "compile the model; torchao's FP8 is meant to be compiled"}
-    wire = slow_wire(account.bf16.wire, account.fp8.wire, NOTICED * account.bf16.step) if account is not None else {}
+        return Why(S.NOT_COMPILED, cause, "compile the model; torchao's FP8 is meant to be compiled")
+    wire = slow_wire(account.bf16.wire, account.fp8.wire, NOTICED * account.bf16.step) if account is not None else None
     if wire:
         return wire
     if account is not None and account.earned < NOTICED * account.bf16.step:
         cause = "FP8's products are hardly faster than BF16's: too small for FP8, or too few of them"
-        return {"cause": cause, "next_step": "a larger batch or wider layers; leave the small layers in BF16"}
+        return Why(S.TOO_SMALL, cause, "a larger batch or wider layers; leave the small layers in BF16")
     cause = "products too small for FP8 to pay, or a recipe whose scaling costs more than it saves"
     if account is not None and account.casts > NOTICED * account.bf16.step and account.grown():
         had = {kernel.name for kernel in account.bf16.rest}
@@ -110,7 +107,7 @@ def why_slow(account: Account | None, compiled: bool, turns: Sequence[Turn] = ()
         cause += f". Casts and other kernels take {account.casts:.1f} ms longer than BF16's; the most: {most}"
     cheaper = "try a larger batch, or a cheaper recipe (tensorwise, delayed)"
     fused = fused_reduction(account) if account is not None else ""
-    return {"cause": cause, "next_step": f"{cheaper}; {fused}" if fused else cheaper}
+    return Why(S.COSTS_MORE_THAN_IT_SAVES, cause, f"{cheaper}; {fused}" if fused else cheaper)
 
 
 def fused_reduction(account: Account) -> str:

@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
-from pytest_fp8.codes import R
+from pytest_fp8.codes import R, S
 from pytest_fp8.errors import ArmError
 from pytest_fp8.rules.speed import log_ratios
 from pytest_fp8.rules.statistics import robust_sigma
@@ -51,6 +51,14 @@ class Turn:
         return asdict(self)
 
 
+class Why(NamedTuple):
+    """What a finding says of its cause."""
+
+    code: S
+    cause: str
+    next_step: str
+
+
 TIMES = "stolen", "used", "waited", "wall"
 
 
@@ -81,16 +89,17 @@ class Scattered(NamedTuple):
         return "; ".join(filter(None, (self.blocks, self.host)))
 
 
-def short_of_memory(turns: Sequence[Turn], arm: str) -> dict[str, str]:
-    """Cause and next step where an arm's steps wait since the GPU has no memory left for them; else empty."""
+def short_of_memory(turns: Sequence[Turn], arm: str) -> Why | None:
+    """Why an arm's steps wait where the GPU has no memory left for them."""
     retries, steps = (counted(turns, what).get(arm, 0) for what in ("retries", "steps"))
     if retries < max(FEW_RETRIES, RETRIES_A_STEP * steps):
-        return {}
-    return {
-        "cause": f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in "
-        "timed turns, and the GPU waits each time",
-        "next_step": "a smaller batch or seq in both arms, or a GPU with more memory",
-    }
+        return None
+    return Why(
+        S.SHORT_OF_MEMORY,
+        f"too little memory for a step of {arm}'s arm: the allocator gave its cache back {retries} times in timed "
+        "turns, and the GPU waits each time",
+        "a smaller batch or seq in both arms, or a GPU with more memory",
+    )
 
 
 def crowded(arm: str, seen: str) -> ArmError:

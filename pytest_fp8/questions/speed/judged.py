@@ -22,11 +22,10 @@ def judged(
         wait = more and steps.verdict in (Verdict.FAIL, Verdict.IMPROVED)
         return False, replace(steps, verdict=Verdict.INCONCLUSIVE) if wait else steps
     if evidence.waits():
-        return (False, steps) if _steps_answer(steps, floor, processes) else (True, busy)
+        return (False, steps) if _steps_answer(steps, busy, floor, processes) else (True, busy)
     if _steps_hold(steps, busy, processes):
         return False, steps
-    undecided = replace(busy, verdict=Verdict.INCONCLUSIVE, reason=steps.reason)
-    return True, undecided if _shows_a_part(steps, busy) else busy
+    return True, replace(busy, verdict=Verdict.INCONCLUSIVE) if _shows_a_part(steps, busy) else busy
 
 
 def _shows_a_part(steps: Speedup, busy: Speedup) -> bool:
@@ -35,12 +34,13 @@ def _shows_a_part(steps: Speedup, busy: Speedup) -> bool:
     return lost and steps.verdict is Verdict.FAIL and busy.verdict is Verdict.PASS
 
 
-def _steps_answer(result: Speedup, floor: float | None, processes: int) -> bool:
-    """Whether step time answers for the floor, which is asked for the user's steps: where it decides, and where it lies
-    below the floor and a further pair of processes may decide."""
-    if not floor or result.reason != "floor":
+def _steps_answer(steps: Speedup, busy: Speedup, floor: float | None, processes: int) -> bool:
+    """Whether step time answers for the floor: where it decides, and while a further pair of processes may decide. Busy
+    times answer at once where steps lie above the floor and busy times prove it."""
+    if floor is None:
         return False
-    return result.verdict is not Verdict.INCONCLUSIVE or (result.here.ratio < floor and processes < LOOKS[-1][0])
+    above = steps.here.ratio >= floor and busy.verdict is Verdict.PASS
+    return steps.verdict is not Verdict.INCONCLUSIVE or (processes < LOOKS[-1][0] and not above)
 
 
 def _steps_hold(steps: Speedup, busy: Speedup, processes: int) -> bool:

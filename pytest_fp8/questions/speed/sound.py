@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import S
 from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import Extents, Product
 from pytest_fp8.questions.speed.account import IDLE, LOST, Account, launch_bound_arms
 from pytest_fp8.questions.speed.evidence import TimingEvidence
-from pytest_fp8.questions.speed.host import short_of_memory
+from pytest_fp8.questions.speed.host import Why, short_of_memory
 from pytest_fp8.questions.speed.wire import sends_less
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -56,7 +56,7 @@ def _compiled(compilations: Mapping[str, int]) -> Finding | None:
     if not seen:
         return None
     return Finding(
-        UNCODED,
+        S.COMPILED_WHILE_TIMED,
         Verdict.INVALID,
         headline="code was compiled inside the timed blocks",
         expected="every compilation in the steps before them",
@@ -84,7 +84,7 @@ def _less_work(account: Account) -> Finding | None:
 
 def _other_work(seen: str, cause: str) -> Finding:
     return Finding(
-        UNCODED,
+        S.LESS_WORK,
         Verdict.INVALID,
         headline="the arms do not do the same work",
         expected="arms that differ in products that run in FP8 and in nothing else",
@@ -104,8 +104,8 @@ def _other_precision(account: Account, bf16: Sequence[Product], fp8: Sequence[Pr
     """Products outside FP8, of equal sizes in both arms, that have another type in the FP8 arm, or the rate of one."""
     before, after = _by_extents(bf16), _by_extents(fp8)
     types, rates, moved = [], [], 0.0
-    for extents in before.keys() & after.keys():
-        mine, theirs = before[extents], after[extents]
+    for extents, mine in before.items():
+        theirs = after.get(extents, [])
         kinds = {product.kind for product in mine}, {product.kind for product in theirs}
         if len(mine) != len(theirs) or not (kinds[0] | kinds[1]) <= set(HIGH):
             continue
@@ -119,7 +119,7 @@ def _other_precision(account: Account, bf16: Sequence[Product], fp8: Sequence[Pr
     if moved <= NOTICED * account.bf16.busy or not (types or rates):
         return None
     return Finding(
-        UNCODED,
+        S.OTHER_PRECISION,
         Verdict.INVALID,
         headline="products outside FP8 run in another precision in one arm",
         expected="the same types and kernels in both arms wherever no FP8 is",
@@ -138,10 +138,10 @@ def steady_idle(account: Account, evidence: TimingEvidence) -> float:
     return account.bf16.idle - max(0.0, account.bf16.step - times[len(times) // 10])
 
 
-def _reference_waits(account: Account, idle: float, short: Mapping[str, str]) -> Finding | None:
+def _reference_waits(account: Account, idle: float, short: Why | None) -> Finding | None:
     """The host holds the reference up and not the FP8 arm: by a wait that only the reference's step has, or so long
     that one arm is launch-bound and the other is not. ``idle``: of the reference, see :func:`steady_idle`; ``short``:
-    cause and next step where it has too little memory."""
+    why, where it has too little memory."""
     waited, fp8 = account.bf16, account.fp8
     more_waits = sum(waited.waits.values()) > sum(fp8.waits.values())
     by_its_calls = more_waits and idle - fp8.idle > NOTICED * waited.step
@@ -149,7 +149,7 @@ def _reference_waits(account: Account, idle: float, short: Mapping[str, str]) ->
         return None
     calls = ", ".join(f"{name} {count} times" for name, count in waited.waits.items())
     found = Finding(
-        UNCODED,
+        S.REFERENCE_WAITS,
         Verdict.INVALID,
         headline="the reference waits for its host",
         expected="a reference as fast as the GPU lets it be",
@@ -160,7 +160,7 @@ def _reference_waits(account: Account, idle: float, short: Mapping[str, str]) ->
         else "Python takes time in the reference's step alone: a sleep, loading of data, code that is not compiled",
         next_step="take the wait out of the reference's step, or put it in both arms",
     )
-    return replace(found, **short)
+    return replace(found, **short._asdict()) if short is not None else found
 
 
 def _above_limit(account: Account, lowest: float, on_busy: bool) -> Finding | None:
@@ -175,7 +175,7 @@ def _above_limit(account: Account, lowest: float, on_busy: bool) -> Finding | No
     what = max(shrunk, key=lambda name: shrunk[name])
     named = {"rest": "all other kernels"}.get(what, what)
     return Finding(
-        UNCODED,
+        S.TOO_GOOD,
         Verdict.INVALID,
         headline="the speedup is too good to be true",
         expected=f"at most {limit:.2f}x: products in FP8 earned {account.earned:.1f} ms of the reference's "

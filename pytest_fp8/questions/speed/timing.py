@@ -218,7 +218,7 @@ class BlockTimer:
             recent = [each for each in self.beside.turns if each.arm == turn.arm][-RECENT_TURNS:]
             short = short_of_memory(recent, turn.arm)
             if short and not self.arms.takes_turns and not self._has_company():
-                raise crowded(turn.arm, short["cause"])
+                raise crowded(turn.arm, short.cause)
         times: list[float] = found["milliseconds"]
         return times
 

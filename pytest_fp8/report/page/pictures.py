@@ -81,7 +81,7 @@ def blocks(entry: Mapping[str, Any], key: str) -> Picture | None:
     ratios = ratios_by_process([p["bf16"] for p in processes], [p["fp8"] for p in processes])
     said = speed_in(entry["decisions"])
     low, high, baseline = (number(said, "numbers", name) for name in ("low", "high", "baseline"))
-    on_busy = said.get("numbers", {}).get("gated_on") == "busy time"
+    on_busy = said.get("numbers", {}).get("on_busy")
     baseline = None if on_busy else baseline
     title = "Speedup of each block of steps"
     rows = [[p + 1, b + 1, math.exp(value)] for p, process in enumerate(ratios) for b, value in enumerate(process)]
@@ -194,7 +194,7 @@ def memory(entry: Mapping[str, Any], key: str) -> Picture | None:
 
 def history(entry: Mapping[str, Any], key: str) -> Picture | None:
     said = entry["decisions"].get("speedup", {})
-    gated = "busy_speedup" if said.get("numbers", {}).get("gated_on") == "busy time" else "speedup"
+    gated = "busy_speedup" if said.get("numbers", {}).get("on_busy") else "speedup"
     past = [(each["date"], each["commit"], _of_session(each, gated)) for each in entry["evidence"].get("history", ())]
     past = [each for each in past if each[2] is not None]
     now = number(said, "numbers", "gated_speedup")

@@ -1,0 +1,119 @@
+"""Errors of baselines' files and commands: each code, from a file or command that leads to it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers.baselines import baseline, edit
+from helpers.good_baseline import GOOD, read
+from pytest_fp8 import Case
+from pytest_fp8.baselines.atomic import updating
+from pytest_fp8.baselines.check import inspect
+from pytest_fp8.baselines.folder import named, read_folder, read_revision
+from pytest_fp8.baselines.promote import promote_candidates
+from pytest_fp8.baselines.source import Folder
+from pytest_fp8.baselines.store import baseline_path, write_baseline
+from pytest_fp8.baselines.suite_cases import suite_cases
+from pytest_fp8.baselines.variance import NAME, read_components
+from pytest_fp8.codes import B
+from pytest_fp8.errors import Fp8Error
+
+FILE = "h200/1b-torchao-rowwise.json"
+
+
+def written(change):
+    """Reads the sound baseline after ``change`` of its path."""
+
+    def ask(folder):
+        write_baseline(folder, GOOD)
+        change(folder / FILE)
+        read(folder)
+
+    return ask
+
+
+def other_gpu(path):
+    edit(path, lambda data: data.update(gpu="h100"))
+
+
+def twice(folder):
+    with updating(folder), updating(folder):
+        pass
+
+
+def onto_a_file(folder):
+    (folder / "h200").write_text("")
+    write_baseline(folder, GOOD)
+
+
+def variance(folder):
+    (folder / "h200").mkdir()
+    (folder / "h200" / NAME).write_text("{}")
+    read_components(Folder(folder), "h200")
+
+
+def of_no_revision(folder):
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    read_revision(folder, "nowhere").items()
+
+
+def unfit(path):
+    path.unlink()
+    session = replace(GOOD.newest, unfit="the loss question failed")
+    write_baseline(path.parent.parent, replace(GOOD, sessions=(session,)))
+
+
+RAISED = {
+    B.UNREADABLE: written(lambda path: path.write_text("{")),
+    B.NO_ACCESS: lambda folder: ((folder / "h200").write_text(""), read(folder)),
+    B.EDITED: written(lambda path: edit(path, lambda data: data.update(case_hash="b"), sign=False)),
+    B.OTHER_SCHEMA: written(lambda path: path.write_text('{"schema": 99}')),
+    B.MISPLACED: written(other_gpu),
+    B.REDEFINED: written(lambda path: edit(path, lambda data: data.update(case_hash="b"))),
+    B.UNFIT: written(unfit),
+    B.BAD_NAME: lambda folder: baseline_path(folder, "h200", "../mine"),
+    B.NOT_WRITTEN: onto_a_file,
+    B.LOCKED: twice,
+    B.NOTHING_THERE: lambda folder: read_folder(folder / "basline"),
+    B.UNKNOWN_NAME: lambda folder: named("1b-torchao-rowwse", [("h200", GOOD.case)]),
+    B.NO_REVISION: of_no_revision,
+    B.NO_SUITE: lambda folder: suite_cases(folder / "matrix.py"),
+    B.USAGE: lambda folder: promote_candidates(folder, folder, reason=" "),
+    B.VARIANCE: variance,
+}
+"""Code -> what raises it in a folder."""
+
+
+@pytest.mark.parametrize("code", RAISED, ids=lambda code: code.slug)
+def test_words(code, snapshot, tmp_path):
+    with pytest.raises(Fp8Error) as error:
+        RAISED[code](tmp_path)
+    assert error.value.code is code
+    assert str(error.value).replace(str(tmp_path), "FOLDER").replace(os.getcwd(), "HERE") == snapshot
+
+
+def found_in_a_folder():
+    """What ``check`` says of a folder that has one of each."""
+    case, other = Case("1b", "torchao", "rowwise"), Case("1b", "torchao", "tensorwise")
+    speeds = {"speedup": [[0.0] * 6, [0.2] * 6], "fp8_share": [0.5]}
+    coarse = baseline(case.id, case.digest(), metrics=speeds)
+    stored = {
+        case.id: replace(coarse, sessions=(replace(coarse.newest, measurement=1),)),
+        "1b-nobody": baseline("1b-nobody", "h"),
+        "own.mine-torchao-rowwise": baseline("own.mine-torchao-rowwise", "h"),
+    }
+    files = {Path("h200", f"{name}.json"): each for name, each in stored.items()}
+    today = datetime.date(2027, 11, 20)
+    return inspect(files, [case, other], today=today, max_age=180, installed={"torch": "2.13.0"})
+
+
+def test_words_of_check(snapshot):
+    found = found_in_a_folder()
+    assert sorted({note.code for note in found}) == sorted(set(B) - set(RAISED))
+    assert "\n".join(f"{note.level} {note.code} {note.kind}: {note.message}" for note in found) == snapshot

@@ -1,0 +1,107 @@
+"""Every sentence of the speed question and of the comparison in one session, from evidence written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.recorded_arms import BF16, FP8_ARM, asked, sessions
+from helpers.steps import changed, on_half_the_rows, recorded_step, with_products
+from pytest_fp8.arms.environment import ArmEnvironment
+from pytest_fp8.codes import S
+from pytest_fp8.compare.session import judge
+from pytest_fp8.questions.layers.evidence import WireTime
+from pytest_fp8.questions.layers.products import Product
+from pytest_fp8.questions.speed.check import check_speedup
+from pytest_fp8.questions.speed.evidence import TimingEvidence
+from pytest_fp8.questions.speed.host import Turn
+from pytest_fp8.questions.speed.wire import ArmWire
+from pytest_fp8.rules.same_session import decide_same_session
+
+PLAIN = TimingEvidence([[100.0, 100.1] * 6] * 2, [[80.0, 80.1] * 6] * 2)
+SLOW = recorded_step("1b-transformer_engine-current")
+LAUNCHES = replace(SLOW, step_ms=[210.0] * 5, busy_ms=[120.0] * 5)
+FLASH = {"efficient": ["fmha_cutlassF"]}, {"cudnn": ["cudnn_flash"]}
+
+
+def plain(floor=None, bf16_ms=(), **changes):
+    history = changes.pop("history", ())
+    evidence = replace(PLAIN, **changes)
+    return check_speedup(evidence, floor=floor, tolerance=0.02, history=history, baseline_reference_ms=bf16_ms)
+
+
+def on_the_wire(exposed):
+    step = FP8_ARM if exposed else BF16
+    busy = step.milliseconds["busy"] + exposed
+    milliseconds = {**step.milliseconds, "communication": 30.0, "busy": busy}
+    wire = ArmWire([WireTime("all-gather", "bfloat16", 64, 9, 18, 30.0)], exposed)
+    return replace(step, milliseconds=milliseconds, wire=wire)
+
+
+def scattering():
+    blocks = [114.0, 108.0, 101.0, 165.0, 186.0, 99.0, 97.0, 98.0, 157.0, 99.0, 101.0, 98.6]
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.0] * 5)
+    return check_speedup(
+        TimingEvidence([[121.5] * 12] * 2, [blocks] * 2, bf16_gpu=BF16, fp8_gpu=fp8), floor=1.0, tolerance=0.02
+    )
+
+
+def waiting(**changes):
+    bf16 = replace(BF16, step_ms=[133.0] * 5, busy_ms=[113.0] * 5)
+    fp8 = replace(recorded_step("1b-transformer_engine-delayed"), busy_ms=[95.6] * 5, step_ms=[97.6] * 5)
+    return asked(bf16=bf16, fp8=fp8, bf16_ms=133.0, fp8_ms=97.6, **changes)
+
+
+def other_precision():
+    def head(kind):
+        return Product("forward", 64, (64, 64), kind, "mm", milliseconds=20.0)
+
+    return asked(with_products(BF16, head("float32")), with_products(FP8_ARM, head("bfloat16")), 140.0, 126.0)
+
+
+def against_base(change):
+    versions = {"base": {"torch": "2.11.0"}, "head": {"torch": "2.13.0"}}
+    sides = tuple(ArmEnvironment(side, "python", (), found) for side, found in versions.items())
+    return judge(decide_same_session([[change] * 10] * 6, 0.01), None, 0.01, None, None, ({}, {}), sides)
+
+
+FOUND = {
+    S.NO_BASELINE: plain,
+    S.FASTER_THAN_BASELINE: lambda: plain(history=sessions(1.18)),
+    S.SLOWER_THAN_BASELINE: lambda: plain(history=sessions(1.35)),
+    S.LAUNCH_BOUND: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0),
+    S.SHORT_OF_MEMORY: lambda: waiting(turns=[Turn("BF16", steps=6, retries=12)]),
+    S.NOT_COMPILED: lambda: plain(fp8=[[120.0, 120.1] * 6] * 2, fp8_compiled=False, floor=1.0),
+    S.SLOW_WIRE: lambda: asked(on_the_wire(0.0), on_the_wire(18.0), 121.5, 124.0),
+    S.TOO_SMALL: lambda: asked(BF16, BF16, 121.5, 124.0),
+    S.COSTS_MORE_THAN_IT_SAVES: lambda: asked(floor=1.25),
+    S.HOST_SCATTERS: scattering,
+    S.SESSIONS_DIFFER: lambda: plain(history=sessions(1.27)),
+    S.UNDECIDED: lambda: plain(fp8=[[99.0, 101.0] * 6, [101.0, 99.0] * 6], floor=1.0),
+    S.OTHER_PROCESS: lambda: plain(strangers=[7]),
+    S.THROTTLED: lambda: plain(throttles=["hardware thermal in 3 of 12 readings"], clocks=[1200, 1980]),
+    S.OTHER_ATTENTION: lambda: plain(bf16_attention=FLASH[0], fp8_attention=FLASH[1]),
+    S.OTHER_REFERENCE: lambda: plain(history=sessions(1.25), bf16_ms=[[88.0]]),
+    S.NO_BUSY_TIMES: lambda: asked(fp8=LAUNCHES, fp8_ms=206.0, floor=None, history=sessions(0.8)),
+    S.COMPILED_WHILE_TIMED: lambda: plain(compilations={"FP8": 2}),
+    S.LESS_WORK: lambda: asked(fp8=on_half_the_rows(FP8_ARM, 8192), fp8_ms=60.0),
+    S.OTHER_PRECISION: other_precision,
+    S.REFERENCE_WAITS: waiting,
+    S.TOO_GOOD: lambda: asked(fp8=changed(FP8_ARM, rest=1.0), fp8_ms=80.0),
+    S.SLOWER_THAN_BASE: lambda: against_base(-0.05),
+}
+"""Code -> what asks for it."""
+OF_COMMANDS = {S.COMPARE_OPTIONS, S.SAME_SIDES, S.NO_GPU, S.OTHER_PYTHON}
+"""Errors, which ``tests/test_compare.py`` and ``tests/test_compare_sides.py`` raise."""
+
+
+@pytest.mark.parametrize("code", FOUND, ids=lambda code: code.slug)
+def test_words(code, snapshot):
+    decision = FOUND[code]()
+    assert decision.code is code, decision.message
+    assert decision.message == snapshot
+
+
+def test_every_code_has_its_words_here():
+    assert set(FOUND) == set(S) - OF_COMMANDS
