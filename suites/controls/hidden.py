@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pytest_fp8.backends.base import Conversion
 
-OURS = "found by trying faults on this gate"
-
 
 def build_wide() -> torch.nn.Module:
     """Two layers, with more outputs between them than are compared of a product."""
@@ -63,7 +61,6 @@ class LastTile(Control):
 
     number, id = 111, "wgrad-last-tile"
     title = "the last 16 of 1280 rows of a wgrad are zero"
-    source = OURS
     question, cause = "numerics", "a tile at the edge that a kernel leaves out"
     case, workload = CASE, WIDE
 
@@ -91,7 +88,6 @@ class EachSecondStep(WrongBackward):
 
     number, id = 112, "wgrad-each-second-step"
     title = "one layer's wgrad is doubled in each second step"
-    source = OURS
     cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -110,7 +106,6 @@ class CastsLeftOut(Control):
 
     number, id = 113, "casts-left-out"
     title = "torchao's own function without casts in two of three steps"
-    source = OURS
     question, cause = "loss", "an FP8 layer multiplied in high precision while the arm trained"
     case = micro()
 
@@ -131,7 +126,6 @@ class WrongInEvaluations(Control):
 
     number, id = 114, "wrong-in-evaluations"
     title = "outputs are 10 % too large in eval mode alone"
-    source = OURS
     question, cause = "numerics", "product in an evaluation"
     case = micro("rowwise")
 
@@ -149,7 +143,6 @@ class CopyOnTheParameter(Control):
 
     number, id = 115, "copy-on-the-parameter"
     title = "one layer's copy of its weight, kept on the parameter, is never renewed"
-    source = OURS
     question, cause = "numerics", "product in an evaluation after 13 training steps"
     case, workload = CASE, WIDE
 
@@ -167,7 +160,6 @@ class OtherApproximation(Control):
 
     number, id = 116, "other-approximation"
     title = "another approximation of the GELU in the FP8 arm"
-    source = OURS
     question, cause = "layers", "operators of 1"
     case, workload = CASE, WIDE
     verdicts = ("INVALID",)
@@ -183,7 +175,6 @@ class ScaledGradient(Control):
 
     number, id = 117, "scaled-gradient"
     title = "a hook makes one layer's weight gradient 10 % smaller"
-    source = OURS
     question, cause = "numerics", "something multiplies it in the FP8 arm alone"
     case = micro()
 
@@ -197,7 +188,6 @@ class LateGradient(Control):
 
     number, id = 118, "late-gradient"
     title = "one layer trains on the gradient of the step before"
-    source = OURS
     question, cause = "numerics", "a gradient that is kept from an earlier step"
     case = micro()
 

@@ -54,7 +54,7 @@ class Disagreeing(Control):
         try:
             return super().ask(pair)
         except ArmError as error:
-            return Outcome(cls, "FAIL", error.headline, error.message)
+            return Outcome.of_error(cls, error)
 
 
 class OneRankInBf16(Disagreeing):
@@ -75,7 +75,6 @@ class GradientsNotReduced(Disagreeing):
 
     number, id = 105, "gradients-not-reduced"
     title = "gradients are not reduced over the ranks"
-    source = "DistributedDataParallel called by its .module"
     question, cause = "loss", "gradients are not reduced over all ranks"
     case = DDP
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controls.control import Control, Outcome
+from controls.control import ACCELERATE, Control, Outcome
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -38,7 +38,7 @@ class ForeignBaseline(Control):
             try:
                 read_baseline(Path(name), "h200", case, digest)
             except BaselineError as error:
-                return Outcome(cls, "FAIL", error.headline.replace(name, "baselines"), error.message)
+                return Outcome.of_error(cls, error)
         return Outcome(cls, "PASS", "the file was compared with", "")
 
 
@@ -57,8 +57,9 @@ class AllSkipped(Control):
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--fp8-gpu=h200", name]
             env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
             done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
-        headline = next((line for line in done.stdout.splitlines() if cls.cause in line), done.stdout[-200:])
-        return Outcome(cls, "FAIL" if done.returncode else "PASS", headline, done.stdout + done.stderr)
+        told = done.stdout + done.stderr
+        code = cls.code if cls.code and cls.code in told else None
+        return Outcome(cls, "FAIL" if done.returncode else "PASS", told[-200:], told, code)
 
 
 _SUITE = """
@@ -76,7 +77,7 @@ class LaunchDropsEnvironment(Control):
 
     number, id = 32, "launch-drops-environment"
     title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
-    source = "accelerate commands/launch.py: mixed_precision is no where no file or argument says otherwise"
+    source = f"[accelerate launch]({ACCELERATE}/commands/launch.py)"
     question, cause = "precision", "accelerate launch without a file or --mixed_precision wins over it"
     needs = ("accelerate",)
 
