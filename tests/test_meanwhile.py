@@ -83,7 +83,7 @@ def test_the_arms_of_another_model_begin_and_large_ones_do_not(world):
 def test_an_arm_that_fails_ahead_is_built_again_for_its_own_test_alone(world):
     pool = ArmPool(H200)
     one, two = pairs(pool, "1b", *RECIPES[:2])
-    world.fails["1b-torchao-rowwise"] = "died"
+    world.fails["1b-torchao-rowwise"] = R.ARM_DIED
     one.start(arms_of(two))
     pool.wait_for_builds()
     one.start(arms_of(two))

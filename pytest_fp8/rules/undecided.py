@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_fp8.codes import R
+
 BUDGET = 0.05
 """Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 13 320 questions asked of sound models
 (111 models, three emulated recipes, ten draws of weights and data) 1.5 % did, nearly all of them for the loss."""
@@ -25,11 +27,13 @@ class Answer:
     question: str
     verdict: str
     headline: str
+    code: str | None = None
     no_baseline: bool = False
 
     @property
     def line(self) -> str:
-        return f"{self.case} {self.question}: {self.verdict}: {self.headline}"
+        verdict = f"{self.verdict} {self.code}" if self.code else self.verdict
+        return f"{self.case} {self.question}: {verdict}: {self.headline}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def unanswered(
     if listed:
         over = f"; {len(open_)} INCONCLUSIVE where {allowed} may be" if len(open_) > allowed else ""
         problems.append(
-            f"{len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
+            f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"
             + "".join(f"  {answer.line}\n" for answer in listed)
             + "  next: do what each message above says, or run again where the GPU was disturbed; "
@@ -76,5 +80,5 @@ def unanswered(
     if missing:
         cases = sorted({a.case for a in missing})
         text = f"no baseline for {len(cases)} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing"
-        (problems if in_ci else notes).append(f"{text}; next: {first_steps}")
+        (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {first_steps}")
     return Unanswered(problems if fails else [], notes if fails else problems + notes)
