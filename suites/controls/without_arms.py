@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controls.control import ACCELERATE, Control, Outcome
+from pytest_fp8.codes import R
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -47,7 +48,7 @@ class AllSkipped(Control):
 
     number, id = 26, "all-skipped"
     title = "every test skipped on a declared GPU"
-    question, cause = "session", "A gate that ran nothing is not green"
+    question, code = "session", R.NOTHING_RAN
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
