@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pytest_fp8.case_types import require_sense, require_types, writable
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
     FULL_BACKENDS,
@@ -110,11 +110,11 @@ class Case:
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
             otherwise = "leave model= out, and bring a model of your own with the fixture fp8_workload"
-            refuse_unknown(UNCODED, f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
+            refuse_unknown(R.UNKNOWN_NAME, f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
         if self.emulated:
             if self.backend not in EMULATED_BACKENDS:
                 refuse(
-                    UNCODED,
+                    R.NOT_EMULATED,
                     f"{self.backend!r} cannot be emulated",
                     expected="torchao, alone or through Accelerate, whose numerics run on any processor",
                     seen=self.backend,
@@ -124,7 +124,7 @@ class Case:
             object.__setattr__(self, "compile", False)
         if self.lora < 0 or (self.lora_targets and not self.lora):
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "lora of a case",
                 expected="a rank from 1 with its targets, or 0 and no targets",
                 seen=str(self.lora),
@@ -132,16 +132,21 @@ class Case:
         if self.backend in ADAPTERS_ALONE:
             self._require_adapters()
         if self.name and self.model != OWN:
-            refuse(UNCODED, "name of a case", expected="a name for a model of your own, with no model=", seen=self.name)
+            refuse(
+                R.FIELDS_DISAGREE,
+                "name of a case",
+                expected="a name for a model of your own, with no model=",
+                seen=self.name,
+            )
         if self.chip not in ("", *CHIPS):
-            refuse_unknown(UNCODED, f"unknown chip {self.chip!r}", self.chip, CHIPS)
+            refuse_unknown(R.UNKNOWN_NAME, f"unknown chip {self.chip!r}", self.chip, CHIPS)
         unknown = [q for q in self.questions if q not in QUESTIONS]
         if unknown:
-            refuse_unknown(UNCODED, f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
+            refuse_unknown(R.UNKNOWN_NAME, f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
         self._require_ranks()
         if not 0 < self.tolerance < 1:
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 "tolerance of a case",
                 expected="a fraction between 0 and 1",
                 seen=repr(self.tolerance),
@@ -150,13 +155,13 @@ class Case:
         formats = self.checkpoint_formats
         if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
-            refuse(UNCODED, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+            refuse(R.BAD_VALUE, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
 
     def _require_ranks(self) -> None:
         """Raise :class:`SettingsError` for ranks that cannot train this case together."""
         if (self.gpus > 1) != bool(self.parallel) or self.gpus < 1:
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "gpus and parallel of a case",
                 expected=f"gpus=2 or more with parallel= one of {', '.join(PARALLEL)}; or neither",
                 seen=f"gpus={self.gpus!r}, parallel={self.parallel!r}",
@@ -164,14 +169,14 @@ class Case:
             )
         if self.options.get("float8_all_gather") and self.parallel not in ("fsdp2", "own"):
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "float8_all_gather",
                 expected="FSDP2, whose gathers it casts: parallel='fsdp2' or 'own'",
                 seen=self.id,
             )
         if self.options.get("precompute_scale") and not self.options.get("float8_all_gather"):
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "precompute_scale",
                 expected="float8_all_gather, whose scales it computes at once",
                 seen=self.id,
@@ -179,17 +184,25 @@ class Case:
         if not self.parallel:
             return
         if self.parallel not in PARALLEL:
-            refuse_unknown(UNCODED, f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
+            refuse_unknown(R.UNKNOWN_NAME, f"unknown parallel {self.parallel!r}", self.parallel, PARALLEL)
         known = [backend for backend, ways in PARALLEL_BACKENDS.items() if self.parallel in ways]
         if self.backend not in known:
-            refuse(UNCODED, f"backend under {self.parallel}", expected=f"one of {', '.join(known)}", seen=self.backend)
+            refuse(
+                R.FIELDS_DISAGREE,
+                f"backend under {self.parallel}",
+                expected=f"one of {', '.join(known)}",
+                seen=self.backend,
+            )
         if self.parallel == "own" and self.model != OWN:
             refuse(
-                UNCODED, "parallel='own'", expected="a model of your own, Workload(parallelize=...)", seen=self.model
+                R.FIELDS_DISAGREE,
+                "parallel='own'",
+                expected="a model of your own, Workload(parallelize=...)",
+                seen=self.model,
             )
         if self.parallel == "zero3" and self.compile:
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "parallel='zero3' is DeepSpeed's, which runs uncompiled",
                 expected="compile=False",
                 seen="compile=True",
@@ -198,7 +211,7 @@ class Case:
         tokens = self.tokens
         if tokens is not None and tokens[0] % self.gpus:
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 "batch of a case on several GPUs",
                 expected=f"a number of sequences that {self.gpus} ranks can share evenly",
                 seen=str(tokens[0]),
@@ -208,7 +221,7 @@ class Case:
     def _require_adapters(self) -> None:
         if not self.lora:
             refuse(
-                UNCODED,
+                R.ADAPTERS_ALONE,
                 f"{self.backend!r} trains LoRA adapters alone",
                 expected="lora= a rank from 1",
                 seen="lora=0, which trains all weights",
@@ -219,7 +232,7 @@ class Case:
             )
         if self.model == OWN or self.activation_checkpointing or not self.compile:
             refuse(
-                UNCODED,
+                R.ADAPTERS_ALONE,
                 f"{self.backend!r} builds and compiles its model itself",
                 expected="a model of the suite, compile=True and activation_checkpointing=False",
                 seen=f"model={self.model!r}, compile={self.compile}, "

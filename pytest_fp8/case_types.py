@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 AT_LEAST = {"batch": 1, "seq": 1, "loss_steps": 1, "loss_seeds": 1}
@@ -52,7 +52,7 @@ def require_types(case: Any) -> None:
             what, example = EXAMPLES[kind]
             example = repr(field.default) if kind == "float" else example
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 f"{field.name} of a case",
                 expected=what if least is None else f"{what} from {least}",
                 seen=f"{value!r:.80}, a {type(value).__name__}",
@@ -80,7 +80,7 @@ def require_sense(case: Any, own: bool) -> None:
     for name, instead in SUITE_ALONE.items():
         if own and getattr(case, name) is not None:
             refuse(
-                UNCODED,
+                R.FIELDS_DISAGREE,
                 f"{name}= with a model of your own",
                 expected=f"no {name}=, which is for models of the suite",
                 seen=f"{name}={getattr(case, name)!r:.80}",
@@ -93,7 +93,7 @@ def require_floor(floor: Any) -> None:
     """Raise :class:`SettingsError` for a floor that no speedup can be held against."""
     if not (_is("float", floor) and 0 < floor < math.inf):
         refuse(
-            UNCODED,
+            R.BAD_VALUE,
             "floor of a case",
             expected="a speedup over BF16 above 0, such as 1.0",
             seen=f"{floor!r:.80}, a {type(floor).__name__}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 FALSE = ("", "0", "false", "no", "off")
@@ -35,7 +35,7 @@ def refuse_in_ci(environment: Mapping[str, str]) -> None:
     name = ci_variable(environment)
     if name:
         refuse(
-            UNCODED,
+            R.REFUSED_IN_CI,
             "--fp8-update-baselines is refused in continuous integration",
             expected="a person who measures and reviews, or a job whose purpose is to update",
             seen=f"{name}={environment[name]}",

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
+from pytest_fp8.codes.pages import add_explain
 from pytest_fp8.compare.command import add_compare
 from pytest_fp8.doctor.command import add_doctor
 from pytest_fp8.ending import Endings
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     add_baselines(commands)
     add_compare(commands)
     add_doctor(commands)
+    add_explain(commands)
     add_init(commands)
     add_report(commands)
     add_suites(commands)

@@ -19,7 +19,7 @@ class Fp8Error(Exception):
     """
 
     told: tuple[str, str] | None = None
-    """Row of the closing summary and headline, where it ended a test's question."""
+    """Row of the closing summary and first line, where it ended a test's question."""
 
     def __init__(
         self,
@@ -40,9 +40,13 @@ class Fp8Error(Exception):
         super().__init__(self.message)
 
     @property
+    def first_line(self) -> str:
+        """The code and the headline."""
+        return f"{self.code}: {self.headline}" if self.code else self.headline
+
+    @property
     def message(self) -> str:
-        first = f"{self.code}: {self.headline}" if self.code else self.headline
-        return explain(first, self.expected, self.seen, self.cause, self.next_step)
+        return explain(self.first_line, self.expected, self.seen, self.cause, self.next_step)
 
 
 class SettingsError(Fp8Error):

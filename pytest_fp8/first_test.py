@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.atomic import write_atomically
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import BaselineError, refuse
 
 TEXT = '''\
@@ -103,7 +103,7 @@ def _require_a_name(file: Path) -> None:
     folder = os.path.isdir(file)
     if not any(fnmatch(file.name, pattern) for pattern in ("test_*.py", "*_test.py")):
         refuse(
-            UNCODED,
+            R.FILE_NAME,
             f"{file} is a folder" if folder else f"pytest would not collect {file.name}",
             expected="a file's name such as test_fp8.py",
             seen=f"{file}, a folder" if folder else str(file),
@@ -113,7 +113,7 @@ def _require_a_name(file: Path) -> None:
     # A link that leads nowhere is taken, too.
     if os.path.lexists(file):
         refuse(
-            UNCODED,
+            R.FILE_NAME,
             f"{file} is there already",
             expected="a name that is free",
             seen=f"{file}, a folder" if folder else str(file),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from pytest_fp8.codes import R
+
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
     from pytest_fp8.gpu import Gpu
@@ -21,6 +23,7 @@ def fp8_case(request: pytest.FixtureRequest) -> Case:
     if case is None:
         # A session fixture does not know which test asked first; pytest names it above this message.
         _fail(
+            R.NO_CASE,
             "this test asks for an FP8 case and names none",
             expected="@pytest.mark.fp8(backend='torchao', recipe='tensorwise') on the test or its module",
             seen="no mark fp8 that goes with it",
@@ -100,17 +103,17 @@ def _model(case: Case, workload: Workload | None, convert: bool) -> Iterator[Any
     device = "cpu" if case.emulated else "cuda"
     chosen = backend(case.backend)
     if chosen.patches_others or (convert and chosen.keeps_state):
-        pytest.fail(
-            f"{case.backend} changes the whole process it is used in, so its models live in arms only; "
-            "use fp8_pair, or fp8_pair.fp8.call(function)",
-            pytrace=False,
+        _fail(
+            R.CANNOT_RUN_HERE,
+            f"{case.backend} changes the whole process it is used in, so its models live in arms only",
+            next_step="use fp8_pair, or fp8_pair.fp8.call(function)",
         )
     model = TrainingSetup(case, workload, chosen, torch.device(device)).fresh_model(seed=0)
     if convert:
         mark_skipped(model, workload.leave if workload is not None else ())
         usable, reason = chosen.usable(case.recipe, case.emulated)
         if not usable:
-            pytest.fail(f"recipe {case.recipe!r} cannot run here: {reason}", pytrace=False)
+            _fail(R.CANNOT_RUN_HERE, f"recipe {case.recipe!r} cannot run here: {reason}")
         if workload is not None and workload.convert is not None:
             model = converted(workload.convert, model)
         else:
@@ -131,6 +134,7 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
     if given is not None and not isinstance(given, Workload):
         kind = "a class" if isinstance(given, type) else f"of type {type(given).__name__}"
         _fail(
+            R.NOT_A_WORKLOAD,
             "the fixture fp8_workload did not give a workload",
             expected="pytest_fp8.Workload(build=..., batch=...), or None",
             seen=f"{kind}: {given!r:.200}, from {where}",
@@ -139,6 +143,7 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
         )
     if given is None and case.model == OWN and where:
         _fail(
+            R.NO_WORKLOAD,
             f"{request.node.name}: the fixture fp8_workload gave None, so there is no model to train",
             expected="a Workload, for the mark names no model",
             seen=f"None, from {where}",
@@ -147,6 +152,7 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
         )
     if given is None and case.model == OWN:
         _fail(
+            R.NO_WORKLOAD,
             f"{request.node.name}: no model to train",
             expected="a model's name in the mark, or a model from the fixture fp8_workload",
             seen="neither",
@@ -156,6 +162,7 @@ def _require_workload(request: pytest.FixtureRequest, case: Case, given: object)
         )
     if given is not None and case.model != OWN:
         _fail(
+            R.TWO_MODELS,
             f"{request.node.name}: two models to train",
             expected="a model's name in the mark, or a model from the fixture fp8_workload",
             seen=f"model={case.model!r} in the mark, and a Workload",
@@ -176,7 +183,7 @@ def _written_at(request: pytest.FixtureRequest) -> str:
     return f"{file.removeprefix(root)}:{code.co_firstlineno}"
 
 
-def _fail(headline: str, *, expected: str, seen: str, cause: str, next_step: str) -> NoReturn:
-    from pytest_fp8.errors import explain
+def _fail(code: R, headline: str, **lines: str) -> NoReturn:
+    from pytest_fp8.errors import Fp8Error
 
-    pytest.fail(explain(headline, expected, seen, cause, next_step), pytrace=False)
+    pytest.fail(Fp8Error(code, headline, **lines).message, pytrace=False)

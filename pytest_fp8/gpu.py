@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 
@@ -87,7 +87,7 @@ def known(name: str) -> str:
     lowered = name.strip().lower()
     if lowered != "auto" and lowered not in NAMES:
         refuse(
-            UNCODED,
+            R.UNKNOWN_GPU,
             f"--fp8-gpu={name}: no GPU of that name is known",
             expected="auto, " + ", ".join(NAMES),
             seen=name,

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 
@@ -22,14 +22,14 @@ def weights_of(given: Any) -> dict[str, str]:
         model, separator, folder = entry.partition("=")
         if not separator or model not in SHAPES:
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 f"--fp8-weights {entry}",
                 expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}",
                 seen=entry,
             )
         if not (Path(folder) / "config.json").is_file():
             refuse(
-                UNCODED,
+                R.NO_WEIGHTS,
                 f"--fp8-weights {entry}: that is not a folder of weights",
                 expected="a folder with config.json and *.safetensors, as transformers saves them",
                 seen=f"no {Path(folder) / 'config.json'}",

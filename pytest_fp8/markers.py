@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.case import EMULATED_BACKENDS, OWN, QUESTIONS, Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
@@ -39,12 +39,14 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
     arguments = _arguments(test, marks)
     question = arguments.pop("question", None)
     if question is not None and question not in QUESTIONS:
-        refuse_unknown(UNCODED, f"@pytest.mark.fp8 on {test}: unknown question {question!r}", question, QUESTIONS)
+        refuse_unknown(
+            R.UNKNOWN_NAME, f"@pytest.mark.fp8 on {test}: unknown question {question!r}", question, QUESTIONS
+        )
     listed = arguments.pop("cases", None)
     chip = arguments.pop("chip", "") if listed is not None else ""
     if listed is not None and arguments:
         refuse(
-            UNCODED,
+            R.BAD_MARK,
             f"@pytest.mark.fp8 on {test}",
             expected="either cases=[...], with chip= or without, or the fields of one case",
             seen="both",
@@ -52,7 +54,7 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
     listed = list(listed) if isinstance(listed, Iterable) else listed
     if listed is not None and not (isinstance(listed, list) and all(isinstance(case, Case) for case in listed)):
         refuse(
-            UNCODED,
+            R.BAD_MARK,
             f"@pytest.mark.fp8 on {test}: cases= is no list of cases",
             expected="a list of pytest_fp8.Case",
             seen=f"{listed!r:.200}",
@@ -61,14 +63,14 @@ def cases_of(test: str, marks: Iterable[tuple[object, pytest.Mark]], settings: S
     try:
         cases = _combined(arguments) if listed is None else [replace(case, chip=case.chip or chip) for case in listed]
     except (SettingsError, TypeError) as error:
-        message = error.headline if isinstance(error, SettingsError) else str(error)
-        lines = ("expected", "seen", "cause", "next_step") if isinstance(error, SettingsError) else ()
-        given = {name: getattr(error, name) for name in lines}
-        raise SettingsError(UNCODED, f"@pytest.mark.fp8 on {test}: {message}", **given) from None
+        if isinstance(error, TypeError):
+            raise SettingsError(R.BAD_MARK, f"@pytest.mark.fp8 on {test}: {error}") from None
+        given = {name: getattr(error, name) for name in ("expected", "seen", "cause", "next_step")}
+        raise SettingsError(error.code, f"@pytest.mark.fp8 on {test}: {error.headline}", **given) from None
     chosen = [with_weights(case, settings) for case in cases if question is None or case.asks(question)]
     if too_long := next((case.id for case in chosen if len(case.id) > LONGEST_NAME), ""):
         refuse(
-            UNCODED,
+            R.BAD_VALUE,
             f"@pytest.mark.fp8 on {test}: the case's name is too long",
             expected=f"at most {LONGEST_NAME} characters, which name its row and its baseline",
             seen=f"{len(too_long)}: {too_long[:60]}...",
@@ -86,14 +88,14 @@ def _refuse_no_case(test: str, empty: list[str], left_out: list[str], question: 
     ``left_out``: cases that do not answer ``question``."""
     if not left_out:
         refuse(
-            UNCODED,
+            R.NO_CASE,
             f"@pytest.mark.fp8 on {test} names no case",
             expected="one value at least in each list",
             seen=", ".join(empty),
             next_step=f"put a value into the list, or take {empty[0]} out of the mark",
         )
     refuse(
-        UNCODED,
+        R.NO_CASE,
         f"@pytest.mark.fp8 on {test} asks {question!r} of no case",
         expected="one case at least that answers it",
         seen=some(left_out),
@@ -110,7 +112,7 @@ def _combined(arguments: dict[str, Any]) -> list[Case]:
     for index, case in enumerate(cases):
         if case in cases[:index]:
             refuse(
-                UNCODED,
+                R.BAD_MARK,
                 f"case {case.id} twice",
                 expected="each value once in a list",
                 seen=f"{choices!r:.200}",
@@ -127,7 +129,7 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
     for place, mark in marks:
         if mark.args:
             refuse(
-                UNCODED,
+                R.BAD_MARK,
                 f"@pytest.mark.fp8 on {test} takes keyword arguments only",
                 expected="@pytest.mark.fp8(backend='torchao', recipe='rowwise')",
                 seen=repr(mark.args),
@@ -140,7 +142,11 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
         for name, value in mark.kwargs.items():
             if name not in ARGUMENTS:
                 refuse_unknown(
-                    UNCODED, f"@pytest.mark.fp8 on {test} has no argument {name!r}", name, ARGUMENTS, "pytest --markers"
+                    R.UNKNOWN_NAME,
+                    f"@pytest.mark.fp8 on {test} has no argument {name!r}",
+                    name,
+                    ARGUMENTS,
+                    "pytest --markers",
                 )
             if given_at.setdefault(name, place) is not place:
                 continue
@@ -148,7 +154,7 @@ def _arguments(test: str, marks: Iterable[tuple[object, pytest.Mark]]) -> dict[s
             if first is not value and first != value:
                 several = [first, value]
                 refuse(
-                    UNCODED,
+                    R.BAD_MARK,
                     f"two marks @pytest.mark.fp8 on {test} give {name}=",
                     expected=f"{name}= in one of the marks that stand at one place",
                     seen=" and ".join(f"{name}={one!r:.80}" for one in several),
@@ -209,7 +215,7 @@ def require_one_folder(cases: Iterable[Case]) -> None:
         other = first.setdefault(case.id, case)
         if other.weights != case.weights:
             refuse(
-                UNCODED,
+                R.SAME_NAME,
                 f"two cases are named {case.id}",
                 expected="one folder of weights for each name: it names the row, the arms and the baseline",
                 seen=f"weights={other.weights!r} and weights={case.weights!r}",

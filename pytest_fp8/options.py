@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.ci import FALSE, refuse_in_ci
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 from pytest_fp8.local_weights import weights_of
 
@@ -162,7 +162,7 @@ def read_settings(config: pytest.Config) -> Settings:
     for flag in ("--fp8-baselines-from", "--fp8-base-git", "--fp8-base-python"):
         if update and (given := values[flag.removeprefix("--").replace("-", "_")]):
             refuse(
-                UNCODED,
+                R.OPTIONS_EXCLUDE,
                 f"--fp8-update-baselines and {flag} exclude each other",
                 expected="a run that updates the baselines, or one that is gated on something else",
                 seen=f"both, with {flag}={given}",
@@ -198,7 +198,7 @@ def _reason(config: pytest.Config, reason: str, update: bool) -> str:
     """The reason as it can be stored; raises :class:`SettingsError`. One in the environment may be for other jobs."""
     if update and not reason:
         refuse(
-            UNCODED,
+            R.NO_REASON,
             "--fp8-update-baselines needs a reason",
             expected='--fp8-reason "why the stored numbers change"',
             seen="no reason",
@@ -207,7 +207,7 @@ def _reason(config: pytest.Config, reason: str, update: bool) -> str:
         )
     if reason and not update and config.getoption("fp8_reason"):
         refuse(
-            UNCODED,
+            R.OPTIONS_EXCLUDE,
             "--fp8-reason stores nothing without --fp8-update-baselines",
             expected="both, or neither",
             seen="a reason alone",
@@ -215,7 +215,7 @@ def _reason(config: pytest.Config, reason: str, update: bool) -> str:
         )
     if len(reason) > LONGEST_REASON or not reason.isprintable():
         refuse(
-            UNCODED,
+            R.BAD_VALUE,
             "--fp8-reason cannot be stored",
             expected=f"one line of printable text, at most {LONGEST_REASON} characters",
             seen=f"{len(reason)} characters: {reason[:60]!a}",
@@ -234,7 +234,7 @@ def _value(config: pytest.Config, option: Option) -> Any:
     for text in given if isinstance(given, list) else [given]:
         if option.dest not in MAY_BE_EMPTY and not str(text).strip():
             refuse(
-                UNCODED,
+                R.EMPTY_OPTION,
                 f"{option.flag} is given and empty",
                 expected=f"{option.flag}={option.metavar}, or nothing at all" if option.metavar else "true or false",
                 seen=f"{option.flag}= or {option.environment}=, without a value",
@@ -265,7 +265,7 @@ def _truth(value: Any, flag: str) -> bool:
         return value
     text = str(value).strip().lower()
     if text not in TRUE + FALSE:
-        refuse(UNCODED, f"{flag} in the ini file or the environment", expected="true or false", seen=repr(value))
+        refuse(R.BAD_VALUE, f"{flag} in the ini file or the environment", expected="true or false", seen=repr(value))
     return text in TRUE
 
 
@@ -287,7 +287,7 @@ def _count(flag: str, value: Any, default: N, least: int, cause: str = "") -> in
         return default
     if not text.isdecimal() or len(text) > 6 or int(text) < least:
         refuse(
-            UNCODED,
+            R.BAD_VALUE,
             flag,
             expected=f"a whole number from {least}, of at most 6 digits",
             seen=repr(value)[:80],
@@ -298,7 +298,7 @@ def _count(flag: str, value: Any, default: N, least: int, cause: str = "") -> in
 
 def _undecided(text: str) -> str:
     if text not in ("fail", "warn"):
-        refuse(UNCODED, "--fp8-undecided", expected="fail or warn", seen=repr(text))
+        refuse(R.BAD_VALUE, "--fp8-undecided", expected="fail or warn", seen=repr(text))
     return text
 
 

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from pytest_fp8.codes import R
+
 NOT_FROM = "PYTEST_FP8_NOT_FROM"
 """The variable that gives an arm of another commit the repository as it is here, and the checkout that is its own."""
 
@@ -13,6 +15,7 @@ NOT_FROM = "PYTEST_FP8_NOT_FROM"
 class OtherSideError(ImportError):
     """An arm of another commit has imported code from the project as it is here."""
 
+    fp8_code = R.OTHER_SIDES_CODE
     fp8_cause = (
         "Python finds that file otherwise than through PYTHONPATH: by an editable install, or a path that the code or "
         "a .pth file adds. Both sides would be the same code"

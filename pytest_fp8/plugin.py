@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fp8.codes import R
 from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
@@ -135,7 +136,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if failure:
         session.ledger.skipped(item.nodeid, reason)
-        pytest.fail(f"{reason}\n  expected: everything that case {case.id} needs, on the declared GPU", pytrace=False)
+        needs = f"everything that case {case.id} needs, on the declared GPU"
+        pytest.fail(Fp8Error(R.CANNOT_RUN_HERE, reason, expected=needs).message, pytrace=False)
     # As pytest's own skip marks do: the summary names the test's line, not this one.
     raise pytest.skip.Exception(reason, _use_item_location=True)
 

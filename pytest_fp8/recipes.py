@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 
 Role = str
@@ -152,7 +152,7 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
     """The facts of a recipe; raises :class:`SettingsError` naming the known ones."""
     if backend not in BACKENDS:
         refuse_unknown(
-            UNCODED,
+            R.UNKNOWN_NAME,
             f"unknown FP8 backend {backend!r}",
             backend,
             BACKENDS,
@@ -163,7 +163,7 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
         known = [recipe for owner, recipe in RECIPES if owner == backend]
         others = [owner for owner, recipe in RECIPES if recipe == name]
         otherwise = f"backend={others[0]!r}, which has it" if others else f"recipe={known[0]!r}"
-        refuse_unknown(UNCODED, f"backend {backend!r} has no recipe {name!r}", name, known, otherwise)
+        refuse_unknown(R.UNKNOWN_NAME, f"backend {backend!r} has no recipe {name!r}", name, known, otherwise)
     return facts
 
 
@@ -187,18 +187,22 @@ def recipe_options(backend: str, name: str, given: Mapping[str, Any]) -> dict[st
         if option not in facts.options and option not in facts.switches:
             known = [*facts.options, *facts.switches]
             refuse_unknown(
-                UNCODED, f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}"
+                R.UNKNOWN_NAME, f"recipe {name!r} of {backend!r} has no option {option!r}", option, known, "options={}"
             )
         # 1 is equal to True and has another name in the case's id.
         if option in _CHOICES and not any(type(value) is type(one) and value == one for one in _CHOICES[option]):
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 f"option {option!r} of recipe {name!r}",
                 expected=" or ".join(map(str, _CHOICES[option])),
                 seen=repr(value),
             )
         if option == "amax_history_len" and (type(value) is not int or value < 1):
-            refuse(UNCODED, f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value))
+            refuse(
+                R.BAD_VALUE, f"option {option!r} of recipe {name!r}", expected="a whole number from 1", seen=repr(value)
+            )
         if option == "margin" and (type(value) is not int or value < 0):
-            refuse(UNCODED, f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value))
+            refuse(
+                R.BAD_VALUE, f"option {option!r} of recipe {name!r}", expected="a whole number from 0", seen=repr(value)
+            )
     return {**facts.options, **{name: value for name, value in given.items() if value or name not in facts.switches}}

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.codes import R
+
 if TYPE_CHECKING:
     from pytest_fp8.session import Session
 
@@ -17,7 +19,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     if settings.declared and ran and ledger.ran_on_gpu == 0 and not interrupted:
         reasons = "; ".join(ledger.not_run) or "no test of this run asks anything of a GPU"
         session.problems.append(
-            f"--fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
+            f"{R.NOTHING_RAN}: --fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
             "A gate that ran nothing is not green."
         )
     elif ran and (settings.base_git or settings.base_python):
@@ -48,7 +50,8 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     from pytest_fp8.report.known import swallowed
 
     session.notes += [
-        f"{each} is FAIL, and no test failed with it: its exception was caught" for each in swallowed(ledger)
+        f"{R.EXCEPTION_CAUGHT}: {each} is FAIL, and no test failed with it: its exception was caught"
+        for each in swallowed(ledger)
     ]
     # Last: the report has what made the session fail.
     if settings.report_dir is not None and ran and (asked or (session.problems and not earlier)):
@@ -67,7 +70,7 @@ def _note_base(session: Session) -> None:
         why = why if ledger.ran_on_gpu else "no FP8 test ran on a GPU"
         # Only under --fp8-strict, and where a GPU answered: a job's environment may name a base for steps of all kinds.
         said = session.problems if settings.strict and ledger.ran_on_gpu else session.notes
-        said.append(f"nothing was timed beside the base {base}: {why}")
+        said.append(f"{R.BASE_NOT_TIMED}: nothing was timed beside the base {base}: {why}")
     elif settings.base_git:
         session.notes.append(f"timed beside the base {settings.base_git}: commit {session.base_commit[:12]}")
 
@@ -107,7 +110,8 @@ def _update(session: Session, origin: dict[str, Any], whole: bool) -> None:
         )
     if whole and not (done.written or session.problems):
         reasons = "; ".join(session.ledger.not_run) or "no test asked a question whose figures a baseline holds"
-        session.problems.append(f"--fp8-update-baselines was given and nothing was stored: {reasons}")
+        said = f"--fp8-update-baselines was given and nothing was stored: {reasons}"
+        session.problems.append(f"{R.NOTHING_STORED}: {said}")
 
 
 def _note_baselines(session: Session) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 from pytest_fp8.options import Settings
 
@@ -48,7 +48,7 @@ def _require_apart(report: Path, baselines: Path) -> None:
     report, baselines = report.resolve(), baselines.resolve()
     if report.is_relative_to(baselines) or baselines.is_relative_to(report / "candidates"):
         refuse(
-            UNCODED,
+            R.REPORT_AMONG_BASELINES,
             "the report is to be written into the folder of the baselines",
             expected="folders of their own: what is below the baselines' folder is read as baselines, and a report's "
             "candidates are replaced by the next session's",
@@ -66,7 +66,7 @@ def require_writable(folder: Path, what: str = "the report", option: str = "fp8-
             pass
     except OSError as error:
         refuse(
-            UNCODED,
+            R.NOT_WRITABLE,
             f"{what} cannot be written to {folder}",
             expected="a folder that exists or can be made, and in which files can be made",
             seen=f"{type(error).__name__}: {error}",

@@ -15,7 +15,7 @@ import sys
 from types import CodeType, ModuleType
 from typing import Any
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
 from pytest_fp8.zoo.storage import same_storage, storage_of
@@ -40,7 +40,7 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
         return base64.b64encode(_pickled(value)).decode()
     except Exception as error:
         refuse(
-            UNCODED,
+            R.CANNOT_SHIP,
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
             expected="functions that close over plain data and modules only",
             seen=f"{_culprit(value)}{type(error).__name__}: {error}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_fp8.errors import explain
+from pytest_fp8.codes import R
+from pytest_fp8.errors import Fp8Error
 
 if TYPE_CHECKING:
     import pytest
@@ -50,14 +51,15 @@ def refuse_mark_of_param(item: pytest.Item) -> None:
 
     given = ", ".join(f"{name}={value!r:.80}" for name, value in marks[0].kwargs.items())
     raise pytest.fail.Exception(
-        explain(
+        Fp8Error(
+            R.BAD_MARK,
             f"{item.name} has a mark fp8 on a parameter, which is not read",
             expected="marks fp8 on the test's function, class or module",
             seen=f"pytest.param(..., marks=pytest.mark.fp8({given}))",
             cause="pytest makes a test's cases before it knows the marks of its parameters",
             next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise']), or a test "
             "for each, with a name= of its own where the models differ",
-        ),
+        ).message,
         pytrace=False,
     )
 
@@ -68,13 +70,14 @@ def unread_mark(item: pytest.Item) -> str:
     marked = any(mark.name == "fp8" for mark in item.own_markers)
     if not marked or FIXTURES & set(getattr(item, "fixturenames", FIXTURES)):
         return ""
-    return explain(
+    return Fp8Error(
+        R.MARK_UNREAD,
         f"{item.name} has a mark fp8 and takes no fixture that reads it",
         expected="one of " + ", ".join(sorted(FIXTURES)) + " among the test's arguments",
         seen="none of them: nothing is run in FP8",
         cause="the mark names the case, and the fixture runs it",
         next_step=f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
-    )
+    ).message
 
 
 def unused_pair(item: pytest.Item) -> str:
@@ -82,13 +85,14 @@ def unused_pair(item: pytest.Item) -> str:
     pair = getattr(item, "funcargs", {}).get("fp8_pair")
     if not isinstance(pair, NotesUse) or pair.used:
         return ""
-    return explain(
+    return Fp8Error(
+        R.NOTHING_ASKED,
         f"{item.name} takes fp8_pair and asks nothing of it",
         expected="a question, such as fp8_pair.assert_layers() or fp8_pair.assert_loss()",
         seen="both arms were built, and nothing was asked of them",
         cause="a test passes where it asserts nothing, also where the parentheses of a question are missing",
         next_step="fp8_pair.assert_layers(); or take fp8_pair out of the test's arguments",
-    )
+    ).message
 
 
 def complain(item: pytest.Item, message: str, settings: Settings) -> None:

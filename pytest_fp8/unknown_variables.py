@@ -6,7 +6,7 @@ import os
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse_unknown
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def warn_of_unknown(config: pytest.Config, known: Set[str]) -> None:
         try:
             config.issue_config_time_warning(pytest.PytestConfigWarning(f"Unknown environment variable: {name}"), 2)
         except pytest.PytestConfigWarning:
-            refuse_unknown(UNCODED, f"{name} is no option's environment variable", name, known)
+            refuse_unknown(R.UNKNOWN_NAME, f"{name} is no option's environment variable", name, known)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Workload:
         __tracebackhide__ = True
         if isinstance(self.leave, str):
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 "the workload's leave= is a text",
                 expected="a tuple of name patterns",
                 seen=repr(self.leave),
@@ -127,7 +127,7 @@ class Workload:
         ):
             if not sound:
                 refuse(
-                    UNCODED,
+                    R.BAD_VALUE,
                     f"the workload's {name}= cannot be used",
                     expected=expected,
                     seen=f"{getattr(self, name)!r:.80}, a {type(getattr(self, name)).__name__}",
@@ -158,7 +158,7 @@ class Workload:
     def _require_both(self) -> None:
         if (self.save is None) != (self.load is None):
             refuse(
-                UNCODED,
+                R.SAVE_WITHOUT_LOAD,
                 "a workload needs both save= and load=, or neither",
                 expected="Workload(save=..., load=...): what one writes, the other reads",
                 seen="save= alone" if self.load is None else "load= alone",
@@ -183,7 +183,7 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     if is_model or not callable(function):
         kind = f"a model, {type(function).__name__}" if is_model else f"{type(function).__name__} {function!r:.80}"
         refuse(
-            UNCODED,
+            R.NOT_A_FUNCTION,
             f"{what} is no function" if what else f"the workload's {name}= is no function",
             expected=f"a function, called as {call}",
             seen=kind,
@@ -204,7 +204,7 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     # Not inside the except: pytest would show that error's traceback as well.
     if problem:
         refuse(
-            UNCODED,
+            R.OTHER_ARGUMENTS,
             f"{what} takes other arguments than it is called with"
             if what
             else f"the workload's {name}= takes other arguments than it is called with",
@@ -244,7 +244,7 @@ class WorkloadReference:
         module, separator, attribute = self.text.partition(":")
         if not (separator and module and attribute.isidentifier()):
             refuse(
-                UNCODED,
+                R.BAD_VALUE,
                 f"{self.text!r} does not name a workload",
                 expected="package.module:attribute, e.g. my_project.fp8:workload",
                 seen=self.text,

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pytest_fp8 import gpu as gpus
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
     visible = gpus.visible() if workers > 1 and (settings.declared or settings.update) else []
     if visible and workers > len(visible):
         refuse(
-            UNCODED,
+            R.GPU_SHARED,
             f"-n {workers} on {len(visible)} GPU(s): each would be timed while another worker uses it",
             expected="a GPU for each worker",
             seen=f"{workers} workers",
@@ -66,7 +66,7 @@ def share_out(config: pytest.Config, settings: Settings, workers: int) -> None:
         )
     if kinds := gpus.unlike(tuple(visible)):
         refuse(
-            UNCODED,
+            R.GPUS_UNLIKE,
             f"-n {workers} on GPUs that are not all of one kind",
             expected="GPUs of one kind: which worker takes a case is chance",
             seen=kinds,

@@ -33,7 +33,9 @@ def test_one_name_is_no_two_folders_of_weights(pytester):
     for more in ((), ("--collect-only",)):
         result = pytester.runpytest(*more)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["ERROR: two cases are named tiny-torchao-rowwise*", "*weights='/a' and*'/b'"])
+        result.stderr.fnmatch_lines(
+            ["ERROR: FP8-R26: two cases are named tiny-torchao-rowwise*", "*weights='/a' and*'/b'"]
+        )
 
 
 def test_lists_and_paths_become_what_a_case_keeps(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.fakes import H100, H200, FakeProcess, install
 from pytest_fp8.cli import main
+from pytest_fp8.codes import R
 from pytest_fp8.rules.same_session import PAIRS
 
 SUITE = """
@@ -117,13 +118,13 @@ def test_a_head_without_fp8_fails_however_fast(run):
 
 
 def test_an_arm_that_cannot_be_built_is_no_answer(run):
-    code, _, err = run(*CASE, fails={"1b-torchao-tensorwise": "died"})
+    code, _, err = run(*CASE, fails={"1b-torchao-tensorwise": R.ARM_DIED})
     assert code == 2
     assert "failed" in err
 
 
 def test_what_was_measured_before_an_arm_died_is_told(run):
-    code, out, err = run(*CASE, "--case", "8b-torchao-tensorwise", fails={"8b-torchao-tensorwise": "died"})
+    code, out, err = run(*CASE, "--case", "8b-torchao-tensorwise", fails={"8b-torchao-tensorwise": R.ARM_DIED})
     assert code == 2
     assert "1b-torchao-tensorwise: PASS" in out
     assert "failed" in err

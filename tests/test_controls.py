@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 
 from control_runner import SmallArms
-from controls.catalogue import CATALOGUE
-from controls.control import ANYWHERE, Outcome
+from controls.catalogue import CATALOGUE, table
+from controls.control import ANYWHERE, CONSTRUCTED, Control, Outcome
 from helpers.controls import BY_ID
 from helpers.fakes import H200, install
 from pytest_fp8 import Case
@@ -41,10 +41,10 @@ def test_all_are_there_once_and_in_order():
 def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
     assert re.fullmatch(r"[a-z0-9-]+", control.id)
     assert control.title
-    assert control.source
+    assert control.source == CONSTRUCTED or control.source.startswith(("[", "report: "))
     assert vars(control)["__doc__"], "how it is broken here"
     assert control.question in (*QUESTIONS, "faster", "baseline", "session", "precision")
-    assert control.cause, "a control names its cause"
+    assert control.code or control.cause or "PASS" in control.verdicts, "a control that must fail names its cause"
     assert (control.case is None) == (control.runs() == ANYWHERE)
     assert set(control.breaks) <= {"fp8", "bf16"}
     if control.case is not None:
@@ -57,6 +57,20 @@ def test_the_arm_of_a_control_is_broken_by_the_class_that_its_spec_names(control
     assert type(fault_points_of(control.path())) is control
     points = [name for name in vars(FaultPoints) if not name.startswith("__")]
     assert any(getattr(control, name) is not getattr(FaultPoints, name) for name in points), "it breaks nothing"
+
+
+def test_the_docs_hold_the_catalogue():
+    assert table() in (ROOT / "docs/controls.md").read_text(), "cd suites && python -m controls.catalogue"
+
+
+def test_the_verdict_with_another_code_catches_nothing():
+    control = type("Coded", (Control,), {"code": R.UNKNOWN_GPU, "about": "v100"})
+    caught = [Outcome(control, "FAIL", "", said, code).caught for said, code in OUTCOMES]
+    assert caught == [True, False, False]
+    assert not Outcome(control, "INVALID", "", *OUTCOMES[0]).caught
+
+
+OUTCOMES = (("v100", R.UNKNOWN_GPU), ("v100", R.NOT_STARTED), ("h100", R.UNKNOWN_GPU))
 
 
 def test_an_arm_without_a_control_has_fault_points_that_change_nothing():

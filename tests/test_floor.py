@@ -58,7 +58,7 @@ STORED_TOO = """
         ({"speedup": 0.8, "strangers": (4242,)}, (), {}, "1 invalid"),
         ({"strangers": (4242,)}, (), {}, "1 invalid"),
         ({"strangers": (4242,)}, ("--fp8-strict",), {"failed": 1}, "another process used the GPU"),
-        ({"fails": {"tiny-torchao-rowwise": "out of memory"}}, (), {"failed": 1}, "tiny-torchao-rowwise"),
+        ({"fails": {"tiny-torchao-rowwise": R.OUT_OF_MEMORY}}, (), {"failed": 1}, "tiny-torchao-rowwise"),
         ({"fails_blocks": True}, (), {"failed": 1}, "blocks went wrong"),
     ],
 )

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from pytest_fp8.cli import main
+from pytest_fp8.codes import R
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_a_folder_is_told_the_file_to_write_into_it(given, meant, tmp_path, caps
     (tmp_path / "src").mkdir()
     assert main(["init", given]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"{given} is a folder"
+    assert said[0] == f"{R.FILE_NAME}: {given} is a folder"
     assert [line.split()[0] for line in said[1:]] == ["expected:", "seen:", "cause:", "next:"]
     assert said[-1].split("next:")[1].strip() == f"pytest-fp8 init {meant}"
     assert [path.name for path in tmp_path.iterdir()] == ["src"]

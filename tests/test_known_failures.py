@@ -7,6 +7,7 @@ import json
 import pytest
 
 from helpers.fakes import H200, install
+from pytest_fp8.codes import R
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -167,13 +168,14 @@ def test_an_arm_that_fails_as_known_is_no_error_of_its_case(files, where):
 def test_dies({where}):
     {where}.assert_layers()
 """
-    result, report, summary, _ = files(dies, fails={"tiny-torchao-tensorwise": "died"})
+    result, report, summary, _ = files(dies, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
     assert result.ret == 0
-    assert report["entries"]["tiny-torchao-tensorwise"]["known"] == ["the arm 'tiny-torchao-tensorwise on cuda' failed"]
+    told = f"{R.ARM_DIED}: the arm 'tiny-torchao-tensorwise on cuda' failed"
+    assert report["entries"]["tiny-torchao-tensorwise"]["known"] == [told]
     assert summary.splitlines()[0] == "## FP8: 1 ERROR as known, 1 PASS"
     assert "**tiny-torchao-tensorwise**, an arm failed, as known" in summary
     again = dies.replace("@KNOWN\n", "").replace("test_dies", "test_dies_again")
-    _, _, summary, _ = files(dies, again, fails={"tiny-torchao-tensorwise": "died"})
+    _, _, summary, _ = files(dies, again, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
     assert summary.splitlines()[0] == "## FP8: 1 ERROR, 1 PASS"
 
 
@@ -199,7 +201,7 @@ def test_the_reason_of_a_known_failure_is_one_line_of_plain_text(files):
 def test_dies(fp8_pair):
     fp8_pair.assert_layers()
 """
-    _, report, _, _ = files(fails, fails={"tiny-torchao-tensorwise": "died"})
+    _, report, _, _ = files(fails, fails={"tiny-torchao-tensorwise": R.ARM_DIED})
     [reason] = report["entries"]["tiny-torchao-tensorwise"]["expected"]
     assert reason.startswith("a ::error::b ")
     assert reason.isprintable()

@@ -10,6 +10,7 @@ import pytest
 from helpers.baselines import edit
 from helpers.fakes import H200, SUITE, install
 from helpers.sessions import FILE, with_baselines
+from pytest_fp8.codes import R
 
 
 @pytest.fixture
@@ -28,13 +29,15 @@ def test_a_plain_run_in_ci_fails_where_nothing_is_stored(suite, monkeypatch):
     monkeypatch.setenv("CI", "true")
     result = suite.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["no baseline for 2 case(s) on h200, so 4 question(s) compared with nothing; next: *"])
+    result.stdout.fnmatch_lines(
+        ["FP8-R46: no baseline for 2 case(s) on h200, so 4 question(s) compared with nothing; next: *"]
+    )
 
 
 def test_orphaned_and_unexercised_baselines_are_named_after_a_whole_run(stored, monkeypatch):
     folder = stored.path / "baselines/h200"
     (folder / "tiny-torchao-gone.json").write_text((stored.path / FILE).read_text())
-    install(monkeypatch, H200, fails={"tiny-te-current": "died"})
+    install(monkeypatch, H200, fails={"tiny-te-current": R.ARM_DIED})
     result = stored.runpytest("--fp8-gpu=h200")
     result.stdout.fnmatch_lines(
         [
@@ -55,7 +58,9 @@ def test_a_missing_baseline_is_said_outside_ci(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest("--fp8-gpu=h200", "-k", "rowwise")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["no baseline for 1 case(s) on h200, so 2 question(s) *; next: *update-baselines*"])
+    result.stdout.fnmatch_lines(
+        ["FP8-R46: no baseline for 1 case(s) on h200, so 2 question(s) *; next: *update-baselines*"]
+    )
 
 
 def test_a_metric_that_was_removed_from_a_baseline_is_missing(stored, monkeypatch):
@@ -63,7 +68,7 @@ def test_a_metric_that_was_removed_from_a_baseline_is_missing(stored, monkeypatc
     monkeypatch.setenv("CI", "true")
     result = stored.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["no baseline for 1 case(s) on h200, so 1 question(s) compared with nothing*"])
+    result.stdout.fnmatch_lines(["FP8-R46: no baseline for 1 case(s) on h200, so 1 question(s) compared with nothing*"])
 
 
 def test_an_obsolete_baseline_fails_in_ci(stored, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import pytest_fp8.pair
 from helpers.fakes import H200, SUITE, FakeProcess, install
 from helpers.sessions import CHECKPOINTS, UPDATE
+from pytest_fp8.codes import R
 from pytest_fp8.rules.speed import BASELINE_BLOCKS
 
 
@@ -137,15 +138,15 @@ def test_a_disturbed_measurement_is_invalid_and_fails_the_session(suite, monkeyp
     result.stdout.fnmatch_lines(
         [
             f"*INVALID*{why}*",
-            "1 of 1 questions have no answer on the declared GPU. *",
-            f"  tiny-torchao-rowwise faster: INVALID: *{why}*",
+            "FP8-R45: 1 of 1 questions have no answer on the declared GPU. *",
+            f"  tiny-torchao-rowwise faster: INVALID*: *{why}*",
             "*next: *--fp8-undecided=warn*",
             "*1 invalid*",
         ]
     )
     assert result.ret == 1
     warned = suite.runpytest("--fp8-gpu=h200", "--fp8-undecided=warn", "-k", "test_faster and rowwise")
-    warned.stdout.fnmatch_lines(["1 of 1 questions have no answer*"])
+    warned.stdout.fnmatch_lines(["FP8-R45: 1 of 1 questions have no answer*"])
     assert warned.ret == 0
     assert suite.runpytest("-k", "test_faster and rowwise").ret == 0, "no GPU was declared"
     assert suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_faster and rowwise").ret == 1
@@ -195,7 +196,7 @@ def test_a_pair_is_built_once_for_all_its_questions_and_nothing_stays(suite, mon
 
 
 def test_an_arm_that_fails_ahead_of_its_turn_fails_its_own_tests_alone(suite, monkeypatch):
-    install(monkeypatch, H200, fails={"tiny-te-current": "died"})
+    install(monkeypatch, H200, fails={"tiny-te-current": R.ARM_DIED})
     result = suite.runpytest("--fp8-gpu=h200")
     outcome = result.parseoutcomes()
     assert outcome["errors"] == 6

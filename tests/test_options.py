@@ -104,7 +104,7 @@ def test_a_base_that_nothing_is_timed_beside_is_noted(pytester):
     option = f"--fp8-base-python={sys.executable}"
     result = pytester.runpytest(option)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["nothing was timed beside the base *: no FP8 test ran on a GPU"])
+    result.stdout.fnmatch_lines(["FP8-R48: nothing was timed beside the base *: no FP8 test ran on a GPU"])
     pytester.runpytest(option, "--co").stdout.no_fnmatch_line("*beside the base*")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from helpers.report_data import HOSTILE, decision, entry_of, report_of
 from pytest_fp8.cli import main
+from pytest_fp8.codes import R
 from pytest_fp8.report.reading import check, schema
 
 pytest.importorskip("jinja2")
@@ -225,7 +226,7 @@ def test_a_folder_in_the_page_s_place_is_told_with_a_command_that_works(
     (tmp_path / folder).mkdir()
     assert main(["report", "run", *chosen]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"could not write {folder}: it is a folder"
+    assert said[0] == f"{R.NOT_WRITABLE}: could not write {folder}: it is a folder"
     assert [line.split()[0] for line in said[1:]] == ["expected:", "seen:", "cause:", "next:"]
     assert ".tmp" not in "".join(said)
     offered = shlex.split(said[-1].split("next:")[1])

@@ -11,6 +11,7 @@ from benchmarks.gate.record import from_report
 from helpers.fakes import H200, SUITE, install
 from helpers.mutants import mutants
 from pytest_fp8.cli import main
+from pytest_fp8.codes import R
 
 COUNT = 200
 
@@ -28,7 +29,7 @@ def test_a_report_that_is_not_there_is_named_before_what_a_page_needs(monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nope"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("'nope' is no report")
+    assert said.startswith(f"{R.NOT_A_REPORT}: 'nope' is no report")
     assert "matplotlib" not in said
 
 

@@ -43,9 +43,9 @@ from helpers.fakes import H200, install
 install(pytest.MonkeyPatch(), H200, executed_roles=("fprop",), strangers=(4242,))
 """
 FAILED = (
-    "::error file={file},line=7,title=tiny-torchao-rowwise%3A FAIL::FAIL: converted but not executed in FP8: *%0A*next*"
+    "::error file={file},line=7,title=tiny-torchao-rowwise%3A FAIL*::FAIL*: converted but not executed in *%0A*next*"
 )
-UNANSWERED = "::{level} file={file},line=10,title=tiny-torchao-rowwise%3A INVALID::another process used the GPU*"
+UNANSWERED = "::{level} file={file},line=10,title=tiny-torchao-rowwise%3A INVALID*::another process used the GPU*"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.fakes import H100, FakeProcess, install
 from helpers.residence import ARMS, noted, run
+from pytest_fp8.codes import R
 
 TE = """
     import pytest
@@ -41,7 +42,7 @@ def told(monkeypatch):
 def test_an_arm_that_no_gpu_of_this_size_holds_is_not_exercised(pytester, monkeypatch, told):
     world = install(monkeypatch, H100)
     tried = []
-    world.fails = {f"8b-te-{recipe}": "out of memory" for recipe in ("delayed", "current")}
+    world.fails = {f"8b-te-{recipe}": R.OUT_OF_MEMORY for recipe in ("delayed", "current")}
     begin = FakeProcess.start_build
     monkeypatch.setattr(FakeProcess, "start_build", lambda self, s: (tried.append(s.case.id), begin(self, s))[1])
     pytester.makepyfile(TE)
@@ -58,7 +59,7 @@ def test_an_arm_that_no_gpu_of_this_size_holds_is_not_exercised(pytester, monkey
 
 def test_an_arm_that_should_fit_and_does_not_fails(pytester, monkeypatch):
     world = install(monkeypatch, H100)
-    world.fails[ARMS[0]] = "out of memory"
+    world.fails[ARMS[0]] = R.OUT_OF_MEMORY
     result = run(pytester, "-k", "layers")
     result.assert_outcomes(failed=1)
 

@@ -42,21 +42,21 @@ ASKING = [
 def test_a_test_that_asks_nothing_is_warned_about(pytester, code, says):
     result = run(pytester, code)
     result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines([f"*PytestWarning: {says}*", "*next:*fp8_pair*"])
+    result.stdout.fnmatch_lines([f"*PytestWarning: FP8-R??: {says}*", "*next:*fp8_pair*"])
 
 
 @pytest.mark.parametrize(("code", "says"), SILENT)
 def test_under_strict_it_fails(pytester, code, says):
     result = run(pytester, code, "--fp8-strict")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines([f"{says}*", "*next:*"])
+    result.stdout.fnmatch_lines([f"FP8-R??: {says}*", "*next:*"])
 
 
 @pytest.mark.parametrize(("code", "says"), SILENT)
 def test_on_a_declared_gpu_it_fails(pytester, code, says):
     result = run(pytester, code, "--fp8-gpu=h200")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines([f"{says}*", "*next:*"])
+    result.stdout.fnmatch_lines([f"FP8-R??: {says}*", "*next:*"])
 
 
 @pytest.mark.parametrize("code", ASKING)

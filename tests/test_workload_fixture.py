@@ -56,7 +56,7 @@ def test_a_workload_fixture_that_gives_something_else_is_named(pytester, fixture
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         [
-            "the fixture fp8_workload did not give a workload",
+            "FP8-R31: the fixture fp8_workload did not give a workload",
             "*expected: pytest_fp8.Workload(build=..., batch=...), or None*",
             "*seen: *a class: <class '*.Net'>, from test_a_workload_*.py:5",
             "*cause: *",
@@ -90,7 +90,7 @@ def test_a_workload_fixture_without_a_return_is_named(pytester, fixture):
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         [
-            "test_mine*: the fixture fp8_workload gave None*",
+            "FP8-R30: test_mine*: the fixture fp8_workload gave None*",
             "*seen: *None, from conftest.py:4",
             "*next: *return Workload(*",
         ]
@@ -110,4 +110,6 @@ def test_a_mark_without_a_model_and_no_fixture_says_that_none_overrides(pytester
     )
     result = pytester.runpytest()
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["test_mine*: no model to train", "*cause: *no fixture fp8_workload here overrides*"])
+    result.stdout.fnmatch_lines(
+        ["FP8-R30: test_mine*: no model to train", "*cause: *no fixture fp8_workload here overrides*"]
+    )

@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", help="also run the controls that need this GPU")
     parser.add_argument("--json", type=Path, help="write the rows there")
-    parser.add_argument("--markdown", type=Path, help="write the table there, for a README")
+    parser.add_argument("--markdown", type=Path, help="write the table there, for docs/controls.md")
     parser.add_argument("--healthy", type=int, default=4, help="groups of three seeds per recipe (0: none)")
     parser.add_argument("--healthy-only", action="store_true", help="no controls")
     parser.add_argument("-k", default="", help="only controls whose id contains this")
@@ -94,7 +94,7 @@ def row_of(runner: ControlRunner, control: type[Control], on_gpu: bool) -> dict[
         "source": control.source,
         "runs": control.runs(),
         "question": control.question,
-        "cause": control.cause,
+        "code": control.code,
         "expects": list(control.verdicts),
         "caught": None,
         "verdict": "",
@@ -175,19 +175,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The same table for a README."""
+    """What today's checks say, for docs/controls.md: those of the rows that they were asked of."""
     names = [name.replace("\n", " ") for name in CHECKS]
-    lines = [
-        "| | control | pytest-fp8 | because | " + " | ".join(names) + " |",
-        "|---" * (4 + len(names)) + "|",
-    ]
+    lines = ["| | control | pytest-fp8 | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
     for row in rows:
-        verdict = (
-            f"{row['verdict']}, {row['question']}" if row["caught"] else "missed" if row["verdict"] else "on a GPU"
-        )
-        because = row["cause"] if row["caught"] else f"asks {row['question']}"
-        today = [{True: "caught", False: "-", None: ""}[row["today"].get(name)] for name in names]
-        lines.append(f"| {row['number']} | {row['title']} | {verdict} | {because} | " + " | ".join(today) + " |")
+        if row["today"]:
+            ours = "caught" if row["caught"] else "missed"
+            today = [{True: "caught", False: "-", None: ""}[row["today"].get(name)] for name in names]
+            lines.append(f"| {row['number']} | {row['title']} | {ours} | " + " | ".join(today) + " |")
     return "\n".join(lines)
 
 
@@ -196,8 +191,7 @@ def _ours(row: dict[str, Any]) -> tuple[str, str]:
         return "on a GPU", f"[dim]asks {row['question']}[/dim]"
     colour = "green" if row["caught"] else "red"
     word = f"{row['verdict']} ({row['question']})" if row["caught"] else f"MISSED: {row['verdict']}"
-    says = row["cause"] if row["caught"] and row["cause"] else row["headline"]
-    return f"[{colour}]{word}[/{colour}]", says.replace("[", "\\[")
+    return f"[{colour}]{word}[/{colour}]", row["headline"].replace("[", "\\[")
 
 
 def _today(caught: bool | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.git import GitError, agrees, git
 from pytest_fp8.own_code import NOT_FROM, own_code
@@ -129,7 +129,7 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             seen: dict[str, Any] = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise SettingsError(
-                UNCODED,
+                R.NOT_A_PYTHON,
                 f"{name}: {python} is not a Python that arms can run in",
                 expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
                 seen=_said(error)[-500:],
@@ -137,7 +137,7 @@ def probed(name: str, python: str, root: Path, project: Path | None = None) -> A
             ) from error
     if seen["missing"]:
         raise SettingsError(
-            UNCODED,
+            R.NOT_INSTALLED,
             f"{name}: {python} lacks what an arm needs",
             expected=", ".join(NEEDED),
             seen=f"no {', '.join(seen['missing'])}",
@@ -203,7 +203,7 @@ def require_python(python: str) -> None:
     a machine that would measure nothing."""
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise SettingsError(
-            UNCODED,
+            R.NOT_A_PYTHON,
             f"base: there is no Python at {python}",
             expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
             seen="a file that cannot be run" if os.path.exists(python) else "no such file",
@@ -215,7 +215,7 @@ def require_python(python: str) -> None:
             raise ValueError(f"it prints {done.stdout[:200]!a} for print(1)")
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise SettingsError(
-            UNCODED,
+            R.NOT_A_PYTHON,
             f"base: {python} is no Python",
             expected="the interpreter of a virtual environment, e.g. /path/to/venv/bin/python",
             seen=str(error),
@@ -229,7 +229,7 @@ def commit_of(revision: str, project: Path) -> str:
         return commit_named(project, revision)
     except GitError as error:
         raise SettingsError(
-            UNCODED,
+            R.NO_REVISION,
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
             seen=str(error),
@@ -263,7 +263,7 @@ def _not_written(revision: str, folder: Path, error: GitError) -> SettingsError:
     full = "No space" in str(error)
     by_hand = f"git worktree add --detach FOLDER {shlex.quote(revision)}, to see it by hand"
     return SettingsError(
-        UNCODED,
+        R.NOT_CHECKED_OUT,
         f"the files of git revision {revision!r} cannot be written to a temporary folder",
         expected=f"room for them in {folder}, and all that git needs for them",
         seen=str(error)[-500:],

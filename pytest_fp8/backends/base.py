@@ -175,8 +175,8 @@ class Backend(ABC):
         """Drop what the library keeps for the backward pass of a forward pass that had none."""
 
     def raise_explained(self, error: Exception) -> None:  # noqa: B027 - most libraries explain it themselves
-        """Raise an exception with ``fp8_cause`` and ``fp8_next`` where the library's error of the first training steps
-        does not say what to do; else return."""
+        """Raise an exception with ``fp8_code``, ``fp8_cause`` and ``fp8_next`` where the library's error of the first
+        training steps does not say what to do; else return."""
 
     # -- what is live -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pytest_fp8.backends.linears import SKIPPED, put_in_place
+from pytest_fp8.codes import R
 
 
 class FusedAttention(nn.Module):
@@ -89,6 +90,7 @@ class FusedMlp(nn.Module):
 class NothingToFuse(TypeError):
     """The model is not a decoder that this module can fuse."""
 
+    fp8_code = R.NOTHING_TO_FUSE
     fp8_cause = (
         "only transformers' Llama with plain Linears can be fused: other decoders, and layers with adapters, have "
         "other parts"

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
+from pytest_fp8.codes import R
 from pytest_fp8.recipes import Reason, Stays
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ OF_PEFT = r"\.(original_module|modules_to_save\.[^.]+)$"
 class RenamedError(LookupError):
     """The model that ``convert()`` gave has no modules of some of its Linears' names."""
 
+    fp8_code = R.RENAMED
     fp8_cause = "each Linear is accounted for by its name, and an FP8 layer takes the name of the Linear it replaces"
     fp8_next = "put each FP8 layer in its Linear's place, setattr(parent, name, layer), and return the model itself"
 

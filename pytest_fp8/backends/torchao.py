@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
 from pytest_fp8.backends.linears import linears, plan, put_in_place
+from pytest_fp8.codes import R
 from pytest_fp8.recipes import POWERS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _RECIPE_FIELDS = (
 class ComputedWeightError(TypeError):
     """A Linear's weight is computed from other parameters, and torchao's layer can only take over a parameter."""
 
+    fp8_code = R.COMPUTED_WEIGHT
     fp8_cause = (
         "weight_norm, spectral_norm and other parametrizations compute the weight in each forward pass, and torchao's "
         "Float8Linear takes over a weight that is a parameter"
@@ -40,6 +42,7 @@ class ComputedWeightError(TypeError):
 class NotContiguousError(RuntimeError):
     """torchao's rowwise layers were given an input that is not contiguous."""
 
+    fp8_code = R.NOT_CONTIGUOUS
     fp8_cause = (
         "torchao scales each row of the input by itself, and cannot copy such a tensor into another order: the input "
         "comes from x.transpose(...), x.permute(...) or a recurrent layer; under torch.inference_mode() it refuses "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
+from pytest_fp8.codes import R
 from pytest_fp8.environ import variables
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 class RecomputedOutsideError(RuntimeError):
     """Activation checkpointing ran another forward pass the second time than the first."""
 
+    fp8_code = R.RECOMPUTED_OUTSIDE
     fp8_cause = (
         "most likely torch's activation checkpointing: it calls the layers again in the backward pass, outside "
         "te.autocast, where they save other tensors than in FP8; or a layer that does something else on its second call"

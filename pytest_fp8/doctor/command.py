@@ -10,7 +10,7 @@ from dataclasses import asdict
 from textwrap import TextWrapper
 from typing import Any
 
-from pytest_fp8.doctor.finding import OK, PROBLEM, Finding
+from pytest_fp8.doctor.line import OK, PROBLEM, Line
 from pytest_fp8.libraries import library_versions
 
 DESCRIPTION = """\
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     return int(problems > 0)
 
 
-def lines_of(found: Sequence[Finding]) -> Iterator[str]:
+def lines_of(found: Sequence[Line]) -> Iterator[str]:
     """The findings as text. What to do next is often a command: whoever copies it needs it in one piece. Several
     findings may have the same one, which is said once."""
     topic, told = "", set()
@@ -52,14 +52,14 @@ def lines_of(found: Sequence[Finding]) -> Iterator[str]:
         wrap = TextWrapper(
             WIDTH, initial_indent=head, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
         )
-        yield from wrap.wrap(finding.text)
+        yield from wrap.wrap(f"{finding.code}: {finding.text}" if finding.code else finding.text)
         if finding.next_step and finding.state != OK and finding.next_step not in told:
             yield f"{INDENT}next: {finding.next_step}"
             told.add(finding.next_step)
         topic = finding.topic
 
 
-def findings(products: bool) -> Iterator[Finding]:
+def findings(products: bool) -> Iterator[Line]:
     """Everything, in the order in which a person would look."""
     from pytest_fp8.doctor.libraries import cudnn_findings, library_findings
     from pytest_fp8.doctor.machine import condition_findings, gpu_findings, memory_findings, recipe_findings
@@ -67,7 +67,7 @@ def findings(products: bool) -> Iterator[Finding]:
     from pytest_fp8.gpu import detect
 
     version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
-    yield Finding("machine", OK, f"pytest-fp8 {version}, Python {platform.python_version()}, {platform.platform()}")
+    yield Line("machine", OK, f"pytest-fp8 {version}, Python {platform.python_version()}, {platform.platform()}")
     gpu, absent = detect()
     yield from gpu_findings(gpu, absent)
     if gpu is not None:

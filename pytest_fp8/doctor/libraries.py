@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pytest_fp8.doctor.finding import NOTE, OK, PROBLEM, Finding
+from pytest_fp8.codes import R
+from pytest_fp8.doctor.line import NOTE, OK, PROBLEM, Line, problem
 from pytest_fp8.libraries import library_versions, requirements, wanted
 
 TESTED: Mapping[str, tuple[str, ...]] = {
@@ -24,23 +25,23 @@ CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 CUDNN_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64")
 
 
-def library_findings() -> Iterator[Finding]:
+def library_findings() -> Iterator[Line]:
     versions, asked = library_versions(TESTED), requirements()
     for package, tested in TESTED.items():
         found, bound = versions.get(package), _bound(asked.get(package, package))
         if found is None:
-            state = PROBLEM if package in NEEDED else NOTE
-            yield Finding("libraries", state, f"{package} is not installed", f"pip install {wanted(package)}")
+            state, code = (PROBLEM, R.NOT_INSTALLED) if package in NEEDED else (NOTE, None)
+            yield Line("libraries", state, f"{package} is not installed", f"pip install {wanted(package)}", code)
         elif not _within(found, bound):
             text = f"{package} {found} is older than this plugin takes ({bound})"
-            yield Finding("libraries", PROBLEM, text, f"pip install {wanted(package)}")
+            yield problem(R.OLD_LIBRARY, "libraries", text, f"pip install {wanted(package)}")
         elif found.partition("+")[0] in tested:
-            yield Finding("libraries", OK, f"{package} {found}")
+            yield Line("libraries", OK, f"{package} {found}")
         else:
-            yield Finding("libraries", NOTE, f"{package} {found}: expected to work; tested: {', '.join(tested)}")
+            yield Line("libraries", NOTE, f"{package} {found}: expected to work; tested: {', '.join(tested)}")
     if "torchao" not in versions and "transformer-engine" not in versions:
         text = "neither torchao nor Transformer Engine is installed: nothing here computes in FP8"
-        yield Finding("libraries", PROBLEM, text, f"pip install {wanted('torchao')}")
+        yield problem(R.NOT_INSTALLED, "libraries", text, f"pip install {wanted('torchao')}")
 
 
 def _bound(requirement: str) -> str:
@@ -56,22 +57,22 @@ def _within(found: str, bound: str) -> bool:
     return SpecifierSet(bound).contains(found, prereleases=True)
 
 
-def cudnn_findings() -> Iterator[Finding]:
+def cudnn_findings() -> Iterator[Line]:
     """Transformer Engine looks for a system cuDNN before torch's own; arms are pointed at torch's."""
     packages = [f"{name} {version}" for name, version in library_versions(CUDNN_PACKAGES).items()]
     system = sorted({str(path.resolve()) for path in _system_cudnns()})
-    yield Finding("cuDNN", OK if packages else NOTE, "torch's own: " + (", ".join(packages) or "none as a package"))
+    yield Line("cuDNN", OK if packages else NOTE, "torch's own: " + (", ".join(packages) or "none as a package"))
     if not system:
-        yield Finding("cuDNN", OK, "the system's: none")
+        yield Line("cuDNN", OK, "the system's: none")
     elif packages:
-        yield Finding(
+        yield Line(
             "cuDNN",
             NOTE,
             f"the system's: {', '.join(system)}. Transformer Engine would load it first; arms get torch's own",
             "in your own training, point CUDNN_HOME and LD_LIBRARY_PATH at torch's own as well",
         )
     else:
-        yield Finding("cuDNN", OK, f"the system's: {', '.join(system)}")
+        yield Line("cuDNN", OK, f"the system's: {', '.join(system)}")
 
 
 def _system_cudnns() -> Iterator[Path]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from pytest_fp8.arms.env import arm_env
 from pytest_fp8.arms.scratch import temporary_folder
-from pytest_fp8.doctor.finding import OK, PROBLEM, Finding
+from pytest_fp8.codes import R
+from pytest_fp8.doctor.line import OK, Line, problem
 from pytest_fp8.gpu import Gpu
 
 RECIPES = {"torchao": "tensorwise", "transformer_engine": "current"}
@@ -21,7 +22,7 @@ LEAST, MOST = 0.01, 0.1
 SECONDS = 180
 
 
-def product_findings(gpu: Gpu | None) -> Iterator[Finding]:
+def product_findings(gpu: Gpu | None) -> Iterator[Line]:
     from pytest_fp8.backends import backend
 
     for name, recipe in RECIPES.items():
@@ -54,14 +55,15 @@ def tried(name: str, recipe: str, emulated: bool) -> dict[str, Any]:
     return answer
 
 
-def judged(name: str, recipe: str, answer: dict[str, Any]) -> Finding:
+def judged(name: str, recipe: str, answer: dict[str, Any]) -> Line:
     what = f"{name} {recipe}"
     if "error" in answer:
         step = f"python -m pytest_fp8.worker.known_product {name} {recipe}"
-        return Finding("products", PROBLEM, f"{what}: {answer['error']}", step)
+        return problem(R.WRONG_PRODUCT, "products", f"{what}: {answer['error']}", step)
     cudnn = f", cuDNN {answer['cudnn']}" if answer["cudnn"] else ""
     text = f"{what}: {answer['off']:.1%} off the exact product, by {answer['kernel']}{cudnn}"
     if LEAST <= answer["off"] <= MOST:
-        return Finding("products", OK, text)
+        return Line("products", OK, text)
     why = "as exact as BF16: it did not run in FP8" if answer["off"] < LEAST else "wrong, even for FP8"
-    return Finding("products", PROBLEM, f"{text}: {why}", "pytest-fp8 suites -m core says which layers and kernels ran")
+    step = "pytest-fp8 suites -m core says which layers and kernels ran"
+    return problem(R.WRONG_PRODUCT, "products", f"{text}: {why}", step)

@@ -46,7 +46,8 @@ def _command(level: str, report: Any, root: Path, top: Path) -> str:
     path, line = root / file, (line or 0) + 1
     if crash is not None and Path(crash.path) == path:
         line = crash.lineno
-    title = f"{said.get('fp8_case', report.nodeid.rpartition('::')[2])}: {said.get('fp8_verdict', 'FAIL')}"
+    verdict = " ".join(filter(None, (said.get("fp8_verdict", "FAIL"), said.get("fp8_code"))))
+    title = f"{said.get('fp8_case', report.nodeid.rpartition('::')[2])}: {verdict}"
     message = crash.message if crash is not None else report.longreprtext or str(said.get("fp8_headline", ""))
     return f"::{level} file={_field(below(path, top))},line={line},title={_field(title)}::{_data(message[:LONGEST])}"
 

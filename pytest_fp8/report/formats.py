@@ -32,8 +32,9 @@ def properties(case: str, verdict: str, decisions: Mapping[str, Mapping[str, Any
     """Of a test, as JUnit files have them. ``decisions``: those that the test asked for, by question."""
     said = figures({"decisions": decisions})
     headlines = [("fp8_headline", decision["headline"]) for decision in decisions.values()][-1:]
+    codes = [("fp8_code", code) for decision in decisions.values() if (code := decision.get("code"))][-1:]
     measured = [(name if name.startswith("fp8_") else f"fp8_{name}", round(value, 6)) for name, value in said.items()]
-    return [("fp8_case", case), ("fp8_verdict", verdict), *headlines, *measured]
+    return [("fp8_case", case), ("fp8_verdict", verdict), *codes, *headlines, *measured]
 
 
 def shown_verdict(decisions: Mapping[str, Mapping[str, Any]]) -> str:

@@ -33,7 +33,8 @@ def html_extras(
 def _answer(question: str, decision: Mapping[str, Any]) -> str:
     measured = figures({"decisions": {question: decision}})
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{value:.6g}</td></tr>" for name, value in measured.items())
+    verdict = " ".join(filter(None, (decision["verdict"], decision.get("code"))))
     return (
-        f"<h4>{escape(question)}: {escape(decision['verdict'])}: {escape(decision['headline'])}</h4>"
+        f"<h4>{escape(question)}: {escape(verdict)}: {escape(decision['headline'])}</h4>"
         f"<table>{cells}</table><pre>{escape(decision['message'])}</pre>"
     )

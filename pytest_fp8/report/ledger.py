@@ -24,7 +24,7 @@ NO_ANSWER = ("INVALID", "INCONCLUSIVE", "NOT_EXERCISED")
 
 @dataclass
 class Entry:
-    """One case: its decisions by question (verdict, headline, numbers) and its measurements by metric."""
+    """One case: its decisions by question (verdict, code, headline, numbers) and its measurements by metric."""
 
     case: str
     case_hash: str = ""
@@ -34,11 +34,11 @@ class Entry:
     timing: dict[str, Any] = field(default_factory=dict)
     """Every timed block: ``processes`` of ``bf16`` and ``fp8``, milliseconds per step, and how they were taken."""
     errors: list[str] = field(default_factory=list)
-    """Headlines of errors that ended a question without a decision."""
+    """Code and headline of errors that ended a question without a decision."""
     expected: list[str] = field(default_factory=list)
     """Why tests of this case were expected to fail, and did: a library's known defect."""
     known: list[str] = field(default_factory=list)
-    """Questions, and headlines of errors, that such tests failed with."""
+    """Questions, and first lines of errors, that such tests failed with."""
     failed: list[str] = field(default_factory=list)
     """The same of tests that were not expected to fail."""
     asserted: list[str] = field(default_factory=list)
@@ -115,6 +115,7 @@ class Ledger:
         self.recent[question] = {
             "code": decision.code,
             "verdict": decision.verdict.value,
+            "code": str(decision.code) if decision.code else None,
             "headline": decision.headline,
             "message": decision.message,
             "numbers": decision.numbers,
@@ -160,8 +161,8 @@ class Ledger:
 
     def error(self, case: str, error: Fp8Error) -> None:
         """An arm failed, which ended a question; the error is told where."""
-        error.told = case, error.headline
-        self.entries.setdefault(case, Entry(case)).errors.append(error.headline)
+        error.told = case, error.first_line
+        self.entries.setdefault(case, Entry(case)).errors.append(error.first_line)
 
     def failed_as_expected(self, case: str, reason: str) -> None:
         reasons = self.entries.setdefault(case, Entry(case)).expected

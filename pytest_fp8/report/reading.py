@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.strict import Unsound, parse, quoted, read_regular
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 
 MOST_BYTES = 64 << 20
@@ -35,7 +35,7 @@ def read_report(path: Path) -> dict[str, Any]:
     except (OSError, Unsound) as error:
         said = f"{type(error).__name__}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise Fp8Error(
-            UNCODED,
+            R.NOT_A_REPORT,
             f"{quoted(str(file))} is no report of this pytest-fp8: {said}"[:500],
             next_step="run the tests again with --fp8-report-dir",
         ) from None

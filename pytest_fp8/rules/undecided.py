@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_fp8.codes import M, S
+from pytest_fp8.codes import M, R, S
 
 BUDGET = 0.05
 """Share of the asked questions that may end INCONCLUSIVE, and one at least. Of 4248 questions asked of sound models
@@ -31,7 +31,8 @@ class Answer:
 
     @property
     def line(self) -> str:
-        return f"{self.case} {self.question}: {self.verdict}: {self.headline}"
+        verdict = f"{self.verdict} {self.code}" if self.code else self.verdict
+        return f"{self.case} {self.question}: {verdict}: {self.headline}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def unanswered(
     if listed:
         over = f"; {len(open_)} INCONCLUSIVE where {allowed} may be" if len(open_) > allowed else ""
         problems.append(
-            f"{len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
+            f"{R.UNANSWERED}: {len(listed)} of {len(answers)} questions have no answer on the declared GPU{over}. "
             "A question without an answer is not green:\n"
             + "".join(f"  {answer.line}\n" for answer in listed)
             + "  next: do what each message above says, or run again where the GPU was disturbed; "
@@ -78,5 +79,5 @@ def unanswered(
     if missing:
         cases = sorted({a.case for a in missing})
         text = f"no baseline for {len(cases)} case(s) on {gpu}, so {len(missing)} question(s) compared with nothing"
-        (problems if in_ci else notes).append(f"{text}; next: {first_steps}")
+        (problems if in_ci else notes).append(f"{R.NO_BASELINES}: {text}; next: {first_steps}")
     return Unanswered(problems if fails else [], notes if fails else problems + notes)

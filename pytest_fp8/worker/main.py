@@ -205,11 +205,11 @@ def _describe(error: BaseException) -> dict[str, Any]:
     from pytest_fp8.worker.known_errors import known_cause
 
     raised_by = error_trace.workloads_function(error)
-    cause, next_step = known_cause(error)
+    code, cause, next_step = known_cause(error)
     described = {
         "error": (f"the workload's {raised_by} raised " if raised_by else "")
         + f"{type(error).__name__}: {str(error).lstrip()[:2000]}",
-        "code": R.ARM_RAISED,
+        "code": code,
         "trace": error_trace.trace_of(error),
         "line": error_trace.telling_lines(error),
         "cause": cause,
@@ -220,7 +220,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         described["cause"] = "the model, its optimizer state and one step's activations do not fit the free GPU memory"
         described["next"] = "nvidia-smi shows what holds the memory; a smaller batch or seq makes the step smaller"
         torch.cuda.empty_cache()
-    for name in ("cause", "next"):
+    for name in ("code", "cause", "next"):
         described[name] = getattr(error, f"fp8_{name}", "") or described[name]
     return described
 

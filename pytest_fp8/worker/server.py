@@ -10,6 +10,7 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
+from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.own_code import require_own_code
@@ -35,6 +36,7 @@ from pytest_fp8.worker.training.zero import shape
 class UnsendableError(TypeError):
     """A result of a function of the user that no other process can be given."""
 
+    fp8_code = R.CANNOT_SHIP
     fp8_cause = "it goes back to the test as a pickle: a generator, a module with hooks, an open file cannot"
     fp8_next = "give plain data or tensors: list(...), tensor.detach().cpu()"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fp8.codes import R
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,6 +22,7 @@ alpha and dropout are in no case's hash: a change of one must raise ``case.DEFIN
 class NoSuchLinear(ValueError):
     """An adapter target names no Linear of the model, or another module as well, which peft refuses."""
 
+    fp8_code = R.UNKNOWN_NAME
     fp8_cause = "lora_targets are Linears' names or their last parts; the default is the projections of a Llama"
 
     def __init__(self, target: str, names: Sequence[str], others: bool) -> None:

@@ -1,4 +1,7 @@
-"""The catalogue of controls: every class of this package that states a number, in the order of the numbers."""
+"""The catalogue of controls: every class of this package that states a number, in the order of the numbers.
+
+``cd suites && python -m controls.catalogue`` prints it for docs/controls.md.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +23,17 @@ def _controls() -> Iterator[type[Control]]:
 
 
 CATALOGUE: tuple[type[Control], ...] = tuple(sorted(_controls(), key=lambda control: control.number))
+
+
+def table() -> str:
+    """The catalogue as docs/controls.md shows it."""
+    rows = ["| | control | found by | as | seen |", "|---|---|---|---|---|"]
+    for control in CATALOGUE:
+        found = " or ".join(control.verdicts).replace("_", " ")
+        code = f"`{control.code}`" if control.code else control.cause
+        rows.append(f"| {control.number} | {control.title} | {control.question} | {found}: {code} | {control.source} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

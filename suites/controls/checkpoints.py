@@ -72,7 +72,6 @@ class CopyNotRenewed(Control):
 
     number, id = 89, "copy-not-renewed"
     title = "a cached FP8 weight that a load does not renew"
-    source = "found by trying faults on this gate"
     question, cause = "checkpoints", "the layer computes with weights of before the load: a cached FP8 copy"
     case = micro()
 
@@ -110,7 +109,6 @@ class ScalesNotLoaded(Control):
 
     number, id = 110, "scales-not-loaded"
     title = "FP8 layers do not take their stored scaling state"
-    source = "_extra_state that a wrapper or a loader drops"
     question, cause = "checkpoints", "load_state_dict() does not take it"
     case = tiny("transformer_engine", "delayed")
 
@@ -122,7 +120,6 @@ class ScalesNotLoaded(Control):
 class OwnFunctions(Control):
     """A workload whose own ``save()`` or ``load()`` is replaced in both arms by one that loses something."""
 
-    source = "own checkpoints"
     question, case, workload = "checkpoints", CASE, SAVED
     breaks = ("fp8", "bf16")
 
@@ -229,7 +226,6 @@ class OtherOrderOfData(Control):
 
     number, id = 83, "other-order"
     title = "a resumed run draws another order of data"
-    source = "own checkpoints"
     question, cause = "checkpoints", "a resumed run draws another order"
     case, workload = CASE, SAVED
     verdicts = ("INVALID",)

@@ -1,4 +1,4 @@
-"""What a control states: one way in which FP8 training was broken, what must find it, and in which words."""
+"""What a control states: one way to break FP8 training, the question that must find it, and the code it must give."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from pytest_fp8.worker.run.fault_points import BreakableEngine, FaultPoints
 
 if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
+    from pytest_fp8.codes import Code
+    from pytest_fp8.errors import Fp8Error
     from pytest_fp8.pair import Fp8Pair
     from pytest_fp8.verdicts import Decision
     from pytest_fp8.workload import Workload
 
 EMULATED, ANYWHERE, GPU = "emulated", "anywhere", "gpu"
-USERS = "reported by users"
+CONSTRUCTED = "constructed"
+GITHUB = "https://github.com"
+ACCELERATE = f"{GITHUB}/huggingface/accelerate/blob/main/src/accelerate"
+TORCHAO = f"{GITHUB}/pytorch/ao"
+TRANSFORMERS = f"{GITHUB}/huggingface/transformers/blob/main/src/transformers"
 
 
 class Control(FaultPoints):
@@ -29,12 +35,16 @@ class Control(FaultPoints):
     number: ClassVar[int]
     id: ClassVar[str]
     title: ClassVar[str]
-    source: ClassVar[str] = USERS
-    """Where it happened, in public; or that users report it."""
+    source: ClassVar[str] = CONSTRUCTED
+    """Where it was seen: a link, or the subject of a user's ``report:``. ``constructed`` where it was not."""
     question: ClassVar[str]
     """The question that must find it: a method of ``fp8_pair``, or ``baseline``, ``session`` or ``precision``."""
-    cause: ClassVar[str]
-    """What the message must say, in these words."""
+    code: ClassVar[Code | None] = None
+    """The code that must come with the verdict."""
+    cause: ClassVar[str] = ""
+    """Words that the message must hold, of a control without a code."""
+    about: ClassVar[str] = ""
+    """The layer, weight or number that the message must name beside the code."""
     otherwise: ClassVar[Mapping[str, str]] = {}
     """What it must say with some of its verdicts, where that is something else."""
     verdicts: ClassVar[tuple[str, ...]] = ("FAIL",)
@@ -81,23 +91,31 @@ class Control(FaultPoints):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A control's run: the verdict, and the words it came with."""
+    """A control's run: the verdict, its code, and the words it came with."""
 
     control: type[Control]
     verdict: str
     headline: str
     message: str
+    code: Code | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, control: type[Control], decision: Decision) -> Outcome:
-        return cls(control, decision.verdict.value, decision.headline, decision.message, decision.numbers)
+    def of(cls, control: type[Control], found: Decision) -> Outcome:
+        return cls(control, found.verdict.value, found.headline, found.message, found.code, found.numbers)
+
+    @classmethod
+    def of_error(cls, control: type[Control], error: Fp8Error) -> Outcome:
+        return cls(control, "FAIL", error.headline, error.message, error.code)
 
     @property
     def caught(self) -> bool:
-        """Whether the right verdict came with the right cause."""
-        cause = self.control.otherwise.get(self.verdict, self.control.cause)
-        return self.verdict in self.control.verdicts and cause in self.message
+        """Whether the right verdict came with the right code."""
+        otherwise = self.control.otherwise.get(self.verdict)
+        if otherwise is not None:
+            return self.verdict in self.control.verdicts and otherwise in self.message
+        found = self.code is self.control.code if self.control.code else self.control.cause in self.message
+        return found and self.verdict in self.control.verdicts and self.control.about in self.message
 
 
 def micro(recipe: str = "tensorwise", **more: Any) -> Case:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, micro, tiny
+from controls.control import ACCELERATE, TORCHAO, TRANSFORMERS, Control, micro, tiny
 from controls.models import ADAPTERS, HOOKED, ROUTER
 from pytest_fp8.backends.base import ALIGNMENT
 from pytest_fp8.backends.linears import plan
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_fp8.backends.base import Conversion
 
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
-FILTER = "torchao convert_to_float8_training(module_filter_fn)"
+FILTER = f"[torchao, module_filter_fn]({TORCHAO}/blob/main/torchao/float8/float8_linear_utils.py)"
 
 
 class NothingReadsTheEnvironment(Control):
@@ -29,6 +29,7 @@ class NothingReadsTheEnvironment(Control):
 
     number, id = 1, "env-unread"
     title = "the environment asks for FP8, nothing was converted"
+    source = "report: full fine-tuning of 8B at 0.82x, environment variables that nobody read"
     question, cause = "layers", "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
     code = P.NOTHING_READS_IT
     case = micro()
@@ -46,7 +47,7 @@ class TrainerBf16Wins(Control):
 
     number, id = 2, "trainer-bf16"
     title = "bf16=True wins over the environment"
-    source = "transformers TrainingArguments.__post_init__"
+    source = f"[transformers, TrainingArguments]({TRANSFORMERS}/training_args.py)"
     question, cause = "layers", "Accelerate trains in bf16: bf16=True of the Trainer wins over it"
     code = P.TRAINER_DECIDES
     case = micro()
@@ -81,7 +82,7 @@ class StopsAtTheFirstOddLayer(Control):
 
     number, id = 3, "odd-layer-stops"
     title = "a converter stops at the first odd Linear"
-    source = "accelerate utils/transformer_engine.py, convert_model"
+    source = f"[Accelerate, convert_model]({ACCELERATE}/utils/transformer_engine.py)"
     question, cause = "layers", "a converter that stopped early"
     code = L.NOT_CONVERTED
     case = micro(model="own")
@@ -111,7 +112,7 @@ class RecipeDropped(Control):
 
     number, id = 8, "recipe-dropped"
     title = "the recipe asked for is dropped"
-    source = "Accelerate's DeepSpeed path ignores the recipe handler"
+    source = f"[Accelerate's DeepSpeed path ignores the recipe handler]({ACCELERATE}/accelerator.py)"
     question, cause = "layers", "an option that was dropped on its way to the library"
     code = L.OTHER_RECIPE
     case = micro("rowwise")
@@ -160,7 +161,7 @@ class OtherLibraryChosen(Control):
 
     number, id = 27, "wrong-library"
     title = "both libraries installed, the wrong one chosen"
-    source = "Accelerate's choice of FP8 backend"
+    source = f"[Accelerate's choice of FP8 backend]({ACCELERATE}/accelerator.py)"
     question, cause = "layers", "both libraries are installed and nobody said which to use"
     code = L.OTHER_LIBRARY
     case = tiny("transformer_engine", "current")
@@ -177,7 +178,7 @@ class HookDropped(Control):
 
     number, id = 35, "hook-dropped"
     title = "what a hook does with a Linear's output is gone after the conversion"
-    source = "torchao float8/float8_linear.py, Float8Linear.from_float: weight and bias are all it takes over"
+    source = f"[torchao, Float8Linear.from_float]({TORCHAO}/blob/main/torchao/float8/float8_linear.py)"
     question, cause = "layers", "takes over its weights and nothing else"
     code = L.LOST_BEHAVIOUR
     case = micro(model="own")

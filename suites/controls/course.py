@@ -13,15 +13,12 @@ from pytest_fp8.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-OURS = "found by trying faults on this gate"
-
 
 class RateDoubles(Control):
     """From step 11 of each curve on, the FP8 arm trains at twice the learning rate."""
 
     number, id = 84, "rate-doubles"
     title = "the FP8 arm's learning rate doubles on the way"
-    source = OURS
     question, cause = "loss", "something sets the rate there alone"
     code = D.OTHER_RATES
     case = micro()
@@ -37,7 +34,6 @@ class MasterWeights(Control):
 
     number, id = 85, "master-weights"
     title = "float32 master weights in the FP8 arm alone"
-    source = OURS
     question, cause = "loss", "master weights or moments in another precision in one arm alone"
     code = D.OTHER_OPTIMIZER_STATE
     case = micro()
@@ -53,7 +49,6 @@ class GradientsLeft(Control):
 
     number, id = 86, "gradients-left"
     title = "gradients that no zero_grad() reaches"
-    source = OURS
     question, cause = "loss", "zero_grad() does not reach these parameters"
     code = D.GRADIENTS_LEFT
     case = micro()
@@ -126,7 +121,6 @@ class TeacherStandsStill(Control):
 
     number, id = 87, "teacher-stands-still"
     title = "an average of the weights that no longer follows them"
-    source = OURS
     question, cause = "loss", "the update holds the tensors of before the conversion"
     code = D.STANDS_STILL
     case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)

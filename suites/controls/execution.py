@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from controls.control import Control, micro, tiny
+from controls.control import ACCELERATE, GITHUB, TORCHAO, Control, micro, tiny
 from controls.conversion import torchao_config
 from pytest_fp8.codes import C, L, N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
@@ -43,7 +43,7 @@ class ForwardOnly(Control):
 
     number, id = 4, "forward-only"
     title = "forward in FP8, backward in BF16"
-    source = "Unsloth load_in_fp8"
+    source = f"[Unsloth, load_in_fp8]({GITHUB}/unslothai/unsloth/blob/main/unsloth/kernels/fp8.py)"
     question, cause = "layers", "forward in FP8, backward in high precision"
     code = L.DGRAD_NOT_IN_FP8
     case = micro()
@@ -75,7 +75,7 @@ class WgradInHighPrecision(Control):
 
     number, id = 5, "wgrad-bf16"
     title = "only wgrad in BF16"
-    source = "torchao recipe rowwise_with_gw_hp"
+    source = f"[torchao, rowwise_with_gw_hp]({TORCHAO}/blob/main/torchao/float8/config.py)"
     question, cause = "layers", "the weight gradient was kept in high precision"
     code = L.WGRAD_NOT_IN_FP8
     case = micro("rowwise")
@@ -97,7 +97,7 @@ class RecomputeInBf16(Control):
 
     number, id = 7, "recompute-bf16"
     title = "recomputation in BF16 under checkpointing"
-    source = "Megatron-LM PR 7538"
+    source = f"[Megatron-LM 7538]({GITHUB}/NVIDIA/Megatron-LM/pull/7538)"
     question, cause = "layers", OUTSIDE
     code = L.RECOMPUTE_NOT_IN_FP8
     case = micro(activation_checkpointing=True)
@@ -142,7 +142,7 @@ class EvalSwitchesOff(Control):
 
     number, id = 9, "eval-off"
     title = "eval() switches FP8 off"
-    source = "Accelerate use_autocast_during_eval=False"
+    source = f"[Accelerate, use_autocast_during_eval]({ACCELERATE}/utils/dataclasses.py)"
     question, cause = "layers", "eval() switched FP8 off"
     code = L.FPROP_NOT_IN_FP8
     case = micro()
@@ -217,7 +217,7 @@ class RecomputeOutsideAutocast(Control):
 
     number, id = 34, "recompute-outside"
     title = "torch's checkpointing around Transformer Engine's layers"
-    source = "torch.utils.checkpoint, use_reentrant=True, in a model under te.autocast"
+    source = f"[torch.utils.checkpoint under te.autocast]({GITHUB}/pytorch/pytorch/blob/main/torch/utils/checkpoint.py)"
     question, cause = "layers", OUTSIDE
     code = L.RECOMPUTE_NOT_IN_FP8
     case = tiny("transformer_engine", "delayed", activation_checkpointing=True)

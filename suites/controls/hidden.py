@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pytest_fp8.backends.base import Conversion
 
-OURS = "found by trying faults on this gate"
-
 
 def build_wide() -> torch.nn.Module:
     """Two layers, with more outputs between them than are compared of a product."""
@@ -64,7 +62,6 @@ class LastTile(Control):
 
     number, id = 111, "wgrad-last-tile"
     title = "the last 16 of 1280 rows of a wgrad are zero"
-    source = OURS
     question, cause = "numerics", "a tile at the edge that a kernel leaves out"
     code = N.TILE_LEFT_OUT
     case, workload = CASE, WIDE
@@ -93,7 +90,6 @@ class EachSecondStep(WrongBackward):
 
     number, id = 112, "wgrad-each-second-step"
     title = "one layer's wgrad is doubled in each second step"
-    source = OURS
     cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
     code = N.WRONG_SCALE
 
@@ -113,7 +109,6 @@ class CastsLeftOut(Control):
 
     number, id = 113, "casts-left-out"
     title = "torchao's own function without casts in two of three steps"
-    source = OURS
     question, cause = "loss", "an FP8 layer multiplied in high precision while the arm trained"
     code = C.TOO_EXACT
     case = micro()
@@ -135,7 +130,6 @@ class WrongInEvaluations(Control):
 
     number, id = 114, "wrong-in-evaluations"
     title = "outputs are 10 % too large in eval mode alone"
-    source = OURS
     question, cause = "numerics", "product in an evaluation"
     code = N.WRONG_SCALE
     case = micro("rowwise")
@@ -154,7 +148,6 @@ class CopyOnTheParameter(Control):
 
     number, id = 115, "copy-on-the-parameter"
     title = "one layer's copy of its weight, kept on the parameter, is never renewed"
-    source = OURS
     question, cause = "numerics", "product in an evaluation after 13 training steps"
     code = N.STALE
     case, workload = CASE, WIDE
@@ -173,7 +166,6 @@ class OtherApproximation(Control):
 
     number, id = 116, "other-approximation"
     title = "another approximation of the GELU in the FP8 arm"
-    source = OURS
     question, cause = "layers", "operators of 1"
     code = D.OTHER_OPERATOR_SETTING
     case, workload = CASE, WIDE
@@ -190,7 +182,6 @@ class ScaledGradient(Control):
 
     number, id = 117, "scaled-gradient"
     title = "a hook makes one layer's weight gradient 10 % smaller"
-    source = OURS
     question, cause = "numerics", "something multiplies it in the FP8 arm alone"
     code = N.GRADIENT_SCALED
     case = micro()
@@ -205,7 +196,6 @@ class LateGradient(Control):
 
     number, id = 118, "late-gradient"
     title = "one layer trains on the gradient of the step before"
-    source = OURS
     question, cause = "numerics", "a gradient that is kept from an earlier step"
     code = N.GRADIENT_REPLACED
     case = micro()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from controls.control import Control, micro
+from controls.control import ACCELERATE, Control, micro
 from controls.models import ADAPTERS, TIED
 from pytest_fp8.codes import L
 from pytest_fp8.worker.run.fault_points import BreakableEngine
@@ -31,7 +31,7 @@ class OptimizerMadeBefore(Control):
 
     number, id = 29, "optimizer-too-early"
     title = "the optimizer knows the weights from before the conversion"
-    source = "Accelerate's AORecipeKwargs(enable_fsdp_float8_all_gather=True) under transformers' Trainer"
+    source = f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)"
     question, cause = "loss", "the optimizer was made before the conversion"
     code = L.NOT_IN_OPTIMIZER
     case = micro()
@@ -51,7 +51,7 @@ class ModelNotPrepared(Control):
 
     number, id = 30, "model-unprepared"
     title = "Accelerate trains in fp8, the model was never given to it"
-    source = "Accelerator.prepare converts what it is given, and says nothing where that is no model"
+    source = f"[Accelerate, Accelerator.prepare]({ACCELERATE}/accelerator.py)"
     question, cause = "layers", "prepare() was not given this model"
     code = L.NOTHING_CONVERTED
     case = micro()
@@ -76,7 +76,7 @@ class TieBroken(Control):
 
     number, id = 31, "tie-broken"
     title = "a tied head becomes a weight of its own"
-    source = "accelerate utils/transformer_engine.py, convert_model: te_module.weight.copy_"
+    source = f"[Accelerate, convert_model copies the weight]({ACCELERATE}/utils/transformer_engine.py)"
     question, cause = "checkpoints", "the model was untied"
     case = micro(model="own", resume=False)
     workload = TIED
@@ -90,7 +90,7 @@ class BaseUnfrozen(Control):
 
     number, id = 33, "base-unfrozen"
     title = "the frozen base under adapters takes gradients again"
-    source = "accelerate utils/transformer_engine.py, convert_model: te.Linear(...) without requires_grad"
+    source = f"[Accelerate, convert_model]({ACCELERATE}/utils/transformer_engine.py)"
     question, cause = "layers", "forgot requires_grad"
     code = L.TRAINS_FROZEN
     case = micro(model="own")

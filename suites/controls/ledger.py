@@ -224,7 +224,6 @@ class RecomputesOtherwise(ChangedBeside):
 
     number, id = 90, "recomputes-otherwise"
     title = "recomputation draws another dropout mask"
-    source = "found by trying faults on this gate"
     cause = "recomputation computes something else than the first forward (random state not preserved?)"
     code = D.RECOMPUTED_OTHERWISE
     verdicts = ("FAIL",)

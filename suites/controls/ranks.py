@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D, L, N
+from pytest_fp8.codes import D, L, N, R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
@@ -56,7 +56,7 @@ class Disagreeing(Control):
         try:
             return super().ask(pair)
         except ArmError as error:
-            return Outcome(cls, "FAIL", error.headline, error.message)
+            return Outcome.of_error(cls, error)
 
 
 class OneRankInBf16(Disagreeing):
@@ -64,7 +64,7 @@ class OneRankInBf16(Disagreeing):
 
     number, id = 104, "rank-in-bf16"
     title = "FP8 is off on one rank of two"
-    question, cause = "layers", "FP8 is off on one of them"
+    question, code, about = "layers", R.RANKS_DISAGREE, "FP8 is off on one of them"
     case = DDP
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -77,8 +77,7 @@ class GradientsNotReduced(Disagreeing):
 
     number, id = 105, "gradients-not-reduced"
     title = "gradients are not reduced over the ranks"
-    source = "DistributedDataParallel called by its .module"
-    question, cause = "loss", "gradients are not reduced over all ranks"
+    question, code, about = "loss", R.RANKS_DISAGREE, "gradients are not reduced over all ranks"
     case = DDP
 
     def parallel(self, engine: BreakableEngine, parallelize: Callable[[], Parallel]) -> Parallel:

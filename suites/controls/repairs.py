@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_fp8.backends.base import Conversion
 
-OURS = "found by trying faults on this gate"
+
 STUDENT = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 BIASED = Case("own", "torchao", "tensorwise", name="student", emulated=True, loss_steps=20)
 
@@ -31,7 +31,6 @@ class OffInTwoSteps(Control):
 
     number, id = 91, "off-in-two-steps"
     title = "FP8 is off in two steps in the middle of each run"
-    source = OURS
     question, cause = "loss", "fewer in FP8 in 2 of 20 steps: 3, 7"
     code = C.FP8_LOST
     case = micro()
@@ -48,7 +47,6 @@ class RareTile(Control):
 
     number, id = 92, "rare-tile"
     title = "one call in 41 loses a tile of its output"
-    source = OURS
     question, cause = "loss", "something that happens now and then"
     code = C.RARE_PRODUCT
     case = micro()
@@ -78,7 +76,6 @@ class BiasTwice(Control):
 
     number, id = 93, "bias-twice"
     title = "one layer adds its bias twice"
-    source = OURS
     question, cause = "numerics", "the bias is added twice or missing"
     code = N.WRONG_BIAS
     case = BIASED
@@ -95,7 +92,6 @@ class BiasMean(Control):
 
     number, id = 94, "bias-gradient-mean"
     title = "gradients of biases are means and not sums"
-    source = OURS
     question, cause = "numerics", "only gradients of biases are wrong"
     code = N.BIAS_GRADIENT
     case = BIASED
@@ -111,7 +107,6 @@ class WeightGradientInE4m3(Control):
 
     number, id = 95, "weight-gradient-e4m3"
     title = "weight gradients are kept in E4M3 without a scale"
-    source = OURS
     question, cause = "numerics", "only gradients of FP8 layers' weights are wrong"
     code = N.GRADIENT_STORED
     case = BIASED
@@ -129,7 +124,6 @@ class SeedsAgain(ChangedBeside):
 
     number, id = 96, "seeds-again"
     title = "a layer of the FP8 arm seeds the generator again"
-    source = OURS
     cause = "the generator was seeded again inside the step"
     code = D.OTHER_RANDOM_NUMBERS
     workload = LOOPED
@@ -150,7 +144,6 @@ class EpsilonOfAnOwnNorm(ChangedBeside):
 
     number, id = 97, "epsilon-of-an-own-norm"
     title = "another epsilon in the FP8 arm's norms"
-    source = OURS
     cause = "the epsilon of a norm"
     code = D.OTHER_OPERATOR_SETTING
 
@@ -176,7 +169,6 @@ class OtherNorm(Control):
 
     number, id = 98, "other-norm"
     title = "another norm in the FP8 arm"
-    source = OURS
     question, cause = "numerics", "operators of blocks.0.norm"
     code = D.OTHER_WORK
     case = micro(model="own", loss_steps=3, loss_seeds=1)
@@ -196,7 +188,6 @@ class TiedWeightsTrainApart(Control):
 
     number, id = 99, "tied-weights-train-apart"
     title = "tied weights become two, and both are trained"
-    source = OURS
     question, cause = "checkpoints", "the model was untied"
     case = micro(model="own")
     workload = TIED

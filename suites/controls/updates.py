@@ -14,15 +14,12 @@ from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 if TYPE_CHECKING:
     import torch
 
-OURS = "found by trying faults on this gate"
-
 
 class GradientsRounded(Control):
     """The FP8 arm's optimizer rounds each gradient to scaled e4m3 inside its step, after all checks of gradients."""
 
     number, id = 100, "gradients-rounded"
     title = "the FP8 arm's optimizer rounds its gradients to e4m3"
-    source = OURS
     question, cause = "layers", "the optimizer's own rule differs"
     code = D.OTHER_UPDATES
     case = micro()
@@ -58,7 +55,6 @@ class SeededInEachStep(ChangedBeside):
 
     number, id = 101, "seeded-in-each-step"
     title = "the FP8 arm draws the same dropout mask in each step"
-    source = OURS
     cause = "the arms draw other random numbers in the same step"
     code = D.OTHER_RANDOM_NUMBERS
 
@@ -76,7 +72,6 @@ class SaveLeavesEval(Control):
 
     number, id = 102, "save-leaves-eval"
     title = "own save() leaves the model in eval mode"
-    source = OURS
     question, cause = "checkpoints", "save() calls model.eval()"
     case, workload = CASE, SAVED
 

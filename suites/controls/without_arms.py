@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controls.control import Control, Outcome
-from pytest_fp8.codes import B, P
+from controls.control import ACCELERATE, Control, Outcome
+from pytest_fp8.codes import B, P, R
 
 if TYPE_CHECKING:
     from pytest_fp8.pair import Fp8Pair
@@ -40,7 +40,7 @@ class ForeignBaseline(Control):
             try:
                 read_baseline(Path(name), "h200", case, digest)
             except BaselineError as error:
-                return Outcome(cls, "FAIL", error.headline.replace(name, "baselines"), error.message)
+                return Outcome.of_error(cls, error)
         return Outcome(cls, "PASS", "the file was compared with", "")
 
 
@@ -49,7 +49,7 @@ class AllSkipped(Control):
 
     number, id = 26, "all-skipped"
     title = "every test skipped on a declared GPU"
-    question, cause = "session", "A gate that ran nothing is not green"
+    question, code = "session", R.NOTHING_RAN
 
     @classmethod
     def ask(cls, pair: Fp8Pair | None) -> Outcome:
@@ -59,8 +59,9 @@ class AllSkipped(Control):
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--fp8-gpu=h200", name]
             env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
             done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=120, check=False)
-        headline = next((line for line in done.stdout.splitlines() if cls.cause in line), done.stdout[-200:])
-        return Outcome(cls, "FAIL" if done.returncode else "PASS", headline, done.stdout + done.stderr)
+        told = done.stdout + done.stderr
+        code = cls.code if cls.code and cls.code in told else None
+        return Outcome(cls, "FAIL" if done.returncode else "PASS", told[-200:], told, code)
 
 
 _SUITE = """
@@ -78,7 +79,7 @@ class LaunchDropsEnvironment(Control):
 
     number, id = 32, "launch-drops-environment"
     title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
-    source = "accelerate commands/launch.py: mixed_precision is no where no file or argument says otherwise"
+    source = f"[accelerate launch]({ACCELERATE}/commands/launch.py)"
     question, cause = "precision", "accelerate launch without a file or --mixed_precision wins over it"
     code = P.LAUNCHER_DECIDES
     needs = ("accelerate",)

@@ -33,6 +33,7 @@ and 150 kB."""
 class Answer:
     question: str
     verdict: str
+    code: str
     as_known: bool
     headline: str
     more: str
@@ -152,7 +153,8 @@ def _answer(question: str, entry: Mapping[str, Any]) -> Answer:
     decision = entry["decisions"][question]
     _, _, more = decision["message"].partition("\n")
     more = "\n".join(filter(None, (more, *notes_of({"": decision}))))
-    return Answer(question, decision["verdict"], question in known_questions(entry), decision["headline"], more)
+    known, code = question in known_questions(entry), decision.get("code") or ""
+    return Answer(question, decision["verdict"], code, known, decision["headline"], more)
 
 
 def _cell(value: Any) -> str:

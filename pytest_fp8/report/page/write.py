@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fp8.baselines.atomic import write_atomically
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.paths import below
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     if target.is_dir():
         again = ["pytest-fp8", "report", *map(str, options.reports), "-o", str(target / NAME)]
         raise Fp8Error(
-            UNCODED,
+            R.NOT_WRITABLE,
             f"could not write {target}: it is a folder",
             expected="the name of a file",
             seen=f"{'-o ' if options.output else ''}{target}, a folder",
@@ -64,7 +64,7 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
     reports = [(below(path, Path.cwd()), read_report(path)) for path in paths]
     if missing():
         raise Fp8Error(
-            UNCODED,
+            R.NOT_INSTALLED,
             f"the page needs {' and '.join(missing())}",
             cause="pictures are drawn by matplotlib, and jinja2 escapes what stands between them",
             next_step="pip install 'pytest-fp8[report]'",
@@ -84,7 +84,7 @@ def _write_into(target: Path, text: str) -> None:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Fp8Error(
-            UNCODED,
+            R.NOT_WRITABLE,
             f"cannot write {target}: {type(error).__name__}: {error.strerror}",
             next_step="name another file with -o",
         ) from None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.codes import R
 from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 class UnreadableWeightError(TypeError):
     """Neither store can write a weight, because a tensor class wraps it."""
 
+    fp8_code = R.UNSTORABLE
     fp8_cause = (
         "torchao wrapped the weight for gathering in FP8 under FSDP2 (enable_fsdp_float8_all_gather), which Accelerate "
         "asks for by default, FSDP or not; save_model() and safetensors fail on it too"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_fp8.codes import R
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
 from pytest_fp8.worker.answers import checkpoints
@@ -149,6 +150,7 @@ def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
     own = engine.setup.own
     if own is None or own.save is None or own.load is None:
         raise WorkloadError(
+            R.SAVE_WITHOUT_LOAD,
             "checkpoint_formats names 'own', and the workload has no save() and load()",
             "the store 'own' is what these two functions write and read",
             "Workload(save=..., load=...), or leave 'own' out of checkpoint_formats",
@@ -162,15 +164,17 @@ def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause, next_step = known_cause(error)
+        code, cause, next_step = known_cause(error)
         if not cause:
-            cause, next_step = (
+            code, cause, next_step = (
+                R.OWN_CHECKPOINT_RAISED,
                 "it does not fit this arm's model or optimizer: keys that one precision has and the other has not "
                 "(scaling state, a wrapper's prefix), other shapes, or a file that was not written",
                 f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
                 "weights, and leave scaling state out",
             )
         raise WorkloadError(
+            code,
             f"the workload's {which}, {name_of(function)}, raised {type(error).__name__}: {str(error)[:600]}",
             cause,
             next_step,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import ALIGNMENT
+from pytest_fp8.codes import R
 from pytest_fp8.worker.training.parallel import called
 from pytest_fp8.worker.training.restored import Hook, around, hooked
 from pytest_fp8.worker.watch.observe import input_of
@@ -29,6 +30,7 @@ REFUSED = f"divisible by {ALIGNMENT}"
 class TokenCountError(ValueError):
     """A converted layer was given a number of rows that no FP8 kernel takes."""
 
+    fp8_code = R.ROWS_OF_A_LAYER
     fp8_cause = "the weight gradient's inner size is the number of tokens, and FP8 kernels take multiples of 16"
     fp8_next = (
         "pad the batch with pytest_fp8.pad_to_multiple(batch), or choose batch x sequence length as a multiple of 16: "

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
+from pytest_fp8.codes import R
 from pytest_fp8.worker.state import optimizer_extras, training_state
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
@@ -23,6 +24,7 @@ SCHEDULE = "schedule.pt"
 class StrayParameter(RuntimeError):
     """The optimizer holds a parameter that the model does not have."""
 
+    fp8_code = R.STRAY_PARAMETER
     fp8_cause = (
         "a loss with parameters of its own, such as class centres, which no arm converts or saves; or an optimizer "
         "that was made before the conversion put new parameters in place of its own"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import Prepared
+from pytest_fp8.codes import R
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.step import WorkloadError
@@ -63,6 +64,7 @@ def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.
 def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
     if own is None or own.parallelize is None:
         raise WorkloadError(
+            R.BAD_PARALLELIZE,
             "parallel='own', and the workload has no parallelize()",
             "the mark asks for the workload's own way to train on several GPUs",
             "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
@@ -74,12 +76,14 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
     wrapped = model if given is None else given
     if not isinstance(wrapped, torch.nn.Module):
         raise WorkloadError(
+            R.BAD_PARALLELIZE,
             f"parallelize() gave a {type(wrapped).__name__}, and no model",
             "it returns more than the model, or something else",
             "return the wrapped model alone, or nothing where the model itself was sharded",
         )
     if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
         raise WorkloadError(
+            R.BAD_PARALLELIZE,
             "parallelize() gave a FullyShardedDataParallel, which is not covered",
             "FSDP1 holds weights as one flat parameter, in which no layer's weight can be looked at",
             "fully_shard(), which torch has in its place",
@@ -88,12 +92,14 @@ def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Mo
     missing = [name for name in names if name not in left]
     if missing and not any(module is model for module in wrapped.modules()):
         raise WorkloadError(
+            R.BAD_PARALLELIZE,
             "parallelize() gave another model than the one it was given",
             "it wraps a copy, or builds a model of its own: the weights of this one were set, and converted",
             "wrap the model that parallelize(model, mesh) is given",
         )
     if missing:
         raise WorkloadError(
+            R.BAD_PARALLELIZE,
             f"after parallelize() the model has no module {missing[0]!r} ({len(missing)} of {len(names)} are gone)",
             "a module was put into another one there, as checkpoint_wrapper() and torch.compile(layer) do: layers and "
             "weights are known by their names",

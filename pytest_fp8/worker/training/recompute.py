@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.codes import R
+
 if TYPE_CHECKING:
     import torch
 
@@ -16,6 +18,7 @@ Recompute = Callable[..., Any]
 class NothingRecomputes(RuntimeError):
     """The model cannot be switched to activation checkpointing from outside."""
 
+    fp8_code = R.RECOMPUTED_OUTSIDE
     fp8_cause = (
         "only models of transformers, with gradient checkpointing enabled, can be switched from outside to another "
         "checkpointing function"

@@ -14,6 +14,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
+from pytest_fp8.codes import R
 from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,
@@ -70,6 +71,7 @@ class TrainingSetup:
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
                 raise WorkloadError(
+                    R.BAD_MODEL,
                     f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}",
                     "a function without a return gives None",
                     "return the model at the end of build()",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_fp8.codes import Code, R
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, has_hooks, innermost, optimizers_of
 from pytest_fp8.worker.training.restored import replaced_method, values_kept
@@ -21,9 +22,9 @@ Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]]
 class WorkloadError(ValueError):
     """A function of the workload returns something that cannot be trained with."""
 
-    def __init__(self, message: str, cause: str, next_step: str) -> None:
+    def __init__(self, code: Code, message: str, cause: str, next_step: str) -> None:
         super().__init__(message)
-        self.fp8_cause, self.fp8_next = cause, next_step
+        self.fp8_code, self.fp8_cause, self.fp8_next = code, cause, next_step
 
 
 class StepError(WorkloadError):
@@ -44,6 +45,7 @@ def run_step(
         loss = step(model, batch, optimizer, precision)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise StepError(
+            R.NO_LOSS,
             f"the step {name_of(step)} must give its loss as a tensor with one element, it gave {described(loss)}",
             "a step without a return gives nothing, and then there is no loss to compare; making a float of it waits "
             "for the GPU in every step, which would be timed",
@@ -76,12 +78,14 @@ def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
         return
     if not counts.backward:
         raise StepError(
+            R.STEP_INCOMPLETE,
             f"the step {name_of(step)} never went backward",
             "it does not call loss.backward(), so nothing is trained and no gradient product runs",
             "call loss.backward() for each micro-batch, inside the step",
         )
     if not counts.stepped:
         raise StepError(
+            R.STEP_INCOMPLETE,
             f"the step {name_of(step)} never called optimizer.step()",
             "the optimizer that it is given did not step: the call is missing, another optimizer stepped, or gradients "
             "are accumulated over several calls of the step",
@@ -176,6 +180,7 @@ def first_output(
             raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
         return output.detach()
     raise StepError(
+        R.MODEL_PASSED_BY,
         f"the step {name_of(step)} neither called the model nor went backward, so there is no output to compare",
         "it uses another object than the model it is given, such as a copy",
         "call model(...) in the step; make a wrapper around the model in build() or convert()",

@@ -1,0 +1,73 @@
+"""The registry of codes: each has a page, a place in the docs and a use; ``pytest-fp8 explain`` shows them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pytest_fp8.cli import main
+from pytest_fp8.codes import K, L, R
+from pytest_fp8.codes.pages import LETTERS, codes, pages_of
+
+ROOT = Path(__file__).parent.parent
+WRITTEN = [letter for letter in LETTERS if pages_of(letter)]
+
+
+def test_no_code_is_given_twice():
+    given = [code for letter in LETTERS for code in letter.__members__.values()]
+    assert [code for code, times in Counter(map(str, given)).items() if times > 1] == []
+    assert all(
+        re.fullmatch(rf"FP8-{letter.__name__}\d\d", code) for letter in LETTERS for code in letter.__members__.values()
+    )
+
+
+@pytest.mark.parametrize("letter", WRITTEN, ids=lambda letter: letter.__name__)
+def test_a_code_has_a_page_and_a_page_a_code(letter):
+    assert set(pages_of(letter)) == set(map(str, letter))
+    for code, page in pages_of(letter).items():
+        assert all(text.strip() for text in vars(page).values()), code
+
+
+@pytest.mark.parametrize("letter", WRITTEN, ids=lambda letter: letter.__name__)
+def test_each_code_is_used(letter):
+    package = ROOT / "pytest_fp8"
+    text = "\n".join(path.read_text() for path in package.rglob("*.py") if path != package / "codes/__init__.py")
+    unused = [code for code in letter if not re.search(rf"\b{letter.__name__}\.{code.name}\b", text)]
+    assert set(unused) <= {K.LOAD_REFUSED}, "that one is for a load that is not tried yet"
+
+
+def test_the_docs_hold_all_pages(capsys):
+    assert main(["explain", "--markdown"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs/codes.md").read_text(), "pytest-fp8 explain --markdown"
+
+
+def test_one_page(capsys):
+    for name in ("FP8-R13", "r13", "bad-value"):
+        assert main(["explain", name]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("FP8-R13 bad-value\n")
+        assert pages_of(R)[R.BAD_VALUE].means in shown
+        assert pages_of(R)[R.BAD_VALUE].instead in shown
+
+
+def test_a_name_of_two_letters(capsys):
+    assert main(["explain", "untied"]) == 0
+    shown = capsys.readouterr().out
+    assert L.UNTIED in shown
+    assert K.UNTIED in shown
+
+
+def test_all_codes(capsys):
+    assert main(["explain"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{code}  {code.slug}" for code in codes()]
+
+
+@pytest.mark.parametrize(("name", "near"), [("FP8-R99", "FP8-R9"), ("bad-valu", "bad-value"), ("xyz", "")])
+def test_a_code_that_is_not_known(capsys, name, near):
+    assert main(["explain", name]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{R.UNKNOWN_NAME}: no such code")
+    assert near in said

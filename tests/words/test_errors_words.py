@@ -1,0 +1,229 @@
+"""Every sentence of the errors that a person sees before, beside and inside an arm, made by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.fakes import H200
+from pytest_fp8 import Case, Workload, gpu
+from pytest_fp8.ci import refuse_in_ci
+from pytest_fp8.codes import R
+from pytest_fp8.doctor import machine, products
+from pytest_fp8.doctor.libraries import library_findings
+from pytest_fp8.errors import Fp8Error
+from pytest_fp8.local_weights import weights_of
+from pytest_fp8.markers import cases_of, require_one_folder
+from pytest_fp8.options import Settings
+from pytest_fp8.rules.undecided import Answer, unanswered
+from pytest_fp8.workload import WorkloadReference
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+
+
+def mark(*args, **fields):
+    return lambda: cases_of("test_x.py::test", [(None, pytest.mark.fp8(*args, **fields).mark)], Settings())
+
+
+def two_marks():
+    marks = [(None, pytest.mark.fp8(recipe=recipe).mark) for recipe in ("tensorwise", "rowwise")]
+    return cases_of("test_x.py::test", marks, Settings())
+
+
+def case(**fields):
+    return lambda: Case(**{"model": "tiny", "backend": "torchao", "recipe": "tensorwise", **fields})
+
+
+def workload(**fields):
+    return lambda: Workload(**{"build": lambda: None, "batch": lambda step: None, **fields})
+
+
+def half(**fields):
+    return lambda: workload(**fields)().ship("test_x.py::test")
+
+
+SETTINGS = {
+    "unknown GPU": (R.UNKNOWN_GPU, lambda: gpu.known("v100")),
+    "unknown model": (R.UNKNOWN_NAME, case(model="tinny")),
+    "unknown backend": (R.UNKNOWN_NAME, case(backend="torchoa")),
+    "unknown recipe": (R.UNKNOWN_NAME, case(recipe="delayed")),
+    "unknown option": (R.UNKNOWN_NAME, case(options={"margin": 1})),
+    "unknown chip": (R.UNKNOWN_NAME, case(chip="ampere")),
+    "unknown question": (R.UNKNOWN_NAME, case(questions=("speed",))),
+    "unknown argument": (R.UNKNOWN_NAME, mark(recipy="tensorwise")),
+    "type of a field": (R.BAD_VALUE, case(loss_steps="40")),
+    "tolerance": (R.BAD_VALUE, case(tolerance=2.0)),
+    "floor": (R.BAD_VALUE, case(floor=0.0)),
+    "stores": (R.BAD_VALUE, case(checkpoint_formats=("pickle",))),
+    "a text as leave": (R.BAD_VALUE, workload(leave="*.router")),
+    "rate": (R.BAD_VALUE, workload(learning_rate=0)),
+    "a workload's name": (R.BAD_VALUE, lambda: WorkloadReference("module")),
+    "weights without a model": (R.BAD_VALUE, lambda: weights_of("big=/tmp")),
+    "weights": (R.NO_WEIGHTS, lambda: weights_of("tiny=/nowhere")),
+    "continuous integration": (R.REFUSED_IN_CI, lambda: refuse_in_ci({"CI": "true"})),
+    "positional": (R.BAD_MARK, mark("torchao")),
+    "both": (R.BAD_MARK, mark(cases=[], recipe="tensorwise")),
+    "no list": (R.BAD_MARK, mark(cases=7)),
+    "two marks": (R.BAD_MARK, two_marks),
+    "twice": (R.BAD_MARK, mark(recipe=["tensorwise", "tensorwise"])),
+    "no case": (R.NO_CASE, mark(recipe=[])),
+    "no case that answers": (R.NO_CASE, mark(emulated=True, question="memory")),
+    "one name": (R.SAME_NAME, lambda: require_one_folder([case(weights="/a")(), case(weights="/b")()])),
+    "emulated": (R.NOT_EMULATED, case(backend="te", recipe="delayed", emulated=True)),
+    "ranks": (R.FIELDS_DISAGREE, case(gpus=2)),
+    "zero3": (R.FIELDS_DISAGREE, case(gpus=2, parallel="zero3")),
+    "gathers": (R.FIELDS_DISAGREE, case(options={"float8_all_gather": True})),
+    "own size": (R.FIELDS_DISAGREE, case(model="own", batch=4)),
+    "adapters alone": (R.ADAPTERS_ALONE, case(backend="unsloth", recipe="rowwise")),
+    "a model": (R.NOT_A_FUNCTION, workload(build=torch.nn.Linear(2, 2))),
+    "arguments": (R.OTHER_ARGUMENTS, workload(batch=lambda: None)),
+    "save alone": (R.SAVE_WITHOUT_LOAD, half(save=lambda model, optimizer, folder: None)),
+}
+
+
+def said_by(make):
+    with pytest.raises(Fp8Error) as raised:
+        make()
+    return raised.value
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_said_of_settings(snapshot, name):
+    code, make = SETTINGS[name]
+    error = said_by(make)
+    assert error.code is code
+    assert re.sub(r" at 0x\w+", "", error.message) == snapshot
+
+
+class Lazy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(4)
+
+
+def batch(given, step=0):
+    from pytest_fp8.worker.training.given import batch_of
+
+    def batch(step):
+        if isinstance(given, type):
+            raise given
+        return given
+
+    return lambda: batch_of(workload(batch=batch)(), step)
+
+
+def loss(given=None, model=None, own=True):
+    from pytest_fp8.worker.training.given import checked_loss
+
+    def loss(model, batch):
+        return given
+
+    model = model or torch.nn.Linear(2, 2)
+    return lambda: checked_loss(workload(loss=loss)() if own else workload()(), lambda: True)(model, torch.ones(2, 2))
+
+
+def step(*does):
+    from pytest_fp8.worker.training.step import StepCounts, require_whole
+
+    def step(model, batch, optimizer, precision): ...
+
+    return lambda: require_whole(step, torch.ones(()), StepCounts(*does))
+
+
+def given(name, *args):
+    from pytest_fp8.worker.training import given as module
+
+    return lambda: getattr(module, name)(*args)
+
+
+def convert(model): ...
+
+
+FROZEN = torch.nn.Linear(2, 2).requires_grad_(False)
+MODEL = torch.nn.Linear(2, 2)
+IN_AN_ARM = {
+    "made before": (R.MODEL_NOT_FRESH, given("require_fresh", MODEL, [MODEL])),
+    "lazy": (R.BAD_MODEL, given("require_weights", Lazy())),
+    "no model converted": (R.BAD_CONVERT, given("converted", lambda model: 7, MODEL)),
+    "no context": (R.BAD_CONVERT, given("checked_precision", lambda: torch.bfloat16)()),
+    "iterator": (R.BAD_BATCH, batch(iter([1]))),
+    "loader": (R.BAD_BATCH, batch(torch.utils.data.DataLoader([1]))),
+    "nothing": (R.BAD_BATCH, batch(None)),
+    "ended": (R.BAD_BATCH, batch(StopIteration)),
+    "no loss": (R.NO_LOSS, loss(3.0)),
+    "the model gives none": (R.NO_LOSS, loss(own=False)),
+    "nothing trainable": (R.NOTHING_TRAINABLE, given("require_trainable", FROZEN, False)),
+    "trainable lost": (R.TRAINABLE_LOST, given("require_trainable", FROZEN, True)),
+    "no optimizer": (R.BAD_OPTIMIZER, given("checked_optimizer", 7, convert)),
+    "never backward": (R.STEP_INCOMPLETE, step(0, 0)),
+    "never stepped": (R.STEP_INCOMPLETE, step(1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", IN_AN_ARM)
+def test_what_is_said_of_a_workload(snapshot, name):
+    from pytest_fp8.worker.main import _describe
+    from pytest_fp8.worker.training.step import WorkloadError
+
+    code, make = IN_AN_ARM[name]
+    with pytest.raises(WorkloadError) as raised:
+        make()
+    told = _describe(raised.value)
+    assert told["code"] is code
+    said = "\n".join(told[key] for key in ("error", "cause", "next"))
+    assert re.sub(r"\(.*?test_errors_words.py:\d+\)| at 0x\w+", "", said) == snapshot
+
+
+def test_what_is_said_of_known_errors(snapshot):
+    from pytest_fp8.worker.known_errors import MIXED, ON_CUDA, TOLD_BY, _no_rows
+
+    assert [rest for _, *rest in TOLD_BY] + [MIXED, ON_CUDA, _no_rows("layer 'a' was given 0 rows", "'a'")] == snapshot
+
+
+def test_what_the_doctor_finds(snapshot, monkeypatch):
+    monkeypatch.setattr("pytest_fp8.doctor.libraries.library_versions", lambda packages: {"torch": "1.0"})
+    busy = SimpleNamespace(clock=345, throttles=["thermal"], strangers=[1])
+    monkeypatch.setattr(gpu, "conditions", lambda gpu, own: busy)
+    found = [*library_findings(), *machine.gpu_findings(replace(H200, capability=(8, 0)), "")]
+    found += machine.condition_findings(H200)
+    found += [products.judged("torchao", "tensorwise", {"off": off, "kernel": "k", "cudnn": 0}) for off in (0.002, 0.5)]
+    problems = [each for each in found if each.state == "problem"]
+    assert all(each.code for each in problems)
+    assert [(each.code, each.topic) for each in problems] == snapshot
+
+
+def test_what_a_session_says_at_its_end(snapshot):
+    answers = [Answer("a", "loss", "INVALID", "the arms trained on different data", "FP8-D01")]
+    answers += [Answer("b", "speedup", "NOT_EXERCISED", "no baseline", "FP8-S01", no_baseline=True)]
+    found = unanswered(answers, gpu="h200", fails=True, budget=None, in_ci=True, first_steps="store them")
+    assert found.problems == snapshot
+
+
+UNMADE = {
+    "an arm's process": """OUT_OF_MEMORY TOO_LARGE ARM_RAISED ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
+        RANKS_DISAGREE OTHER_COLLECTIVES PORT_TAKEN OWN_CHECKPOINT_RAISED OTHER_SIDES_CODE""",
+    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NO_REASON NOT_IN_INI NOT_WRITABLE REPORT_AMONG_BASELINES
+        GPU_SHARED GPUS_UNLIKE NO_WORKLOAD NOT_A_WORKLOAD TWO_MODELS CANNOT_RUN_HERE NOTHING_RAN NOTHING_STORED
+        BASE_NOT_TIMED MARK_UNREAD NOTHING_ASKED EXCEPTION_CAUGHT NOT_ASKED_OF_THIS_CASE""",
+    "files, git or another Python": """CANNOT_SHIP NOT_A_PYTHON NO_REVISION NOT_CHECKED_OUT NOT_A_REPORT FILE_NAME""",
+    "a library's model": """BUILT_IN_FP8 MODEL_PASSED_BY BAD_PARALLELIZE UNSTORABLE STRAY_PARAMETER ROWS_OF_A_LAYER
+        NOT_CONTIGUOUS COMPUTED_WEIGHT RENAMED RECOMPUTED_OUTSIDE NOTHING_TO_FUSE""",
+}
+"""Codes that need more than a few lines, by what they need: other tests make them."""
+
+
+def test_each_code_is_made_here_or_by_another_test():
+    from pytest_fp8.worker.known_errors import MIXED, ON_CUDA, TOLD_BY
+
+    made = {code for code, _ in [*SETTINGS.values(), *IN_AN_ARM.values()]}
+    made |= {code for _, code, *_ in TOLD_BY} | {MIXED[0], ON_CUDA[0], R.NO_ROWS}
+    made |= {R.NOT_INSTALLED, R.OLD_LIBRARY, R.NO_FP8_HARDWARE, R.THROTTLED, R.NEIGHBOURS, R.WRONG_PRODUCT}
+    made |= {R.UNANSWERED, R.NO_BASELINES}
+    elsewhere = {name for names in UNMADE.values() for name in names.split()}
+    assert {code.name for code in set(R) - made} == elsewhere
