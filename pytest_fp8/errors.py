@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
-from pytest_fp8.codes import Code  # R for the example
+from pytest_fp8.codes import Code
 
 
 class Fp8Error(Exception):
     """A problem that a person can act on: what was expected, what was seen, the likely cause, and what to type next.
 
+    >>> from pytest_fp8.codes import R
     >>> print(Fp8Error(R.UNKNOWN_GPU, "unknown GPU", expected="h100 or h200", seen="'v100'", next_step="nvidia-smi -L"))
     FP8-R01: unknown GPU
       expected: h100 or h200
@@ -23,7 +24,7 @@ class Fp8Error(Exception):
 
     def __init__(
         self,
-        code: Code | None,
+        code: Code,
         headline: str,
         *,
         expected: str = "",
@@ -42,7 +43,7 @@ class Fp8Error(Exception):
     @property
     def first_line(self) -> str:
         """The code and the headline."""
-        return f"{self.code}: {self.headline}" if self.code else self.headline
+        return f"{self.code}: {self.headline}"
 
     @property
     def message(self) -> str:
@@ -85,15 +86,13 @@ def first_line(text: str, width: int = 140) -> str:
     return shorten(text.strip().partition("\n")[0], width, placeholder=" ...")
 
 
-def refuse(code: Code | None, headline: str, **lines: str) -> NoReturn:
+def refuse(code: Code, headline: str, **lines: str) -> NoReturn:
     """Raise a :class:`SettingsError`."""
     __tracebackhide__ = True
     raise SettingsError(code, headline, **lines)
 
 
-def refuse_unknown(
-    code: Code | None, headline: str, seen: object, known: Iterable[str], otherwise: str = ""
-) -> NoReturn:
+def refuse_unknown(code: Code, headline: str, seen: object, known: Iterable[str], otherwise: str = "") -> NoReturn:
     """Raise a :class:`SettingsError` for a name that is none of ``known``. The next step is the name that was probably
     meant, or ``otherwise`` where none is near."""
     from difflib import get_close_matches

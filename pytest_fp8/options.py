@@ -253,7 +253,7 @@ def _of_ini(config: pytest.Config, option: Option) -> Any:
         return config.getini(option.dest)
     except (TypeError, ValueError, pytest.UsageError) as error:
         refuse(
-            UNCODED,
+            R.BAD_VALUE,
             f"{option.dest} in the ini file",
             expected={"": "true or false", "N": "a whole number"}.get(option.metavar, option.metavar),
             seen=str(error),

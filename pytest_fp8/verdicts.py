@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -64,12 +63,16 @@ class Finding:
     about: str = ""
     """The layer, weight, operator or setting that it is about."""
 
+    def __post_init__(self) -> None:
+        if (self.code is None) is not (self.verdict is Verdict.PASS):
+            raise ValueError(f"a finding has a code unless it is PASS: {self.verdict.value}: {self.headline}")
+
     @property
     def message(self) -> str:
         first = " ".join(filter(None, (self.verdict.value, self.code)))
         return explain(f"{first}: {self.headline}", self.expected, self.seen, self.cause, self.next_step)
 
-    def answer(self, question: str, figures: Figures | Mapping[str, Any] | None = None) -> Decision:
+    def answer(self, question: str, figures: Figures | None = None) -> Decision:
         """This finding as the answer to ``question``, with its figures."""
         lines = {field.name: getattr(self, field.name) for field in fields(Finding)}
         return Decision(**lines, question=question, figures=figures)
@@ -80,7 +83,7 @@ class Decision(Finding):
     """One question's answer: what was found, and the figures behind it."""
 
     question: str = ""
-    figures: Figures | Mapping[str, Any] | None = None
+    figures: Figures | None = None
 
     @property
     def numbers(self) -> dict[str, Any]:

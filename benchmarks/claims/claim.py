@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_fp8.case import Case
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse
 
 AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
@@ -86,20 +86,30 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            refuse(UNCODED, f"metric of claim {self.id!r}", expected=", ".join(METRICS), seen=self.metric)
+            refuse(R.BAD_VALUE, f"metric of claim {self.id!r}", expected=", ".join(METRICS), seen=self.metric)
         if self.compare not in (AT_LEAST, AT_MOST, ABOUT):
             refuse(
-                UNCODED, f"comparison of claim {self.id!r}", expected="at least, at most or about", seen=self.compare
+                R.BAD_VALUE,
+                f"comparison of claim {self.id!r}",
+                expected="at least, at most or about",
+                seen=self.compare,
             )
         if self.low > self.high or not self.cases:
-            refuse(UNCODED, f"claim {self.id!r}", expected="low <= high, and a case", seen=f"{self.low}, {self.high}")
+            refuse(
+                R.BAD_VALUE, f"claim {self.id!r}", expected="low <= high, and a case", seen=f"{self.low}, {self.high}"
+            )
         if any((near.other is None) == (self.metric in OF_TWO_CASES) for near in self.cases):
             refuse(
-                UNCODED, f"claim {self.id!r}", expected="a second case where the metric compares two", seen=self.metric
+                R.BAD_VALUE,
+                f"claim {self.id!r}",
+                expected="a second case where the metric compares two",
+                seen=self.metric,
             )
         unknown = {name for near in self.cases for name in near.differs} - set(DIFFERENCES[2:])
         if unknown:
-            refuse(UNCODED, f"claim {self.id!r}", expected=", ".join(DIFFERENCES[2:]), seen=", ".join(sorted(unknown)))
+            refuse(
+                R.BAD_VALUE, f"claim {self.id!r}", expected=", ".join(DIFFERENCES[2:]), seen=", ".join(sorted(unknown))
+            )
 
     @property
     def figure(self) -> str:

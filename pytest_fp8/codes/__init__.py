@@ -344,6 +344,3 @@ class R(Code):
     THROTTLED = "FP8-R90"
     NEIGHBOURS = "FP8-R91"
     WRONG_PRODUCT = "FP8-R92"
-
-
-UNCODED: Code | None = None

@@ -38,7 +38,7 @@ def condition_findings(gpu: Gpu) -> Iterator[Line]:
     """Clocks and neighbours, which decide what a timing is worth."""
     seen = gpus.conditions(gpu, set(), 0)
     if gpus.CLOCKS in seen.unknown:
-        yield Finding("clocks", NOTE, "the driver does not tell of them: speeds are judged without", "")
+        yield Line("clocks", NOTE, "the driver does not tell of them: speeds are judged without", "")
     elif seen.throttles:
         text = f"{seen.clock} MHz now, throttled: {', '.join(seen.throttles)}"
         yield problem(R.THROTTLED, "clocks", text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER: speeds are INVALID")

@@ -113,7 +113,6 @@ class Ledger:
         """Keeps the last decision on a question, until a test asserts it."""
         self._outdated.add(case)
         self.recent[question] = {
-            "code": decision.code,
             "verdict": decision.verdict.value,
             "code": str(decision.code) if decision.code else None,
             "headline": decision.headline,
