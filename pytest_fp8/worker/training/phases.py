@@ -148,17 +148,24 @@ def optimizers_of(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def around_step(optimizer: Any, before: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``before`` with the arguments of each ``optimizer.step()``."""
-    if has_hooks(optimizer):
-        with _hooked_steps(optimizer, before, lambda: None):
-            yield
-        return
+    """Call ``before`` with the arguments of each ``optimizer.step()``. A step that is muted runs no hooks, and one that
+    the user looked up earlier runs them alone."""
+    told = False
 
     def step(real: Call, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
         before(args, kwargs)
-        return real(*args, **kwargs)
+        told = True
+        try:
+            return real(*args, **kwargs)
+        finally:
+            told = False
 
-    with replaced_method(innermost(optimizer), "step", step):
+    def hooked_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not told:
+            before(args, kwargs)
+
+    with _hooked_steps(optimizer, hooked_step, lambda: None), replaced_method(innermost(optimizer), "step", step):
         yield
 
 
