@@ -12,9 +12,12 @@ from pytest_fp8.codes import C, D, L
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, find_in_ledger, unless_unlike
 from pytest_fp8.verdicts import Decision, Verdict
 
+CODE = C.MOVE_LESS
+"""Any code."""
+
 
 def test_where_numerics_fail_on_other_work_that_is_said_first():
-    failed = Decision(None, Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's", question="numerics")
+    failed = Decision(CODE, Verdict.FAIL, "2 of 3 gradients differ", seen="0.76 times BF16's", question="numerics")
     blamed = blame_in_ledger(failed, ledgers(operators={"": {"nll_loss_forward float32 2,-100": 1}}))
     verdict_of(blamed, Verdict.FAIL, D.OTHER_WORK, "2 of 3 gradients differ", "0.76 times")
     assert blame_in_ledger(failed, ledgers()) is failed
@@ -35,7 +38,7 @@ def test_a_decision_about_arms_that_do_other_work_is_invalid():
     assert unless_unlike(decision, ledgers()) is decision
     broken = ledgers(after=weights(digest="2"))
     assert unless_unlike(decision, broken) is decision, "the layers question reports what the conversion broke"
-    disturbed = Decision(None, Verdict.INVALID, "another process used the GPU", question="speedup")
+    disturbed = Decision(CODE, Verdict.INVALID, "another process used the GPU", question="speedup")
     assert unless_unlike(disturbed, halved) is disturbed
 
 
@@ -43,7 +46,8 @@ def test_a_decision_about_arms_that_do_other_work_is_invalid():
 @pytest.mark.parametrize("seen", [Verdict.PASS, Verdict.FAIL, Verdict.INVALID])
 def test_weights_that_no_optimizer_steps_fail_the_loss_whatever_its_curves_say(members, seen):
     lost = ledgers(optimizer=optimizer(members=members))
-    decision = unless_unlike(Decision(None, seen, "the curves", question="loss"), lost)
+    judged = Decision(None if seen is Verdict.PASS else CODE, seen, "the curves", question="loss")
+    decision = unless_unlike(judged, lost)
     verdict_of(decision, Verdict.FAIL, L.NOT_IN_OPTIMIZER, "lm_head.weight")
     timed = Decision(None, Verdict.PASS, "1.96x", question="speedup")
     assert unless_unlike(timed, lost) is timed
