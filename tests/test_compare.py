@@ -106,7 +106,7 @@ def test_two_commits_are_compared_with_a_model_of_their_own(run, capsys):
 
 def test_a_shared_gpu_is_invalid_and_no_answer(run):
     code, out, _ = run(*CASE, strangers=(4242,))
-    assert "INVALID: the GPU was shared" in out
+    assert "INVALID FP8-S13: another process used the GPU" in out
     assert code == 2
     assert run(*CASE, "--strict", strangers=(4242,))[0] == 1
 

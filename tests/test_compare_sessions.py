@@ -71,7 +71,9 @@ def test_a_base_that_no_test_asks_the_speed_of_is_noted(pytester, monkeypatch):
 def test_a_test_session_fails_what_is_slower_than_base(pytester, monkeypatch, share):
     slower = in_tests(pytester, monkeypatch, slower={("head", "fp8"): share})
     slower.assert_outcomes(passed=1, failed=1)
-    slower.stdout.fnmatch_lines(["*FAIL: head is slower than base in FP8*", "*at most 1.0% slower than base's*"])
+    slower.stdout.fnmatch_lines(
+        ["*FAIL FP8-S23: head is slower than base in FP8*", "*at most 1.0% slower than base's*"]
+    )
 
 
 def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, monkeypatch):
@@ -81,7 +83,7 @@ def test_the_stored_baseline_stays_behind_base_as_the_coarse_guard(pytester, mon
     install(monkeypatch, H200, speedup=1.05)
     crept = pytester.runpytest("--fp8-gpu=h200", f"--fp8-base-python={sys.executable}", "-k", "speedup")
     crept.assert_outcomes(failed=1, deselected=1)
-    crept.stdout.fnmatch_lines(["*FAIL: FP8 lost speed against BF16 since the baseline*"])
+    crept.stdout.fnmatch_lines(["*FAIL FP8-S03: FP8 lost speed against BF16 since the baseline*"])
 
 
 def test_on_another_host_the_comparison_with_base_answers_alone():

@@ -41,7 +41,7 @@ def test_strict_fails_what_was_not_exercised(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     result.assert_outcomes(passed=8, failed=4)
-    result.stdout.fnmatch_lines(["*NOT_EXERCISED: no baseline to hold the speedup against*"])
+    result.stdout.fnmatch_lines(["*NOT_EXERCISED FP8-S01: no baseline to hold the speedup against*"])
 
 
 def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch):
@@ -85,7 +85,9 @@ def test_a_case_that_became_faster_passes_and_asks_for_a_new_baseline(suite, mon
     install(monkeypatch, H200, speedup=1.3)
     result = suite.runpytest("--fp8-gpu=h200", "--fp8-strict", "-k", "test_speedup and rowwise")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*IMPROVED: FP8 is faster than its baseline*", "*+8.[0-9]%*", "*update the baseline*"])
+    result.stdout.fnmatch_lines(
+        ["*IMPROVED FP8-S02: FP8 is faster than its baseline*", "*+8.[0-9]%*", "*update the baseline*"]
+    )
     result.stdout.fnmatch_lines(["*1 improved*"])
 
 

@@ -47,6 +47,7 @@ class FakeAnswers:
             "originals": {name: list(sizes) for name, sizes in SIZES.items()},
             "converted": converted,
             "skipped": {name: {"kind": "head", "text": "stays"} for name in SIZES if name not in converted},
+            "sharded": [],
             "live_fp8": converted,
             "calls": to_plain(calls),
             "recipes": {name: {"recipe": case.recipe, **case.full_options, **self.world.recipe} for name in converted},
