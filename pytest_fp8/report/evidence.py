@@ -35,8 +35,16 @@ def evidence_of(arms: PairArms, baseline: Baseline | None) -> dict[str, Any]:
     if arms.answered("ledger"):
         ledgers = ledgers_of(arms, arms.case.backend)
         found["differences"] = [
-            {name: getattr(each, name) for name in ("headline", "what", "reference", "fp8", "cause", "next_step")}
-            | {"verdict": each.verdict.value}
+            {
+                "verdict": each.verdict.value,
+                "code": str(each.code),
+                "headline": each.headline,
+                "what": each.about,
+                "reference": each.expected,
+                "fp8": each.seen,
+                "cause": each.cause,
+                "next_step": each.next_step,
+            }
             for each in compare(ledgers)
         ]
     if baseline is not None:
