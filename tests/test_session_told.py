@@ -89,7 +89,7 @@ def test_what_fails_the_session_by_itself_is_in_the_summary(pytester, monkeypatc
     result, report, summary = run(pytester, "--fp8-gpu=h200")
     assert result.ret == 1
     assert any("no baseline for 2 case(s)" in problem for problem in report["problems"])
-    assert "**no baseline for 2 case(s)" in summary
+    assert "**FP8-R46: no baseline for 2 case(s)" in summary
 
 
 def test_a_session_that_asks_nothing_leaves_an_earlier_report_as_it_is(pytester, monkeypatch):

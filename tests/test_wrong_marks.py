@@ -138,7 +138,9 @@ def test_a_mark_that_is_wrong_is_shown_once(pytester):
 def test_a_test_without_a_mark_does_not_begin_with_an_empty_name(pytester):
     pytester.makepyfile("def test_mine(fp8_pair): pass")
     result = pytester.runpytest()
-    result.stdout.fnmatch_lines(["*ERROR at setup of test_mine*", "this test asks for an FP8 case and names none"])
+    result.stdout.fnmatch_lines(
+        ["*ERROR at setup of test_mine*", "FP8-R25: this test asks for an FP8 case and names none"]
+    )
     result.stdout.fnmatch_lines(["*seen:*", "*cause:*", "*next:*"])
 
 
