@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fp8 import Verdict
-from pytest_fp8.codes import UNCODED
+from pytest_fp8.codes import S
 from pytest_fp8.report.cells import cells_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.terminal import row
@@ -17,7 +17,11 @@ SPEEDUP = 4
 def entry_of(question, verdict, **numbers):
     ledger = Ledger()
     ledger.entries["c"] = Entry("c")
-    ledger.note("c", question, Decision(UNCODED, verdict, "x", question=question, figures=numbers))
+    ledger.note(
+        "c",
+        question,
+        Decision(None if verdict is Verdict.PASS else S.NO_BASELINE, verdict, "x", question=question, figures=numbers),
+    )
     return ledger.entries["c"]
 
 

@@ -13,7 +13,7 @@ from pytest_fp8.codes import K, L, R
 from pytest_fp8.codes.pages import LETTERS, codes, pages_of
 
 ROOT = Path(__file__).parent.parent
-WRITTEN = [letter for letter in LETTERS if pages_of(letter)]
+WRITTEN = list(LETTERS)
 
 
 def test_no_code_is_given_twice():
@@ -36,7 +36,7 @@ def test_each_code_is_used(letter):
     package = ROOT / "pytest_fp8"
     text = "\n".join(path.read_text() for path in package.rglob("*.py") if path != package / "codes/__init__.py")
     unused = [code for code in letter if not re.search(rf"\b{letter.__name__}\.{code.name}\b", text)]
-    assert set(unused) <= {K.LOAD_REFUSED}, "that one is for a load that is not tried yet"
+    assert not unused
 
 
 def test_the_docs_hold_all_pages(capsys):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from helpers.fakes import H200
 from pytest_fp8 import Case, Workload, gpu
 from pytest_fp8.ci import refuse_in_ci
-from pytest_fp8.codes import R
+from pytest_fp8.codes import R, S
 from pytest_fp8.doctor import machine, products
 from pytest_fp8.doctor.libraries import library_findings
 from pytest_fp8.errors import Fp8Error
@@ -188,8 +187,8 @@ def test_what_is_said_of_known_errors(snapshot):
 
 def test_what_the_doctor_finds(snapshot, monkeypatch):
     monkeypatch.setattr("pytest_fp8.doctor.libraries.library_versions", lambda packages: {"torch": "1.0"})
-    busy = SimpleNamespace(clock=345, throttles=["thermal"], strangers=[1])
-    monkeypatch.setattr(gpu, "conditions", lambda gpu, own: busy)
+    busy = gpu.Conditions(clock=345, throttles=("thermal",), strangers=(1,))
+    monkeypatch.setattr(gpu, "conditions", lambda *given: busy)
     found = [*library_findings(), *machine.gpu_findings(replace(H200, capability=(8, 0)), "")]
     found += machine.condition_findings(H200)
     found += [products.judged("torchao", "tensorwise", {"off": off, "kernel": "k", "cudnn": 0}) for off in (0.002, 0.5)]
@@ -200,7 +199,7 @@ def test_what_the_doctor_finds(snapshot, monkeypatch):
 
 def test_what_a_session_says_at_its_end(snapshot):
     answers = [Answer("a", "loss", "INVALID", "the arms trained on different data", "FP8-D01")]
-    answers += [Answer("b", "speedup", "NOT_EXERCISED", "no baseline", "FP8-S01", no_baseline=True)]
+    answers += [Answer("b", "speedup", "NOT_EXERCISED", "no baseline", S.NO_BASELINE)]
     found = unanswered(answers, gpu="h200", fails=True, budget=None, in_ci=True, first_steps="store them")
     assert found.problems == snapshot
 
@@ -208,7 +207,7 @@ def test_what_a_session_says_at_its_end(snapshot):
 UNMADE = {
     "an arm's process": """OUT_OF_MEMORY TOO_LARGE ARM_RAISED ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
         RANKS_DISAGREE OTHER_COLLECTIVES PORT_TAKEN OWN_CHECKPOINT_RAISED OTHER_SIDES_CODE""",
-    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NO_REASON NOT_IN_INI NOT_WRITABLE REPORT_AMONG_BASELINES
+    "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NO_REASON NOT_WRITABLE REPORT_AMONG_BASELINES
         GPU_SHARED GPUS_UNLIKE NO_WORKLOAD NOT_A_WORKLOAD TWO_MODELS CANNOT_RUN_HERE NOTHING_RAN NOTHING_STORED
         BASE_NOT_TIMED MARK_UNREAD NOTHING_ASKED EXCEPTION_CAUGHT NOT_ASKED_OF_THIS_CASE""",
     "files, git or another Python": """CANNOT_SHIP NOT_A_PYTHON NO_REVISION NOT_CHECKED_OUT NOT_A_REPORT FILE_NAME""",
