@@ -27,7 +27,7 @@ def build_with_router() -> torch.nn.Module:
     class RoutedMlp(torch.nn.Module):
         def __init__(self, mlp: Any) -> None:
             super().__init__()
-            self.router = torch.nn.Linear(SHAPES[MODEL].hidden, 10, bias=False)
+            self.router = torch.nn.Linear(SHAPES[MODEL].hidden, 10, bias=False, dtype=torch.bfloat16)
             self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
         def forward(self, given: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,8 @@ from pytest_fp8.options import Settings
 from pytest_fp8.rules.undecided import Answer, unanswered
 from pytest_fp8.workload import WorkloadReference
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
