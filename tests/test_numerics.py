@@ -121,6 +121,12 @@ def test_a_reference_is_no_fp8_arm():
     assert decision.verdict is Verdict.PASS
 
 
+def test_formats_of_fp8_of_ones_own_are_not_judged():
+    """Its recipe cannot be read: E4M3 gradients may be what its author chose."""
+    own = replace(in_format((E4M3, E4M3), "backward"), live_fp8=[], converted=[])
+    verdict_of(check_numerics(CASE, evidence(), own), Verdict.PASS, "formats were not judged")
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_recomputed_products_of_compiled_code_have_the_forward_pass_s_formats(own):
     """No hook runs in compiled code: what a user's own checkpointing recomputes lies in the backward pass. Products of

@@ -103,7 +103,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
         or _nothing(figures, layers, judged_products(evidence))
         or too_sensitive(found)
-        or passed(_said(figures) + _not_reduced(evidence) + _not_evaluated(evidence))
+        or passed(_said(figures) + _own_formats(layers) + _not_reduced(evidence) + _not_evaluated(evidence))
     )
     return finding.answer(QUESTION, figures)
 
@@ -127,6 +127,11 @@ def _said(figures: NumericsFigures) -> str:
     if not figures.gradients:
         parts.append("no gradient can be compared")
     return ", ".join(parts)
+
+
+def _own_formats(layers: LayersEvidence) -> str:
+    """What is to be said of FP8 that no layer of the library runs."""
+    return "" if layers.live_fp8 else "; operands' formats were not judged: no FP8 layer says which recipe it follows"
 
 
 def _not_reduced(evidence: NumericsEvidence) -> str:

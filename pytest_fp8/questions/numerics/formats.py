@@ -16,7 +16,10 @@ ROLES_OF = {"forward": (FPROP,), RECOMPUTE: (FPROP,), "backward": (DGRAD, WGRAD)
 
 
 def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
-    """FAIL where an operand has another FP8 format than the recipe promises, or a product another accumulation."""
+    """FAIL where an operand has another FP8 format than the recipe promises, or a product another accumulation. Not
+    judged where no layer of the library is: the recipe of FP8 of the user's own cannot be read."""
+    if not layers.live_fp8:
+        return None
     casts = promised_casts(case.backend, case.recipe, case.full_options)
     fast = fast_accumulation(case.backend, case.recipe)
     # Where no hook runs, as in compiled code, recomputed products lie in the backward phase.
