@@ -32,7 +32,7 @@ OWN = "own"
 
 DEFINITION = 2
 """Part of the hash: raised where what a case trains changes and no field says so. How figures are taken is
-:data:`pytest_fp8.measurement.MEASUREMENT`, which each stored session keeps: raising that throws no history away."""
+:data:`pytest_fp8.baselines.record.MEASUREMENT`, which each session stores: raising that throws no history away."""
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "accelerate_bf16", "bf16")
