@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
@@ -15,31 +14,6 @@ if TYPE_CHECKING:
 
 FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
 """Fixtures that need a case."""
-TELLS_NOTHING = ("case", "baseline", "row", "used")
-"""Public attributes of a pair whose use asks nothing of its arms."""
-ASKS = ("_before", "_note")
-"""What every question goes through."""
-
-
-class NotesUse:
-    """Notes that something was asked of an object: a question, or an arm itself. To look a question up asks nothing, as
-    in ``fp8_pair.assert_loss`` without its parentheses."""
-
-    used = False
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name in ASKS or not (name.startswith("_") or name in TELLS_NOTHING or isinstance(found, MethodType)):
-            object.__setattr__(self, "used", True)
-        return found
-
-    def __getattr__(self, name: str) -> NoReturn:
-        from difflib import get_close_matches
-
-        public = [one for one in dir(type(self)) if not one.startswith("_")]
-        near = get_close_matches(name, public, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(public)}"
-        raise AttributeError(f"{type(self).__name__} has no {name!r}: {meant}", name=name, obj=self)
 
 
 def refuse_mark_of_param(item: pytest.Item) -> None:
@@ -83,7 +57,8 @@ def unread_mark(item: pytest.Item) -> str:
 def unused_pair(item: pytest.Item) -> str:
     """What to say of a test that has passed and asked nothing of its pair, or an empty string."""
     pair = getattr(item, "funcargs", {}).get("fp8_pair")
-    if not isinstance(pair, NotesUse) or pair.used:
+    # A user's own fixture of that name notes nothing.
+    if getattr(pair, "used", True):
         return ""
     return Fp8Error(
         R.NOTHING_ASKED,
