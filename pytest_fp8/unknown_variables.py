@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pytest
 
 PREFIX = "PYTEST_FP8_"
-NO_OPTION = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_BYTECODE", "PYTEST_FP8_NOT_FROM"}
+NO_OPTION = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM"}
 """The commit that a report names, and what arms are given."""
 
 
