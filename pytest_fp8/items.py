@@ -70,7 +70,7 @@ def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
         items[index] = item
 
 
-def refuse_mark_of_param(item: pytest.Item) -> None:
+def check_param(item: pytest.Item) -> None:
     """Fail a test with a mark fp8 on one of its parameters: it would be lost."""
     marks = [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == "fp8"]
     if not marks:
@@ -92,7 +92,7 @@ def refuse_mark_of_param(item: pytest.Item) -> None:
     )
 
 
-def complain_of_mark(item: pytest.Item, settings: Settings) -> None:
+def check_mark(item: pytest.Item, settings: Settings) -> None:
     """Complain of a test with a mark of its own that no fixture reads. A mark of a class or a module is for those of
     its tests that need it."""
     marked = any(mark.name == "fp8" for mark in item.own_markers)
@@ -109,7 +109,7 @@ def complain_of_mark(item: pytest.Item, settings: Settings) -> None:
     _complain(item, error, settings)
 
 
-def complain_of_pair(item: pytest.Item, settings: Settings) -> None:
+def check_pair(item: pytest.Item, settings: Settings) -> None:
     """Complain of a test that has passed and asked nothing of its pair."""
     pair = getattr(item, "funcargs", {}).get("fp8_pair")
     # A user's own fixture of that name notes nothing.
