@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from pytest_fp8.case_types import require_sense, require_types, writable
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
@@ -32,7 +34,7 @@ OWN = "own"
 
 DEFINITION = 2
 """Part of the hash: raised where what a case trains changes and no field says so. How figures are taken is
-:data:`pytest_fp8.measurement.MEASUREMENT`, which each stored session keeps: raising that throws no history away."""
+:data:`pytest_fp8.baselines.record.MEASUREMENT`, which each session stores: raising that throws no history away."""
 
 QUESTIONS = ("layers", "numerics", "loss", "speedup", "memory", "checkpoints")
 EMULATED_BACKENDS = ("torchao", "accelerate_torchao", "trainer_torchao", "accelerate_bf16", "bf16")
@@ -45,6 +47,28 @@ CHIPS = ("hopper", "blackwell", "ada")
 CHECKPOINT_FORMATS = ("safetensors", "dcp")
 OWN_STORE = "own"
 """The store that is a workload's own ``save()`` and ``load()``."""
+
+SUITE_ALONE = {
+    "batch": "the workload's batch(step) gives as many rows as you train with",
+    "seq": "the workload's batch(step) gives sequences as long as you train with",
+    "weights": "load them in the workload's build()",
+}
+"""Field that a user's own model has no use for -> what to do instead."""
+EXAMPLES = {
+    "str": ("a text", "'...'"),
+    "bool": ("True or False", "True or False"),
+    "int": ("a whole number", "1"),
+    "float": ("a number", "1.0"),
+    "tuple[str, ...]": ("a tuple of texts", "('...',)"),
+    "Mapping[str, Any]": ("a dict with names as keys", "{'...': ...}"),
+}
+"""A field's annotation -> what a message calls it, and an example."""
+WITHIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **{name: ("a whole number from 1", lambda n: n >= 1) for name in ("batch", "seq", "loss_steps", "loss_seeds")},
+    "tolerance": ("a fraction between 0 and 1", lambda loss: 0 < loss < 1),
+    "floor": ("a speedup over BF16 above 0, such as 1.0", lambda floor: 0 < floor < math.inf),
+}
+"""Field -> what a message calls its values, and whether one of its type is among them."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +125,16 @@ class Case:
     """*gate*: why FP8 is known not to beat BF16 here; the floor is then expected to fail, strictly."""
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_sense(self, own=self.model == OWN)
+        self._require_types()
+        for name, instead in SUITE_ALONE.items():
+            if self.model == OWN and getattr(self, name) is not None:
+                refuse(
+                    R.FIELDS_DISAGREE,
+                    f"{name}= with a model of your own",
+                    expected=f"no {name}=, which is for models of the suite",
+                    seen=f"{name}={getattr(self, name)!r:.80}",
+                    next_step=f"take it out of the mark; {instead}",
+                )
         object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)
@@ -144,18 +176,24 @@ class Case:
         if unknown:
             refuse_unknown(R.UNKNOWN_NAME, f"unknown question {unknown[0]!r}", unknown[0], QUESTIONS)
         self._require_ranks()
-        if not 0 < self.tolerance < 1:
-            refuse(
-                R.BAD_VALUE,
-                "tolerance of a case",
-                expected="a fraction between 0 and 1",
-                seen=repr(self.tolerance),
-                next_step="tolerance=0.02 for a loss of 2 %",
-            )
         formats = self.checkpoint_formats
         if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
             refuse(R.BAD_VALUE, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+
+    def _require_types(self) -> None:
+        """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a
+        tuple, and a path a text."""
+        for each in fields(self):
+            value, kind = getattr(self, each.name), str(each.type).removesuffix(" | None")
+            if value is None and kind != each.type:
+                continue
+            if kind == "tuple[str, ...]" and isinstance(value, list):
+                value = tuple(value)
+            elif each.name == "weights" and isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            object.__setattr__(self, each.name, value)
+            require_value(each.name, kind, value, each.default)
 
     def _require_ranks(self) -> None:
         """Raise :class:`SettingsError` for ranks that cannot train this case together."""
@@ -335,3 +373,44 @@ _LATER_FIELDS: dict[str, Any] = {"lora": 0, "lora_targets": (), "name": "", "gpu
 _GATE_FIELDS = ("questions", "tolerance", "floor", "slower_because", "checkpoint_formats", "resume")
 _LOSS_FIELDS = ("loss_steps", "loss_seeds")
 """In a hash by what they come to: the model's defaults are theirs, too."""
+
+
+def require_value(name: str, kind: str, value: Any, default: Any = 1.0) -> None:
+    """Raise :class:`SettingsError` for a value that the field ``name``, whose annotation is ``kind``, cannot have."""
+    what, example = EXAMPLES[kind]
+    what, within = WITHIN.get(name, (what, lambda _: True))
+    if not (_is(kind, value) and within(value)):
+        refuse(
+            R.BAD_VALUE,
+            f"{name} of a case",
+            expected=what,
+            seen=f"{value!r:.80}, a {type(value).__name__}",
+            next_step=f"{name}={default!r}" if kind == "float" else f"{name}={example}",
+        )
+
+
+def _is(kind: str, value: Any) -> bool:
+    """Whether a value is of a field's annotation. True is no number here."""
+    if kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+    if kind == "Mapping[str, Any]":
+        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if kind == "float":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, {"str": str, "bool": bool}[kind])
+
+
+def writable(part: str) -> str:
+    """A part of a case's id in letters, digits, ``-``, ``_`` and ``.``, which file systems, ``-k`` and shells take. A
+    part with other signs also gets six digits of its hash, so that ``größe`` and ``grüße`` stay two names.
+
+    >>> writable("own.vit"), writable("own.a b")
+    ('own.vit', 'own.a_b.454b88')
+    """
+    folded = re.sub(r"[^A-Za-z0-9._-]", "_", part)
+    if folded == part:
+        return part
+    # A name may hold half a surrogate pair, which UTF-8 alone cannot encode.
+    return f"{folded}.{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()[:6]}"

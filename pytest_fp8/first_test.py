@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import shlex
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.codes import R
-from pytest_fp8.errors import BaselineError, refuse
+from pytest_fp8.errors import refuse
 
 TEXT = '''\
 """FP8 training of my model: does it run in FP8, does it compute and learn as in BF16, is it faster?"""
@@ -80,47 +76,21 @@ def add_init(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file. Raises :class:`Fp8Error` where it cannot, or where there is one."""
+    """Write the file. Raises :class:`SettingsError` where it cannot, or where there is one."""
     file: Path = options.file
-    _require_a_name(file)
-    folders = [folder for folder in file.parents if not os.path.exists(folder)]
     try:
-        write_atomically(file, TEXT)
-    except BaselineError:
-        # Folders that were made for it, the innermost first.
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
+        with file.open("x") as stream:
+            stream.write(TEXT)
+    except OSError as error:
+        refuse(
+            R.FILE_NAME,
+            f"{file} cannot be written",
+            expected="a name that is free, such as test_fp8.py, in a folder that is there",
+            seen=error.strerror or str(error),
+            cause="init overwrites no file and makes no folder",
+            next_step="pytest-fp8 init test_fp8_first.py",
+        )
     command = shlex.join(["pytest", str(file)])
     print(f"wrote {file}. Without a GPU it runs as it is, emulated on the CPU:\n\n  {command}\n")
     print("Then put your own model, batch and loss into build(), batch() and loss().")
     return 0
-
-
-def _require_a_name(file: Path) -> None:
-    """Raises :class:`SettingsError` for a name that pytest would not collect, or that is taken."""
-    folder = os.path.isdir(file)
-    if not any(fnmatch(file.name, pattern) for pattern in ("test_*.py", "*_test.py")):
-        refuse(
-            R.FILE_NAME,
-            f"{file} is a folder" if folder else f"pytest would not collect {file.name}",
-            expected="a file's name such as test_fp8.py",
-            seen=f"{file}, a folder" if folder else str(file),
-            cause="init writes one file, whose name it takes" if folder else "it collects test_*.py and *_test.py",
-            next_step=_init(file / "test_fp8.py" if folder else file.with_name("test_fp8.py")),
-        )
-    # A link that leads nowhere is taken, too.
-    if os.path.lexists(file):
-        refuse(
-            R.FILE_NAME,
-            f"{file} is there already",
-            expected="a name that is free",
-            seen=f"{file}, a folder" if folder else str(file),
-            cause="init never overwrites a file",
-            next_step=_init(file.with_name("test_fp8_first.py")),
-        )
-
-
-def _init(file: Path) -> str:
-    return shlex.join(["pytest-fp8", "init", str(file)])

@@ -30,19 +30,18 @@ OTHER_REPOSITORY = (
 
 INSTALL = "install git, or put its folder into PATH; git --version"
 TRUST = "safe.directory "
-"""What git says of a repository that another user owns, in every language."""
+"""What git says of a repository that another user owns."""
 OUTSIDE = "not a git repository"
-"""What git says of a folder that is in none, in English."""
+"""What git says of a folder that is in none."""
+FETCH = "git branch --all; git tag. In a shallow clone: git fetch --unshallow, or fetch-depth: 0 of actions/checkout"
 
 
 class GitError(Exception):
-    """git is not installed, took too long or refused; the text is its own. ``next_step``: what helps in any case that
-    no other revision would; empty for all else. ``cause``: where one is known."""
+    """git is not installed, took too long or refused; the text is its own. ``next_step``: where one is known."""
 
-    def __init__(self, said: str, next_step: str = "", cause: str = "") -> None:
+    def __init__(self, said: str, next_step: str = "") -> None:
         super().__init__(said)
         self.next_step = next_step
-        self.cause = cause
 
 
 def git(folder: Path, *arguments: str, seconds: float = SECONDS, index: Path | None = None) -> str:
@@ -58,6 +57,16 @@ def agrees(folder: Path, *arguments: str) -> bool:
         git(folder, *arguments)
         return True
     return False
+
+
+def commit_named(folder: Path, revision: str) -> str:
+    """The hash of the commit that a revision names, in the repository of ``folder``. Raises :class:`GitError`."""
+    try:
+        return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
+    except GitError as error:
+        if str(error):
+            raise
+        raise GitError("no such revision: misspelt, or a shallow clone lacks it", FETCH) from error
 
 
 def committed(folder: Path, commit: str, below: str) -> dict[str, bytes | str]:
@@ -105,7 +114,7 @@ def _git(
             capture_output=True,
             timeout=seconds,
             check=False,
-            env={**inherited, **env},
+            env={**inherited, "LC_ALL": "C", **env},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         missing = isinstance(error, FileNotFoundError)

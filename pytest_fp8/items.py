@@ -1,11 +1,19 @@
-"""What a collected test asks: its case and its question; and the order in which tests are best asked."""
+"""What a collected test asks: its case and its question, or nothing; and the order in which tests are best asked."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.codes import R
+from pytest_fp8.errors import Fp8Error
+
 if TYPE_CHECKING:
     import pytest
+
+    from pytest_fp8.options import Settings
+
+FIXTURES = {"fp8_case", "fp8_pair", "bf16_model", "fp8_model"}
+"""Fixtures that need a case."""
 
 
 def question_of(item: pytest.Item) -> str | None:
@@ -60,3 +68,68 @@ def in_order(items: list[pytest.Item], largest_first: bool = False) -> None:
 
     for index, item in zip(slots, sorted(mine, key=rank), strict=True):
         items[index] = item
+
+
+def check_param(item: pytest.Item) -> None:
+    """Fail a test with a mark fp8 on one of its parameters: it would be lost."""
+    marks = [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == "fp8"]
+    if not marks:
+        return
+    import pytest
+
+    given = ", ".join(f"{name}={value!r:.80}" for name, value in marks[0].kwargs.items())
+    raise pytest.fail.Exception(
+        Fp8Error(
+            R.BAD_MARK,
+            f"{item.name} has a mark fp8 on a parameter, which is not read",
+            expected="marks fp8 on the test's function, class or module",
+            seen=f"pytest.param(..., marks=pytest.mark.fp8({given}))",
+            cause="pytest makes a test's cases before it knows the marks of its parameters",
+            next_step="a list in the function's mark, @pytest.mark.fp8(recipe=['tensorwise', 'rowwise']), or a test "
+            "for each, with a name= of its own where the models differ",
+        ).message,
+        pytrace=False,
+    )
+
+
+def check_mark(item: pytest.Item, settings: Settings) -> None:
+    """Complain of a test with a mark of its own that no fixture reads. A mark of a class or a module is for those of
+    its tests that need it."""
+    marked = any(mark.name == "fp8" for mark in item.own_markers)
+    if not marked or FIXTURES & set(getattr(item, "fixturenames", FIXTURES)):
+        return
+    error = Fp8Error(
+        R.MARK_UNREAD,
+        f"{item.name} has a mark fp8 and takes no fixture that reads it",
+        expected="one of " + ", ".join(sorted(FIXTURES)) + " among the test's arguments",
+        seen="none of them: nothing is run in FP8",
+        cause="the mark names the case, and the fixture runs it",
+        next_step=f"def {getattr(item, 'originalname', item.name)}(fp8_pair): fp8_pair.assert_loss()",
+    )
+    _complain(item, error, settings)
+
+
+def check_pair(item: pytest.Item, settings: Settings) -> None:
+    """Complain of a test that has passed and asked nothing of its pair."""
+    pair = getattr(item, "funcargs", {}).get("fp8_pair")
+    # A user's own fixture of that name notes nothing.
+    if getattr(pair, "used", True):
+        return
+    error = Fp8Error(
+        R.NOTHING_ASKED,
+        f"{item.name} takes fp8_pair and asks nothing of it",
+        expected="a question, such as fp8_pair.assert_layers() or fp8_pair.assert_loss()",
+        seen="both arms were built, and nothing was asked of them",
+        cause="a test passes where it asserts nothing, also where the parentheses of a question are missing",
+        next_step="fp8_pair.assert_layers(); or take fp8_pair out of the test's arguments",
+    )
+    _complain(item, error, settings)
+
+
+def _complain(item: pytest.Item, error: Fp8Error, settings: Settings) -> None:
+    """Warn at the test; under ``--fp8-strict`` and on a declared GPU fail it: a gate that asks nothing is not green."""
+    import pytest
+
+    if settings.strict or settings.declared:
+        pytest.fail(error.message, pytrace=False)
+    item.warn(pytest.PytestWarning(error.message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fp8.ci import FALSE, refuse_in_ci
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse
-from pytest_fp8.local_weights import weights_of
+from pytest_fp8.errors import refuse, refuse_unknown
 
 if TYPE_CHECKING:
     import pytest
@@ -22,6 +22,8 @@ Said when the run begins, not when it has measured for minutes."""
 LONGEST_REASON = 500
 """Characters of a stored reason."""
 TRUE = ("1", "true", "yes", "on")
+NO_OPTION = {"PYTEST_FP8_COMMIT", "PYTEST_FP8_ARM", "PYTEST_FP8_NOT_FROM"}
+"""The commit that a report names, and what arms are given."""
 MAY_BE_EMPTY = ("fp8_report_dir", "fp8_cache_dir")
 """Folders that are given empty to have none, where an ini file names one."""
 
@@ -151,11 +153,9 @@ def _ini_type(option: Option) -> Any:
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings of a session; raises :class:`SettingsError` for what cannot be honoured."""
-    from pytest_fp8.unknown_variables import warn_of_unknown
-
     if not hasattr(config, "workerinput"):
         # An xdist worker is given the options of its controller, which has checked them.
-        warn_of_unknown(config, {option.environment for option in OPTIONS})
+        _warn_of_unknown_variables(config)
     values = {option.dest: _value(config, option) for option in OPTIONS}
     update = _truth(values["fp8_update_baselines"], "--fp8-update-baselines")
     reason = _reason(config, str(values["fp8_reason"]).strip(), update)
@@ -188,10 +188,23 @@ def read_settings(config: pytest.Config) -> Settings:
         ),
         base_python=str(values["fp8_base_python"]).strip(),
         base_git=str(values["fp8_base_git"]).strip(),
-        weights=weights_of(values["fp8_weights"]),
+        weights=_weights(values["fp8_weights"]),
         durations=_truth(values["fp8_durations"], "--fp8-durations"),
         cache_dir=_anchored(config, Path(str(values["fp8_cache_dir"]))) if values["fp8_cache_dir"] else None,
     )
+
+
+def _warn_of_unknown_variables(config: pytest.Config) -> None:
+    """As pytest does of unknown keys in an ini file: a misspelt variable would change nothing without a word. Raises
+    :class:`SettingsError` where warnings are errors."""
+    known = {option.environment for option in OPTIONS}
+    for name in sorted({name for name in os.environ if name.startswith("PYTEST_FP8_")} - known - NO_OPTION):
+        import pytest
+
+        try:
+            config.issue_config_time_warning(pytest.PytestConfigWarning(f"Unknown environment variable: {name}"), 2)
+        except pytest.PytestConfigWarning:
+            refuse_unknown(R.UNKNOWN_NAME, f"{name} is no option's environment variable", name, known)
 
 
 def _reason(config: pytest.Config, reason: str, update: bool) -> str:
@@ -304,3 +317,33 @@ def _undecided(text: str) -> str:
 
 def _anchored(config: pytest.Config, path: Path) -> Path:
     return path if path.is_absolute() else Path(config.rootpath) / path
+
+
+def _weights(given: Any) -> dict[str, str]:
+    """``--fp8-weights``: model name -> folder, from words ``MODEL=DIR``. Raises :class:`SettingsError`."""
+    if not given:
+        return {}
+    from pytest_fp8.zoo.shapes import SHAPES
+
+    entries = shlex.split(given) if isinstance(given, str) else list(given)
+    folders: dict[str, str] = {}
+    for entry in entries:
+        model, separator, folder = entry.partition("=")
+        if not separator or model not in SHAPES:
+            refuse(
+                R.BAD_VALUE,
+                f"--fp8-weights {entry}",
+                expected=f"MODEL=DIR with MODEL one of {', '.join(SHAPES)}",
+                seen=entry,
+            )
+        if not (Path(folder) / "config.json").is_file():
+            refuse(
+                R.NO_WEIGHTS,
+                f"--fp8-weights {entry}: that is not a folder of weights",
+                expected="a folder with config.json and *.safetensors, as transformers saves them",
+                seen=f"no {Path(folder) / 'config.json'}",
+                cause="a misspelt path, or a folder that holds another format",
+                next_step=f"ls {folder}",
+            )
+        folders[model] = str(Path(folder).resolve())
+    return folders

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.arms.arm import Arm
 from pytest_fp8.arms.pair import PairArms
 from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.case import OWN, Case
-from pytest_fp8.case_types import require_floor
+from pytest_fp8.case import OWN, Case, require_value
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.options import Settings
@@ -42,16 +41,18 @@ from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.rules.speed import GATED_CASES
 from pytest_fp8.rules.variance import MEASURED, Components
-from pytest_fp8.unasked import NotesUse
 from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
 
 if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison
 
 
-class Fp8Pair(NotesUse):
+class Fp8Pair:
     """Both arms of one case. ``bf16`` and ``fp8`` are the live arms, for a test's own questions. Every question raises
     :class:`ArmError` where an arm fails."""
+
+    used = False
+    """Whether the test that has it asked a question, or took one of its arms."""
 
     def __init__(
         self,
@@ -73,8 +74,6 @@ class Fp8Pair(NotesUse):
         tests are known to ask. ``compare_with_base``: times base's FP8 arm beside this one; ``None`` where no base was
         named. ``gated``: the metric that what is stored is gated on."""
         self.case: Case = arms.case
-        self.bf16: Arm = arms.bf16
-        self.fp8: Arm = arms.fp8
         self.baseline = baseline
         self._arms, self._settings, self._ledger = arms, settings, ledger
         pairs = settings.processes if settings.update else None
@@ -87,6 +86,16 @@ class Fp8Pair(NotesUse):
         self.row = ledger.row(self.case.id, arms.digest)
         ledger.begin(self.row, case_hash, gpu)
         speed.timer.on_pair = partial(ledger.timed, self.row)
+
+    @property
+    def bf16(self) -> Arm:
+        self.used = True
+        return self._arms.bf16
+
+    @property
+    def fp8(self) -> Arm:
+        self.used = True
+        return self._arms.fp8
 
     def start(self, then: Iterable[Arm] = ()) -> None:
         """Have both arms alive, and processes for the next case on their way (:meth:`TwoArms.start`)."""
@@ -158,7 +167,7 @@ class Fp8Pair(NotesUse):
     def faster(self, floor: float | None = None) -> Decision:
         """Is FP8 faster than BF16 by the floor: ``floor`` times, by default the case's own."""
         bound = self.case.floor if floor is None else floor
-        require_floor(bound)
+        require_value("floor", "float", bound)
         return self._speed("faster", bound)
 
     def speedup(self) -> Decision:
@@ -244,6 +253,7 @@ class Fp8Pair(NotesUse):
         ms a step before its first profile and 128 ms after it. The compiled reference, which later cases share after
         its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
         """
+        self.used = True
         if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
 
@@ -285,6 +295,7 @@ class Fp8Pair(NotesUse):
         return decision
 
     def _note(self, decision: Decision, as_question: str = "") -> Decision:
+        self.used = True
         self._ledger.note(self.row, as_question or decision.question, decision)
         return decision
 

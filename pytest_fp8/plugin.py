@@ -15,11 +15,10 @@ from pytest_fp8.codes import R
 from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.fixtures import bf16_model, fp8_case, fp8_gpu, fp8_model, fp8_pair, fp8_workload
-from pytest_fp8.items import case_of, in_order, paired, question_of
+from pytest_fp8.items import FIXTURES, case_of, check_mark, check_pair, check_param, in_order, paired, question_of
 from pytest_fp8.options import MARKER, add_options, read_settings
 from pytest_fp8.session import SESSION, Session
 from pytest_fp8.session_end import finish
-from pytest_fp8.unasked import FIXTURES, complain, refuse_mark_of_param, unread_mark, unused_pair
 from pytest_fp8.verdicts import SHOWN_AS, CheckFailed
 
 if TYPE_CHECKING:
@@ -121,13 +120,12 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    refuse_mark_of_param(item)
+    check_param(item)
     session, case = item.config.stash[SESSION], case_of(item)
     if session.progress is not None:
         session.progress.test(item.name if case is None else case.id, question_of(item))
     if case is None:
-        if message := unread_mark(item):
-            complain(item, message, session.settings)
+        check_mark(item, session.settings)
         return
     from pytest_fp8.markers import why_not
 
@@ -149,8 +147,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         result = yield
     finally:
         pyfuncitem.stash[RUNNING] = False
-    if message := unused_pair(pyfuncitem):
-        complain(pyfuncitem, message, pyfuncitem.config.stash[SESSION].settings)
+    check_pair(pyfuncitem, pyfuncitem.config.stash[SESSION].settings)
     return result
 
 

@@ -10,10 +10,10 @@ from helpers.baselines import baseline
 from helpers.good_baseline import GOOD, LATER, read
 from pytest_fp8.baselines.check import measured_otherwise
 from pytest_fp8.baselines.metrics import QUIET_BUSY
+from pytest_fp8.baselines.record import MEASUREMENT, ONE_GPU
 from pytest_fp8.baselines.source import Folder, Revision
 from pytest_fp8.baselines.store import baseline_path, held_against, write_baseline
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.measurement import MEASUREMENT, ONE_GPU
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pytest_fp8 import Case
 from pytest_fp8.arms.pool import ArmPool
 from pytest_fp8.arms.process import COMPILES_NOTHING, ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
-from pytest_fp8.bytecode import FOLDER
 from pytest_fp8.shipping import ship, unship
 from pytest_fp8.worker import compilers, main
 
@@ -72,18 +71,6 @@ main.import_ahead("torchao")
 @pytest.mark.parametrize(("gpu", "said"), [(True, ["started", "False", "False"]), (False, [])])
 def test_an_arm_on_a_gpu_starts_them_before_its_other_imports(gpu, said):
     assert said_by(IMPORTS.format(gpu=gpu)) == said
-
-
-@pytest.mark.slow
-def test_they_read_the_bytecode_that_arms_keep(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    environ = "open(f'/proc/{pool.process.pid}/environ').read().split(chr(0))"
-    program = STARTS.format(threads=2).replace("compilers.wait()", "0") + (
-        f"\n(pool,) = torchs._pool_set; print([x for x in {environ} if x.startswith('PYTHONPYCACHEPREFIX')])"
-        "; pool.process.kill()"
-    )
-    assert said_by(program)[3:] == [f"['PYTHONPYCACHEPREFIX={tmp_path}']"]
 
 
 def test_an_arm_on_the_cpu_of_a_machine_with_a_gpu_starts_none(monkeypatch):

@@ -1,7 +1,6 @@
 """What is told to do where git itself is missing, refuses the repository whatever revision is asked for, or has not
 fetched what is asked for."""
 
-import shlex
 import stat
 import subprocess
 
@@ -9,8 +8,7 @@ import pytest
 
 from pytest_fp8 import SettingsError
 from pytest_fp8.arms.environment import checkout
-from pytest_fp8.git import GitError
-from pytest_fp8.revisions import commit_named
+from pytest_fp8.git import GitError, commit_named
 
 DUBIOUS = """#!/bin/sh
 cat >&2 <<END
@@ -84,87 +82,31 @@ def origin(tmp_path):
     return folder
 
 
-def clone_of(origin, *how):
+@pytest.mark.parametrize("how", [("--depth=1",), ("--single-branch",), ()])
+@pytest.mark.parametrize("name", ["mian", "origin/mian", "mine~9", "--output=x", ""])
+def test_a_revision_that_is_not_there_may_have_to_be_fetched(origin, how, name):
     git(origin.parent, "clone", "-q", *how, f"file://{origin}", "clone")
-    return origin.parent / "clone"
+    with pytest.raises(GitError, match="no such revision: misspelt, or a shallow clone lacks it") as refused:
+        commit_named(origin.parent / "clone", name)
+    assert "git fetch --unshallow" in refused.value.next_step
 
 
-def followed(clone, revision):
-    """The revision once the next step is done, as the message gives both."""
-    with pytest.raises(SettingsError, match="cannot be checked out") as refused, checkout(revision, clone):
+def test_what_a_shallow_clone_lacks_is_there_once_it_is_fetched(origin):
+    git(origin.parent, "clone", "-q", "--depth=1", f"file://{origin}", "clone")
+    clone = origin.parent / "clone"
+    with pytest.raises(SettingsError, match="cannot be checked out"), checkout("HEAD~1", clone):
         pass
-    assert "no such revision" in refused.value.seen
-    command, _, name = refused.value.next_step.removesuffix(" instead").partition(", then name ")
-    if command.startswith("name "):
-        return refused.value.cause, command.removeprefix("name ")
-    git(clone, *shlex.split(command)[1:])
-    return refused.value.cause, name or revision
+    git(clone, "fetch", "-q", "--unshallow")
+    with checkout("HEAD~1", clone) as tree:
+        assert (tree / "file").read_text() == git(origin, "show", "mine~1:file")
 
 
-SHALLOW, ONE_BRANCH = ("--depth=1",), ("--single-branch",)
-
-
-@pytest.mark.parametrize(
-    ("how", "revision", "wanted"),
-    [
-        *((how, name, "release/2") for how in (SHALLOW, ONE_BRANCH) for name in ("origin/release/2", "release/2")),
-        *((how, "refs/remotes/origin/release/2", "release/2") for how in (SHALLOW, ONE_BRANCH)),
-        *((how, "remotes/origin/release/2~1", "release/2~1") for how in (SHALLOW, ONE_BRANCH)),
-        *((how, "a hash", "release/2") for how in (SHALLOW, ONE_BRANCH)),
-        (SHALLOW, "HEAD~1", "mine~1"),
-        (SHALLOW, "mine~1", "mine~1"),
-        (SHALLOW, "origin/mine~1", "mine~1"),
-        ((), "release/2", "release/2"),
-    ],
-)
-def test_what_a_clone_lacks_is_there_once_the_next_step_is_done(origin, how, revision, wanted):
-    """As the clones of continuous integration, which have one commit, or one branch."""
-    clone, commit = clone_of(origin, *how), git(origin, "rev-parse", wanted)
-    cause, name = followed(clone, commit if revision == "a hash" else revision)
-    assert {SHALLOW: "shallow", ONE_BRANCH: "clone of one branch", (): "no branch release/2"}[how] in cause
-    with checkout(name, clone) as tree:
-        assert (tree / "file").read_text() == git(origin, "show", f"{commit}:file")
-
-
-def test_history_that_a_shallow_clone_has_stays(origin):
-    git(origin, "checkout", "-q", "-B", "main", "mine~1")
-    git(origin, "checkout", "-q", "mine")
-    clone = clone_of(origin, "--depth=2", "-b", "mine")
-    _, name = followed(clone, "origin/main")
-    assert git(clone, "rev-parse", name) == git(clone, "rev-parse", "HEAD~1")
-
-
-def test_another_remote_is_asked_for_what_is_its_own(origin):
-    clone = clone_of(origin, *ONE_BRANCH)
-    fork = origin.parent / "fork"
-    git(origin.parent, "clone", "-q", f"file://{origin}", "fork")
-    git(fork, "checkout", "-q", "-b", "theirs")
-    git(fork, "commit", "-q", "--allow-empty", "-m", "of the fork")
-    git(clone, "remote", "add", "a/fork", f"file://{fork}")
-    _, name = followed(clone, "a/fork/theirs")
-    assert git(clone, "rev-parse", name) == git(fork, "rev-parse", "theirs")
-    _, name = followed(clone, git(origin, "rev-parse", "release/2"))
-    assert git(clone, "rev-parse", name) == git(origin, "rev-parse", "release/2")
-    git(clone, "symbolic-ref", "--delete", "refs/remotes/origin/HEAD")
-    _, name = followed(clone, "origin/HEAD")
-    assert git(clone, "rev-parse", name) == git(origin, "rev-parse", "mine")
-
-
-def test_a_name_that_nobody_has_is_looked_for_among_those_that_are_there(origin):
-    clone = clone_of(origin)
-    for name in (
-        "mian",
-        "origin/main; rm -r x",
-        "origin/main..mine",
-        "origin/x.lock",
-        "--output=x",
-        "v1",
-        ":/words",
-        "",
-    ):
-        with pytest.raises(GitError, match="no such revision") as refused:
-            commit_named(clone, name)
-        assert (refused.value.next_step, refused.value.cause) == ("git branch --all; git tag", "")
+def test_what_git_says_is_read_in_english_whatever_the_language(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(GitError) as refused:
+        commit_named(tmp_path, "main")
+    assert "run this in the project's checkout" in refused.value.next_step
 
 
 def test_files_that_cannot_be_written_are_no_revision_that_is_missing(origin):

@@ -3,13 +3,20 @@
 import pytest
 
 CONFTEST = """
-import pytest
-from pytest_fp8.unasked import NotesUse
+from types import SimpleNamespace
 
-class Pair(NotesUse):
-    case, fp8 = "a case", "an arm"
-    def assert_loss(self): self._note()
-    def _note(self): ...
+import pytest
+from pytest_fp8.pair import Fp8Pair
+from pytest_fp8.report.ledger import Ledger
+from pytest_fp8.verdicts import passed
+
+class Pair(Fp8Pair):
+    case = row = "a case"
+    def __init__(self):
+        self._arms, self._ledger = SimpleNamespace(fp8="an arm", bf16="an arm"), Ledger()
+        self._gathering = SimpleNamespace(has=lambda question: True)
+    def _look_at_loss(self): return "evidence of an earlier test", None
+    def assert_loss(self): self._note(passed("fine").answer("loss", {}))
 
 @pytest.fixture
 def fp8_pair(): return Pair()
@@ -32,6 +39,7 @@ SILENT = [
 ASKING = [
     "def test_mine(fp8_pair): fp8_pair.assert_loss()",
     "def test_mine(fp8_pair): assert fp8_pair.fp8",
+    "def test_mine(fp8_pair): assert fp8_pair.loss_evidence()",
     "@pytest.fixture\ndef asked(fp8_pair): fp8_pair.assert_loss()\ndef test_mine(asked): pass",
     "def test_mine(): pass",
     "pytestmark = pytest.mark.fp8(recipe='rowwise')\ndef test_mine(): pass",
@@ -67,12 +75,3 @@ def test_whoever_asks_or_has_nothing_to_ask_is_left_alone(pytester, code):
 def test_a_test_that_failed_anyway_hears_of_its_own_failure_alone(pytester):
     result = run(pytester, "def test_mine(fp8_pair): assert 1 == 2")
     result.assert_outcomes(failed=1, warnings=0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"), [("assert_los", "did you mean 'assert_loss'?"), ("zzz", "it has assert_loss, case, fp8, used")]
-)
-def test_a_question_that_is_misspelled_is_named(pytester, asked, says):
-    result = run(pytester, f"def test_mine(fp8_pair): fp8_pair.{asked}()")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E *AttributeError: Pair has no '{asked}': {says}*"])

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from pytest_fp8.arms.left_behind import MARK
 from pytest_fp8.arms.scratch import session_folder, sockets_fit
-from pytest_fp8.bytecode import FOLDER
 from pytest_fp8.environ import variables
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def arm_env(backend: str, folder: Path, environment: ArmEnvironment | None = Non
 
 @contextlib.contextmanager
 def compiled_code_in(folder: Path) -> Iterator[None]:
-    """Arms that start inside the block keep their compiled code there: torch's own cache, Triton's, and Python's."""
+    """Arms that start inside the block keep their compiled code there: torch's own cache, Triton's, and Python's
+    where it has no other place."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     with variables({**folders, **_bytecode_in(folder)}):
         yield
@@ -89,24 +89,28 @@ def _point_at_cudnn(env: dict[str, str], home: str) -> None:
 
 
 def _bytecode_in(folder: Path) -> dict[str, str]:
-    """The variable that makes arms keep the bytecode of libraries below this folder, where Python keeps none.
+    """Variables with which arms keep the bytecode of libraries where Python keeps none: beside them, or below this
+    folder where that cannot be written.
 
     Many container images set ``PYTHONDONTWRITEBYTECODE``, and some installers compile nothing. Then each arm compiles
     what it imports: 12.4 s instead of 5.1 s for torch, transformers and torchao on two cores.
     """
-    if FOLDER in os.environ or "PYTHONPYCACHEPREFIX" in os.environ or not _compiles_anew():
+    torch = _without_bytecode()
+    if torch is None or "PYTHONPYCACHEPREFIX" in os.environ:
         return {}
-    return {FOLDER: str(folder / "bytecode")}
+    # An empty value is none.
+    kept = {} if os.access(torch, os.W_OK) else {"PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+    return {"PYTHONDONTWRITEBYTECODE": "", **kept}
 
 
 @functools.cache
-def _compiles_anew() -> bool:
-    """Whether Python has no bytecode of torch and may not, or cannot, write it."""
+def _without_bytecode() -> Path | None:
+    """torch's folder, where Python has no bytecode of it."""
     with contextlib.suppress(ModuleNotFoundError, ValueError, NotImplementedError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin is not None and not os.path.exists(cache_from_source(spec.origin)):
-            return sys.dont_write_bytecode or not os.access(os.path.dirname(spec.origin), os.W_OK)
-    return False
+            return Path(spec.origin).parent
+    return None
 
 
 def _temporary_files(backend: str, folder: Path) -> dict[str, str]:

@@ -17,9 +17,8 @@ import pytest_fp8
 from pytest_fp8.arms.scratch import temporary_folder
 from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
-from pytest_fp8.git import GitError, agrees, git
+from pytest_fp8.git import GitError, agrees, commit_named, git
 from pytest_fp8.own_code import NOT_FROM, own_code
-from pytest_fp8.revisions import commit_named
 
 PROBE = """
 import importlib.util, json, sys
@@ -233,7 +232,6 @@ def commit_of(revision: str, project: Path) -> str:
             f"git revision {revision!r} of this project cannot be checked out",
             expected="a commit, branch or tag of the repository in the current folder",
             seen=str(error),
-            cause=error.cause,
             next_step=error.next_step or "git log --oneline -5",
         ) from error
 

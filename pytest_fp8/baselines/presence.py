@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_fp8.baselines.check import measured_otherwise, unused
+from pytest_fp8.baselines.record import MEASUREMENT
 from pytest_fp8.baselines.source import Source
 from pytest_fp8.baselines.store import measuring, parse_text
 from pytest_fp8.baselines.strict import Unsound
 from pytest_fp8.ci import ci_variable
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.measurement import MEASUREMENT
 
 if TYPE_CHECKING:
     from pytest_fp8.report.ledger import Ledger

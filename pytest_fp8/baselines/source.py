@@ -10,8 +10,7 @@ from typing import Protocol
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
-from pytest_fp8.git import GitError, committed
-from pytest_fp8.revisions import commit_named
+from pytest_fp8.git import GitError, commit_named, committed
 
 
 class Source(Protocol):
@@ -89,17 +88,17 @@ class Revision:
         try:
             found = committed(where, commit_named(where, self.revision), below)
         except GitError as error:
-            raise self._error(str(error), error.cause, error.next_step) from error
+            raise self._error(str(error), error.next_step) from error
         return {Path(name.removeprefix(prefix)): data for name, data in found.items() if name.endswith(".json")}
 
-    def _error(self, seen: str, cause: str = "", next_step: str = "") -> BaselineError:
+    def _error(self, seen: str, next_step: str = "") -> BaselineError:
         return BaselineError(
             B.NO_REVISION,
             f"baselines of {self.folder} at git revision {self.revision!r} cannot be read",
             expected="a folder in a git repository, and a commit, branch or tag of it that has baselines",
             seen=seen,
             # What git itself says to do has its cause in what it says.
-            cause=cause or ("" if next_step else "a revision from before the folder, or of another repository"),
+            cause="" if next_step else "a revision from before the folder, or of another repository",
             next_step=next_step or f"git log --oneline -- {self.folder}",
         )
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.metrics import METRICS
-from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.baselines.record import MEASUREMENT, Baseline, StoredSession
 from pytest_fp8.baselines.review import Revision, differing, level
-from pytest_fp8.measurement import MEASUREMENT
 from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
 from pytest_fp8.rules.change import speed_of
 

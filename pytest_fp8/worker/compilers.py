@@ -7,8 +7,6 @@ import sys
 import time
 from typing import Any
 
-from pytest_fp8.bytecode import kept_by_children
-
 READY_SECONDS = 60
 """What their start may take. On two cores it took 12 s where Python keeps no bytecode of torch."""
 
@@ -21,7 +19,7 @@ def start() -> None:
     To compile in the arm itself instead takes longer: 25.7 and 44.2 s for the first steps of torchao's tensorwise and
     rowwise arms at 1B on H100s with cold caches, where these took 16.3 and 21.9 s."""
     # Where they cannot be had, or another release of torch names it otherwise, they start when something is compiled.
-    with contextlib.suppress(Exception), kept_by_children():
+    with contextlib.suppress(Exception):
         from torch._inductor import async_compile
 
         async_compile.maybe_warm_pool()

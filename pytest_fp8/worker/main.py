@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.bytecode import keep_bytecode
 from pytest_fp8.codes import R
 from pytest_fp8.ending import when_parent_ends
 from pytest_fp8.worker import compilers
@@ -34,7 +33,6 @@ def main(arguments: list[str]) -> int:
     descriptor, parent, backend = int(arguments[0]), int(arguments[1]), arguments[2]
     die_with(parent)
     show_stacks()
-    keep_bytecode()
     seconds = import_ahead(backend)
     threading.Thread(target=_tell, args=(Path(arguments[3]),), daemon=True).start()
     serve(Connection(descriptor), seconds)

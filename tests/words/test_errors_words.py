@@ -15,9 +15,8 @@ from pytest_fp8.codes import R, S
 from pytest_fp8.doctor import machine, products
 from pytest_fp8.doctor.libraries import library_findings
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.local_weights import weights_of
 from pytest_fp8.markers import cases_of, require_one_folder
-from pytest_fp8.options import Settings
+from pytest_fp8.options import Settings, _weights
 from pytest_fp8.rules.undecided import Answer, unanswered
 from pytest_fp8.workload import WorkloadReference
 
@@ -65,8 +64,8 @@ SETTINGS = {
     "a text as leave": (R.BAD_VALUE, workload(leave="*.router")),
     "rate": (R.BAD_VALUE, workload(learning_rate=0)),
     "a workload's name": (R.BAD_VALUE, lambda: WorkloadReference("module")),
-    "weights without a model": (R.BAD_VALUE, lambda: weights_of("big=/tmp")),
-    "weights": (R.NO_WEIGHTS, lambda: weights_of("tiny=/nowhere")),
+    "weights without a model": (R.BAD_VALUE, lambda: _weights("big=/tmp")),
+    "weights": (R.NO_WEIGHTS, lambda: _weights("tiny=/nowhere")),
     "continuous integration": (R.REFUSED_IN_CI, lambda: refuse_in_ci({"CI": "true"})),
     "positional": (R.BAD_MARK, mark("torchao")),
     "both": (R.BAD_MARK, mark(cases=[], recipe="tensorwise")),
