@@ -42,7 +42,7 @@ def test_a_full_temporary_folder_is_one_clear_error(pytester):
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         [
-            "the arm 'own-bf16-emulated on cpu' could not be started: No space left on device",
+            "FP8-R08: the arm 'own-bf16-emulated on cpu' could not be started: No space left on device",
             "*expected:*folder below*",
             "*cause:*the temporary folder is full*",
             "*next:*df -h*",

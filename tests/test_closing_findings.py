@@ -7,6 +7,7 @@ import re
 import pytest
 
 from helpers.evidence import CASE
+from pytest_fp8.codes import D, N, R, S
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.report.cells import COLUMNS, cells_of, gap_of
 from pytest_fp8.report.footnotes import findings, footnotes, lines_of
@@ -31,10 +32,12 @@ def ledger():
     for name in NAMES:
         ledger.note(name, "loss", loss)
     disturbed = ("disturbed by another process", "none", "pid 4242", "a neighbour", "pytest " + "-k something " * 9)
-    ledger.note(NAMES[1], "speedup", Decision(None, Verdict.INVALID, *disturbed, figures=SPEED, question="speedup"))
+    ledger.note(
+        NAMES[1], "speedup", Decision(S.OTHER_PROCESS, Verdict.INVALID, *disturbed, figures=SPEED, question="speedup")
+    )
     for name in (NAMES[0], NAMES[2]):
         ledger.failed_as_expected(name, KNOWN)
-    ledger.error(NAMES[2], Fp8Error(None, "the arm 'fp8' died"))
+    ledger.error(NAMES[2], Fp8Error(R.ARM_DIED, "the arm 'fp8' died"))
     return ledger
 
 
@@ -43,9 +46,11 @@ def test_what_several_questions_share_is_said_once_with_their_names():
     row = ledger.row(CASE.id, "")
     for question in ("layers", "loss"):
         ledger.note(
-            row, question, Decision(None, Verdict.INVALID, "the arms draw other random numbers", question=question)
+            row,
+            question,
+            Decision(D.OTHER_RANDOM_NUMBERS, Verdict.INVALID, "the arms draw other random numbers", question=question),
         )
-    ledger.note(row, "numerics", Decision(None, Verdict.INCONCLUSIVE, "too sensitive", question="numerics"))
+    ledger.note(row, "numerics", Decision(N.TOO_SENSITIVE, Verdict.INCONCLUSIVE, "too sensitive", question="numerics"))
     ledger.note(row, "memory", Decision(None, Verdict.PASS, "0.9x", question="memory"))
     assert findings(ledger.entries[row]) == [
         f"{row} layers, loss: INVALID: the arms draw other random numbers",

@@ -114,7 +114,8 @@ def test_a_shared_gpu_is_invalid_and_no_answer(run):
 def test_a_head_without_fp8_fails_however_fast(run):
     code, out, _ = run(*CASE, executed_roles=("fprop",))
     assert code == 1
-    assert "FP8 does not run in head as it should" in out
+    assert "FAIL FP8-L" in out
+    assert "dgrad" in out
 
 
 def test_an_arm_that_cannot_be_built_is_no_answer(run):

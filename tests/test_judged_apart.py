@@ -6,6 +6,7 @@ import pytest
 
 from helpers.fakes import H200, FakeProcess, install
 from pytest_fp8.case import Case
+from pytest_fp8.codes import C
 from pytest_fp8.markers import one_of_each
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.reading import read_report
@@ -166,7 +167,7 @@ def test_an_update_measures_until_the_strictest_tolerance_can_be_gated_at(pytest
 
 
 def decision(verdict: Verdict) -> Decision:
-    return Decision(None, verdict, verdict.value.lower(), question="loss")
+    return Decision(None if verdict is Verdict.PASS else C.MORE_SEEDS, verdict, verdict.value.lower(), question="loss")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helpers.fakes import H200, install
-from pytest_fp8.codes import R
+from pytest_fp8.codes import L, R
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.verdicts import Decision, Verdict
 
@@ -182,7 +182,7 @@ def test_dies({where}):
 def test_what_workers_learned_is_put_together_in_any_order():
     def worker(known):
         ledger = Ledger()
-        ledger.note("case", "layers", Decision(None, Verdict.FAIL, "no", question="layers"))
+        ledger.note("case", "layers", Decision(L.NOTHING_CONVERTED, Verdict.FAIL, "no", question="layers"))
         entry = ledger.entries["case"]
         (entry.known if known else entry.failed).append("layers")
         return json.loads(json.dumps(ledger.to_json()))

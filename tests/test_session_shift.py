@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from pytest_fp8.codes import S
 from pytest_fp8.report.ledger import Ledger
 from pytest_fp8.report.shift import shift_lines, shift_of, shift_to_json
 from pytest_fp8.rules.session_shift import ALPHA, Moved, session_shift, words
@@ -83,7 +84,13 @@ def ledger(change, cases=6):
     for index in range(cases):
         numbers = {"change": change + 0.0005 * (index - cases / 2), "change_error": ERROR, "own_error": OWN}
         verdict = Verdict.FAIL if index == 0 else Verdict.PASS
-        noted.note(f"n{index}", "speedup", Decision(None, verdict, "x", figures=numbers, question="speedup"))
+        noted.note(
+            f"n{index}",
+            "speedup",
+            Decision(
+                None if verdict is Verdict.PASS else S.UNDECIDED, verdict, "x", figures=numbers, question="speedup"
+            ),
+        )
     return noted
 
 
@@ -116,7 +123,11 @@ def test_what_was_disturbed_or_had_no_baseline_does_not_count():
         row,
         "speedup",
         Decision(
-            None, Verdict.INVALID, "x", figures=noted.entries[row].decisions["speedup"]["numbers"], question="speedup"
+            S.OTHER_PROCESS,
+            Verdict.INVALID,
+            "x",
+            figures=noted.entries[row].decisions["speedup"]["numbers"],
+            question="speedup",
         ),
     )
     assert shift_of(noted) is None

@@ -10,6 +10,7 @@ import pytest
 from helpers.baselines import ORIGIN
 from helpers.fakes import H200, SUITE, install
 from pytest_fp8.cli import main
+from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import Settings
 from pytest_fp8.report.files import write_report
@@ -273,7 +274,7 @@ def test_reports_that_take_long_are_few(session, clock, monkeypatch):
 
 def test_a_candidate_that_cannot_be_written_keeps_nothing_else_back(session, monkeypatch):
     def refuse(*arguments):
-        raise BaselineError(None, "not a readable baseline")
+        raise BaselineError(B.UNREADABLE, "not a readable baseline")
 
     monkeypatch.setattr("pytest_fp8.report.files.candidate", refuse)
     monkeypatch.setattr("pytest_fp8.report.interim.LEAST_SECONDS", 0.0)

@@ -116,8 +116,42 @@ def check_speedup(
     on_busy, result = judged(evidence, steps, by_busy, floor, bool(busy_history))
     history = of_busy if on_busy else history
     why = causes.why_busy(account, evidence.waits())
+    figures = _figures(evidence, steps, result, stored, history, on_busy, why)
+    found = disturbed(evidence, figures.bf16_ms, () if on_busy else baseline_reference_ms)
+    found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
+    if found is None:
+        seen = _seen(result, figures, account if on_busy else None, why)
+        seen += f"; {_processes(processes, busy if on_busy else processes)}"
+        if result.change is not None:
+            seen += f"; {_change(result.change)} against the baseline of {len(history)} session(s)"
+        against = _against(floor, tolerance, result, history)
+        lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
+        found = causes.slower_by_the_host(account, seen, against) if lost else None
+        found = found or (_slow_host(figures.bf16_ms, baseline_reference_ms, result) if lost else None)
+        found = found or _explain(evidence, result, account, seen, against, baseline_file)
+    if account is not None:
+        line = account.line(on_busy)
+        if found.verdict is Verdict.PASS:
+            found = replace(found, headline=f"{found.headline}; {line}")
+        else:
+            found = replace(found, seen=f"{found.seen}; {line}")
+    return found.answer(QUESTION, figures)
+
+
+def _figures(
+    evidence: TimingEvidence,
+    steps: Speedup,
+    result: Speedup,
+    stored: Sequence[Session],
+    history: Sequence[Session],
+    on_busy: bool,
+    why: str,
+) -> SpeedFigures:
+    """``steps``: the decision by step times; ``result``: the one that counts. ``stored`` and ``history``: the baseline's
+    sessions that each was held against; ``why``: the reason for busy time."""
+    account = evidence.account()
     change, (low, high) = result.change, steps.here.interval
-    figures = SpeedFigures(
+    return SpeedFigures(
         speedup=steps.here.ratio,
         low=low,
         high=high,
@@ -143,25 +177,6 @@ def check_speedup(
         account=account.numbers(on_busy) if account is not None else None,
         notes=_notes(result, account, on_busy, why) + ([_unwatched(evidence)] if evidence.unwatched else []),
     )
-    found = disturbed(evidence, figures.bf16_ms, () if on_busy else baseline_reference_ms)
-    found = found or not_fp8s_own(account, evidence, result.here.interval[0], on_busy)
-    if found is None:
-        seen = _seen(result, figures, account if on_busy else None, why)
-        seen += f"; {_processes(processes, busy if on_busy else processes)}"
-        if change is not None:
-            seen += f"; {_change(change)} against the baseline of {len(history)} session(s)"
-        against = _against(floor, tolerance, result, history)
-        lost = result.verdict is Verdict.FAIL and result.reason == "baseline" and not on_busy
-        found = causes.slower_by_the_host(account, seen, against) if lost else None
-        found = found or (_slow_host(figures.bf16_ms, baseline_reference_ms, result) if lost else None)
-        found = found or _explain(evidence, result, account, seen, against, baseline_file)
-    if account is not None:
-        line = account.line(on_busy)
-        if found.verdict is Verdict.PASS:
-            found = replace(found, headline=f"{found.headline}; {line}")
-        else:
-            found = replace(found, seen=f"{found.seen}; {line}")
-    return found.answer(QUESTION, figures)
 
 
 def _unwatched(evidence: TimingEvidence) -> str:
