@@ -27,9 +27,8 @@ from pytest_fp8.questions.ledger.compare import blame_in_ledger, unless_unlike
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, ledgers_of, reference_ledger
 from pytest_fp8.questions.loss.check import LossFigures, check_loss, judge_gap
 from pytest_fp8.questions.loss.evidence import LossEvidence, is_cross_entropy, loss_looks
-from pytest_fp8.questions.loss.first_step import with_moved_first_losses
+from pytest_fp8.questions.loss.first_step import with_moved_first_losses, with_rounding
 from pytest_fp8.questions.loss.restart import with_doubt
-from pytest_fp8.questions.loss.rounding import with_rounding
 from pytest_fp8.questions.memory import MemoryEvidence, check_memory, memory_of
 from pytest_fp8.questions.numerics.check import check_numerics
 from pytest_fp8.questions.numerics.draws import with_further_draws
@@ -45,6 +44,9 @@ from pytest_fp8.verdicts import CheckFailed, Decision, Verdict, passed
 
 if TYPE_CHECKING:
     from pytest_fp8.compare.session import Comparison
+
+__tracebackhide__ = True
+"""For pytest: a failure is the user's line, not one of this module's."""
 
 
 class Fp8Pair:
@@ -194,37 +196,30 @@ class Fp8Pair:
 
     def assert_layers(self) -> Decision:
         """Fail the test where :meth:`layers` says FAIL; under ``--fp8-strict``, unless it says PASS or IMPROVED."""
-        __tracebackhide__ = True
         return self._require("layers", self.layers)
 
     def assert_numerics(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`numerics`."""
-        __tracebackhide__ = True
         return self._require("numerics", self.numerics)
 
     def assert_loss(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`loss`."""
-        __tracebackhide__ = True
         return self._require("loss", self.loss)
 
     def assert_faster(self, floor: float | None = None) -> Decision:
         """As :meth:`assert_layers`, of :meth:`faster`."""
-        __tracebackhide__ = True
-        return self._require("faster", lambda: self.faster(floor))
+        return self._require("faster", partial(self.faster, floor))
 
     def assert_speedup(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`speedup`."""
-        __tracebackhide__ = True
         return self._require("speedup", self.speedup)
 
     def assert_memory(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`memory`."""
-        __tracebackhide__ = True
         return self._require("memory", self.memory)
 
     def assert_checkpoints(self) -> Decision:
         """As :meth:`assert_layers`, of :meth:`checkpoints`."""
-        __tracebackhide__ = True
         return self._require("checkpoints", self.checkpoints)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -247,12 +242,8 @@ class Fp8Pair:
 
     def _before(self, question: str, profiles: bool = True) -> None:
         """Gather what the session will ask of arms that take turns; elsewhere time them before a question ``profiles``
-        or hooks them, where this session may ask for the speed. Raises ``ArmError``.
-
-        A process that was profiled once is not what a user times. Seen on an H200: Transformer Engine at 1B takes 121
-        ms a step before its first profile and 128 ms after it. The compiled reference, which later cases share after
-        its profile, is as fast as before: 120.1 ms, afresh 120.0 and 120.2.
-        """
+        or hooks them, where this session may ask for the speed: a process that was profiled once may be slower
+        (docs/limits.md). Raises ``ArmError``."""
         self.used = True
         if not self._gathering.has(question) and profiles and self._time_first and not self._gathering.gathered:
             self._speed_question.first_timing()
@@ -280,13 +271,11 @@ class Fp8Pair:
         return passed(decision.seen + "; stored").answer(decision.question, decision.figures)
 
     def _require(self, question: str, decide: Callable[[], Decision]) -> Decision:
-        __tracebackhide__ = True
         try:
             decision = decide()
         except Fp8Error as error:
             if error.code is not R.TOO_LARGE:
                 self._ledger.error(self.row, error)
-                # The failure is reported at the user's line; the frames in between are this plugin's own.
                 raise error.with_traceback(None) from None
             decision = self._note(not_held(question, error))
         self._ledger.asserted(self.row, question)

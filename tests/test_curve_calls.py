@@ -19,7 +19,7 @@ from pytest_fp8.worker.run.engine import Engine
 
 pytestmark = pytest.mark.slow
 LARGEST = 0.0035
-"""Of 15731 products of sound workloads (``questions/loss/rare_products.py``)."""
+"""Of 15731 products of sound workloads (``questions/loss/presence.py``)."""
 
 
 def engine(recipe="tensorwise", **more):

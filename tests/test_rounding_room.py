@@ -6,7 +6,7 @@ from pytest_fp8.case import Case
 from pytest_fp8.questions.again import look_again
 from pytest_fp8.questions.loss.check import judge_gap
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
-from pytest_fp8.questions.loss.rounding import with_rounding
+from pytest_fp8.questions.loss.first_step import with_rounding
 from pytest_fp8.verdicts import Verdict
 
 STEPS = 20

@@ -24,6 +24,16 @@ def not_exercised(code: Code, headline: str, **lines: str) -> Finding:
     return Finding(code, Verdict.NOT_EXERCISED, headline, **lines)
 
 
+Words = Mapping[Code, tuple[str, str, str]]
+"""Code -> headline, cause, next step, with places in braces for what a check gives."""
+
+
+def tell(words: Words, code: Code, expected: str, seen: str, verdict: Verdict = Verdict.FAIL, **given: Any) -> Finding:
+    """A finding in the words of its code. ``given``: what they leave open."""
+    headline, cause, next_step = (line.format(**given) for line in words[code])
+    return Finding(code, verdict, headline, expected, seen, cause, next_step)
+
+
 def some(names: Any) -> str:
     """The first few names. A list keeps its order and loses its repetitions; anything else is sorted."""
     ordered = list(dict.fromkeys(names)) if isinstance(names, list) else sorted(names)

@@ -24,8 +24,7 @@ STEPS = 4
 """Training steps before a checkpoint is written, and after it was loaded."""
 SEED = 7
 DRAWS = 8
-"""Ways in which weights are moved. A small change sends a row to another expert, or a line search another way, in some
-of them: seen in one of eight."""
+"""Ways in which weights are moved: docs/limits.md."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,6 @@ def transfers_of(pair: PairArms) -> list[Transfer]:
     return pair.once(f"checkpoints {_asked(pair)}", lambda: _carry_both_ways(pair))
 
 
-def _scales(arm: Arm, folder: Path, source: Source) -> Scales | None:
-    """What becomes of scaling state from FP8 to FP8, where the arm has some."""
-    keeps = DCP in source.saved and source.saved[DCP].scaling_state
-    return from_plain(Scales, arm.request("carry_scales", folder=str(folder / "scales"))) if keeps else None
-
-
 def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     """Both directions through every store of the case. The FP8 arm's files are deleted afterwards; the reference's are
     kept for the other cases that share it.
@@ -76,8 +69,14 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     start = _logits_at_start(pair.fp8), reference_start
     with pair.temporary_folder() as folder:
         forth = _source(pair.case, pair.fp8, folder, stores)
-        forth = replace(forth, scales=_scales(pair.fp8, folder, forth))
-        apart = Apart(_distance(*start), start[1].values.size, mean(forth.came) - mean(back.came))
+        if DCP in stores and forth.saved[DCP].scaling_state:
+            scales = from_plain(Scales, pair.fp8.request("carry_scales", folder=str(folder / "scales")))
+            forth = replace(forth, scales=scales)
+        apart = Apart(
+            relative_distance(*(each.values for each in start)),
+            start[1].values.size,
+            mean(forth.came) - mean(back.came),
+        )
         to_fp8 = [_carry(pair.case, ("bf16", "fp8"), store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         pair.bf16.request("curve", seed=SEED, steps=1)
@@ -174,7 +173,7 @@ def _carry(case: Case, arms: tuple[str, str], store: str, source: Source, target
     apart, same, resumed = math.nan, True, NOT_RESUMED
     if loaded.loaded:
         output = _logits(target)
-        apart, same = _distance(output, source.logits), output.given == source.logits.given
+        apart, same = relative_distance(output.values, source.logits.values), output.given == source.logits.given
         if optimizer:
             resumed = _resumed(target)
     return Transfer(
@@ -207,10 +206,6 @@ def _logits(arm: Arm) -> Output:
     """The arm's logits on held-out rows, flat, and a fingerprint of the model's input."""
     answer = arm.request("logits", seed=SEED)
     return Output(np.frombuffer(answer, dtype=np.float32, offset=4), int.from_bytes(answer[:4], "little"))
-
-
-def _distance(one: Output, other: Output) -> float:
-    return relative_distance(one.values, other.values)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -8,37 +8,40 @@ from dataclasses import dataclass, replace
 
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.checkpoints.flags import left_behind
-from pytest_fp8.questions.checkpoints.own import check_own, narrowed, optimizer_lost, remarks, stored_in_fp8
+from pytest_fp8.questions.checkpoints.own import (
+    changed_weights,
+    check_own,
+    left_behind,
+    narrowed,
+    optimizer_lost,
+    remarks,
+    stored_in_fp8,
+)
 from pytest_fp8.questions.checkpoints.resuming import check_resumed, other_data
 from pytest_fp8.questions.checkpoints.scales import check_scales, words_on_scales
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.checkpoints.words import WITH_SCALES, WORDS
+from pytest_fp8.questions.findings import some, tell
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict, passed
 
 QUESTION = "checkpoints"
 LOGITS = (0.05, 1.0)
 """Bounds of the limit on the logits' relative distance: at least 5 %, and below that of unrelated weights (1.4).
-Seen on an H200: 0.56 between the precisions of one and the same 8B weights, close to their random start."""
-
-
+docs/limits.md says where each number is from."""
 TRAINED = 4.0
 """Factor on the distance at the start."""
 OF_MOVED = 2.0
-"""Factor on the largest distance that moved weights make. Seen on emulated FP8, 80 pairs of four workloads that small
-changes send another way (experts, an interaction of embeddings, a line search): at most 1.05 times it."""
+"""Factor on the largest distance that moved weights make."""
 FEW = 64
 """Below so many values the output is a loss, or a few of them, and no logits: one number says little of a distance."""
 OF_FEW = 0.25
-"""The least limit for these. Seen on emulated FP8, of a model that gives its own loss, a small difference of cosines:
-0.05 to 0.08 in 48 transfers (three recipes, four seeds), where the precisions differ by 0.03 at the start."""
+"""The least limit for these."""
 
 
 def logit_limit(start: Apart) -> float:
     """Four times the distance that the two precisions show on one and the same weights, within :data:`LOGITS`.
 
-    A few steps of training move it. Seen on emulated FP8 over 101 sound workloads: up to 2.5 times. Where that is not
-    enough, twice what moved weights do to the trained model: a router that is undecided after training need not have
-    been so at the start.
+    A few steps of training move it. Where that is not enough, twice what moved weights do to the trained model: a
+    router that is undecided after training need not have been so at the start.
     """
     least = OF_FEW if start.values < FEW else LOGITS[0]
     return min(max(TRAINED * start.logits, OF_MOVED * max(start.moved_logits, default=0.0), least), LOGITS[1])
@@ -92,7 +95,7 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
             found = rule(transfer)
             if found is not None:
                 left = left_behind(transfers) if rule in (_logits, check_resumed) else None
-                direction = "fp8 -> fp8" if rule is _scaling_state else transfer.direction
+                direction = "fp8 -> fp8" if rule is check_scales else transfer.direction
                 where = f"{direction} through {transfer.store}: {found.headline}"
                 said = replace(left, seen=f"{left.seen}; {where}") if left else replace(found, headline=where)
                 return said.answer(QUESTION, figures)
@@ -102,10 +105,6 @@ def check_checkpoints(transfers: Sequence[Transfer]) -> Decision:
     what = f"{keys} adapter weights (of {frozen} frozen tensors none is stored)" if frozen else f"{keys} weights"
     more = "".join(f"; {remark}" for remark in dict.fromkeys(one for t in transfers for one in _remarks(t)))
     return passed(f"{what} bit-equal after {ways}{more}").answer(QUESTION, figures)
-
-
-def _scaling_state(t: Transfer) -> Finding | None:
-    return check_scales(t.scales)
 
 
 def _remarks(t: Transfer) -> list[str]:
@@ -120,105 +119,51 @@ def _remarks(t: Transfer) -> list[str]:
 def _refused(t: Transfer) -> Finding | None:
     if not t.loaded.refused:
         return None
-    source, target = t.arms
-    return fail(
-        K.LOAD_REFUSED,
-        f"the {target} arm refuses the checkpoint of {source}",
-        expected="load_state_dict() takes the other arm's state dict: the target's own keys, without scaling state",
-        seen=t.loaded.refused,
-        cause="load_state_dict(), or a hook of it, raises",
-        next_step="give the state dict of the one model to load_state_dict() of the other, by hand",
-    )
+    expected = "load_state_dict() takes the other arm's state dict: the target's own keys, without scaling state"
+    return tell(WORDS, K.LOAD_REFUSED, expected, t.loaded.refused, source=t.arms[0], target=t.arms[1])
 
 
 def _stored_in_fp8(t: Transfer) -> Finding | None:
-    if not any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk):
-        return None
-    return stored_in_fp8(f"{dict(t.saved.on_disk)}")
+    found = any("F8" in dtype or "float8" in dtype for dtype in t.saved.on_disk)
+    return stored_in_fp8(f"{dict(t.saved.on_disk)}") if found else None
 
 
 def _untied(t: Transfer) -> Finding | None:
-    untied = {**t.saved.untied, **t.loaded.untied}
-    alone = [name for name in untied if name in t.loaded.missing or name not in t.loaded.digests]
-    if not alone:
-        return None
-    name, other = alone[0], untied[alone[0]]
-    return fail(
-        K.UNTIED,
-        "a weight that was tied is one of its own after the conversion",
-        expected=f"{name} to stay one with {other}",
-        seen=f"{name} has values of its own in FP8, and no place beside {other} in BF16",
-        cause="the conversion copied weights into new layers: the model was untied",
-        next_step="tie again after the conversion: model.tie_weights()",
-    )
+    for name, other in {**t.saved.untied, **t.loaded.untied}.items():
+        if name in t.loaded.missing or name not in t.loaded.digests:
+            seen = f"{name} has values of its own in FP8, and no place beside {other} in BF16"
+            return tell(WORDS, K.UNTIED, f"{name} to stay one with {other}", seen)
+    return None
 
 
 def _keys(t: Transfer) -> Finding | None:
-    for code, wrong, headline, cause in (
-        (
-            K.WEIGHTS_MISSING,
-            t.loaded.missing,
-            "weights are missing from the checkpoint",
-            "keys were renamed by a wrapper, or not saved",
-        ),
-        (
-            K.KEYS_WITHOUT_A_HOME,
-            t.loaded.unexpected,
-            "the checkpoint has keys with no home",
-            "a prefix, or scaling state that no weight of the target takes",
-        ),
-        (K.OTHER_SHAPE, t.loaded.wrong_shape, "weights have another shape", "fused or split layers"),
+    for code, wrong in (
+        (K.WEIGHTS_MISSING, t.loaded.missing),
+        (K.KEYS_WITHOUT_A_HOME, t.loaded.unexpected),
+        (K.OTHER_SHAPE, t.loaded.wrong_shape),
     ):
         if wrong:
-            return fail(
-                code,
-                headline,
-                expected=f"all {len(t.saved.keys)} weights, each with one home",
-                seen=some(list(wrong)),
-                cause=cause,
-                next_step="compare the keys of both arms' state dicts",
-            )
+            return tell(WORDS, code, f"all {len(t.saved.keys)} weights, each with one home", some(list(wrong)))
     return None
 
 
 def _weights(t: Transfer) -> Finding | None:
-    changed = [key for key, digest in t.saved.digests.items() if t.loaded.digests.get(key) != digest]
+    changed, wrapped = changed_weights(t), list(t.saved.wrapped)
     if not changed:
         return None
-    if t.saved.wrapped:
-        return fail(
-            K.NOTHING_LOADED,
-            "the checkpoint was loaded into nothing",
-            expected="bit-equal weights after loading",
-            seen=f"{len(changed)} weights are not the stored ones; on disk: {some(list(t.saved.wrapped))}",
-            cause="keys carry a wrapper's prefix (_orig_mod., module.) and a load that is not strict drops them",
-            next_step="load with strict=True, and save the module inside the wrapper",
-        )
-    return fail(
-        K.WEIGHTS_CHANGED,
-        "weights changed on the way",
-        expected="bit-equal weights after loading",
-        seen=f"{len(changed)} differ: {some(changed)}",
-        cause="a cast on the way, or a load that silently did nothing",
-        next_step="load with strict=True",
-    )
+    code, seen = K.WEIGHTS_CHANGED, f"{len(changed)} differ: {some(changed)}"
+    if wrapped:
+        code, seen = K.NOTHING_LOADED, f"{len(changed)} weights are not the stored ones; on disk: {some(wrapped)}"
+    return tell(WORDS, code, "bit-equal weights after loading", seen)
 
 
 def _stale(t: Transfer) -> Finding | None:
     if not t.loaded.stale:
         return None
     load = "load_state_dict" if t.saved.own is None else "load()"
-    return fail(
-        K.STALE_COPIES,
-        f"{len(t.loaded.stale)} FP8 layer(s) compute with weights of before the load",
-        expected=f"an evaluation after {load} multiplies by the loaded weights",
-        seen=f"after an evaluation, {load} and another evaluation these layers still multiply by the old weights: "
-        f"{some(t.loaded.stale)}",
-        cause="the layer computes with weights of before the load: a cached FP8 copy of the weight that loading does "
-        "not renew",
-        next_step="drop the copy when a state dict is loaded (register_load_state_dict_post_hook), or keep "
-        "weight._version with it and make it again where that differs",
-    )
+    seen = f"after an evaluation, {load} and another evaluation these layers still multiply by the old weights: "
+    expected, seen = f"an evaluation after {load} multiplies by the loaded weights", seen + some(t.loaded.stale)
+    return tell(WORDS, K.STALE_COPIES, expected, seen, count=len(t.loaded.stale))
 
 
 def _optimizer(t: Transfer) -> Finding | None:
@@ -229,35 +174,19 @@ def _logits(t: Transfer) -> Finding | None:
     if t.logit_distance <= t.logit_limit:  # false of NaN
         return None
     if math.isnan(t.logit_distance):
-        return Finding(
-            K.OUTPUTS_NOT_FINITE,
-            Verdict.INVALID,
-            headline="the trained model's outputs are not finite, so nothing tells whether it arrived",
-            expected="finite outputs of the arm that saved, after a few steps of training",
-            seen=f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal",
-            cause="its training diverged before it saved",
-            next_step="ask assert_loss(), which names the arm and the step",
-        )
+        expected = "finite outputs of the arm that saved, after a few steps of training"
+        seen = f"values that are not finite, in the source of {t.direction}; all weights arrived bit-equal"
+        return tell(WORDS, K.OUTPUTS_NOT_FINITE, expected, seen, Verdict.INVALID)
     if not t.same_input:
         return other_data(f"other input for the same batch; outputs {t.logit_distance:.3f} apart (relative L2)")
-    return fail(
-        K.COMPUTES_OTHERWISE,
-        "the loaded model computes something else",
-        expected=f"logits within {t.logit_limit:.3f} of the source's (relative L2)",
-        seen=f"{t.logit_distance:.3f}",
-        cause="stale scaling state, or buffers that were not carried"
-        if t.keeps_scales
-        else "the arms make something else of the same weights: a factor, a flag or a buffer that no checkpoint "
-        "carries (neither arm keeps scaling state)",
-        next_step="reset scaling state after loading"
-        if t.keeps_scales
-        else "give both arms' models the same weights, and compare their outputs layer by layer",
-    )
+    expected = f"logits within {t.logit_limit:.3f} of the source's (relative L2)"
+    words = WITH_SCALES if t.keeps_scales else WORDS
+    return tell(words, K.COMPUTES_OTHERWISE, expected, f"{t.logit_distance:.3f}")
 
 
 _RULES = (
     *(_stored_in_fp8, _untied, _keys, _refused),
-    *(_weights, _stale, _optimizer, _logits, check_resumed, _scaling_state),
+    *(_weights, _stale, _optimizer, _logits, check_resumed, check_scales),
 )
 _OWN_RULES = (check_own, _stale, _logits, check_resumed)
 """In this order: the first that finds something is the verdict."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pytest_fp8.codes import K
 from pytest_fp8.questions.checkpoints.evidence import Apart, Transfer
-from pytest_fp8.questions.findings import fail
+from pytest_fp8.questions.checkpoints.words import WITH_SCALES, WORDS
+from pytest_fp8.questions.findings import tell
 from pytest_fp8.rules.loss import LOSS_MARGIN
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -15,10 +16,7 @@ MOST_NATS = 14.0
 """No loss in nats per token is larger: guessing among a million tokens costs that. A larger one is a sum over the
 batch, or has a unit of its own."""
 OF_A_SUM = 0.01
-"""Share of such a loss by which the means may differ. Seen on emulated FP8, 240 sound transfers (three recipes, five
-losses, eight seeds): a median of 0.07 to 0.15 % by loss, 0.31 % at most. It is above bfloat16's own rounding, 2**-8 of
-a loss (0.39 %): neighbouring losses near 60 lie 0.25 apart."""
-
+"""Share of such a loss by which the means may differ: docs/limits.md, as of each number here."""
 MOST = 0.25
 """The largest limit, as a share of the largest loss: FP8 that differs by more is the loss question's matter."""
 
@@ -30,9 +28,6 @@ def resume_limit(losses: Sequence[float], start: Apart) -> float:
     :data:`MOST_NATS` a share of it, too. Where the precisions themselves differ by more on average over the first steps
     from the same weights, or moved weights make the reference's own loss differ by more, twice that and at most
     :data:`MOST` of the largest: a loss that is a small difference of large numbers shows FP8's rounding in full.
-
-    Seen on emulated FP8 of an interaction of embeddings and of a line search, where 0.05 is not enough in 4 of 40
-    pairs: 0.8 to 1.1 times what moved weights do.
     """
     largest = max((abs(loss) for loss in losses), default=math.nan)
     least = OF_A_SUM * largest if largest > MOST_NATS else LOSS_MARGIN[1] * min(1.0, largest)
@@ -57,43 +52,18 @@ def check_resumed(t: Transfer) -> Finding | None:
     if goes_on:
         return None
     if not all(map(math.isfinite, source)):
-        arm = t.arms[0].upper()
-        return Finding(
-            K.SOURCE_DIVERGED,
-            Verdict.INVALID,
-            headline=f"the {arm} arm's own loss is not finite after it saved",
-            expected="finite losses of the arm that saved, to compare those of the arm that loaded with",
-            seen=f"{_losses(source)} of the source, {_losses(resumed)} resumed",
-            cause=f"the {arm} arm's training diverges, with the checkpoint having no part in it",
-            next_step="ask assert_loss(), which says in which arm and from which step on",
-        )
-    return fail(
-        K.DOES_NOT_GO_ON,
-        "training does not go on where the source was",
-        expected=f"the source's losses {_losses(source)} within {limit:.3g} on average",
-        seen=f"{_losses(resumed)} ({gap:+.3g})",
-        cause="the optimizer or the scaling state restarted from nothing"
-        if t.keeps_scales
-        else "the optimizer restarted from nothing, or what the step reads is not carried: counters, flags, what is "
-        "trained",
-        next_step="check that optimizer state and step count were loaded",
-    )
+        expected = "finite losses of the arm that saved, to compare those of the arm that loaded with"
+        seen = f"{_losses(source)} of the source, {_losses(resumed)} resumed"
+        return tell(WORDS, K.SOURCE_DIVERGED, expected, seen, Verdict.INVALID, arm=t.arms[0].upper())
+    expected = f"the source's losses {_losses(source)} within {limit:.3g} on average"
+    words = WITH_SCALES if t.keeps_scales else WORDS
+    return tell(words, K.DOES_NOT_GO_ON, expected, f"{_losses(resumed)} ({gap:+.3g})")
 
 
 def other_data(seen: str) -> Finding:
     """The comparison is none: the target was given other data than the source."""
-    return Finding(
-        K.DATA_NOT_CARRIED,
-        Verdict.INVALID,
-        headline="the resumed run was given other data",
-        expected="the batches that the source trained on after saving",
-        seen=seen,
-        cause="batch(step) or the step takes its data from something that moves on by itself (an iterator, a "
-        "DataLoader, a generator that is not seeded), so that a resumed run draws another order; or loss() or the step "
-        "makes other inputs of the same batch in one arm",
-        next_step="let the data depend on the step alone, or save and load the position of the data with the "
-        "checkpoint",
-    )
+    expected = "the batches that the source trained on after saving"
+    return tell(WORDS, K.DATA_NOT_CARRIED, expected, seen, Verdict.INVALID)
 
 
 def _losses(values: Sequence[float]) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_fp8.codes import K
-from pytest_fp8.questions.checkpoints.evidence import Scales
-from pytest_fp8.questions.findings import fail, some
+from pytest_fp8.questions.checkpoints.evidence import Scales, Transfer
+from pytest_fp8.questions.checkpoints.words import WORDS
+from pytest_fp8.questions.findings import some, tell
 from pytest_fp8.verdicts import Finding
 
 
-def check_scales(scales: Scales | None) -> Finding | None:
+def check_scales(t: Transfer) -> Finding | None:
     """Scaling state that is lost without a word. An error of the library is loud enough: :func:`words_on_scales`."""
+    scales = t.scales
     if scales is None or scales.failed:
         return None
     return _lost(
@@ -67,13 +69,7 @@ def _lost(scales: Scales, lost: list[str], headline: str, cause: str) -> Finding
     if not lost:
         return None
     as_new = sum(scales.reset.get(name) == scales.loaded.get(name) for name in lost)
-    return fail(
-        K.SCALES_LOST,
-        headline,
-        expected=f"{len(scales.stored)} tensors of scaling state bit-equal after dcp.save(), dcp.load() and "
-        "load_state_dict()",
-        seen=f"{len(lost)} differ, {as_new} of them as in a model without a step: {some(lost)}",
-        cause=cause,
-        next_step="save and load the keys that end in _extra_state; until then calibrate after a load: a few forward "
-        "and backward passes without optimizer steps",
-    )
+    bit_equal = "bit-equal after dcp.save(), dcp.load() and load_state_dict()"
+    expected = f"{len(scales.stored)} tensors of scaling state {bit_equal}"
+    seen = f"{len(lost)} differ, {as_new} of them as in a model without a step: {some(lost)}"
+    return tell(WORDS, K.SCALES_LOST, expected, seen, headline=headline, cause=cause)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
@@ -16,87 +16,71 @@ from pytest_fp8.questions.ledger.work_rows import evaluated_otherwise
 from pytest_fp8.recipes import Stays
 
 WORTH_NAMING = 0.02
-"""Share of the Linears' weights, or of the step's FLOPs, above which what stays in high precision is named. An FP8
-product takes half the time of a BF16 product at best, so that a smaller share left in BF16 costs less than 2 % of the
-speed, a case's default ``tolerance``. A router for five experts stays below it."""
+"""Share of the Linears' weights, or of the step's FLOPs, above which what stays in high precision is named. Less
+costs less than 2 % of the speed, a case's default ``tolerance``."""
 
 
 def beside(evidence: LayersEvidence, step: StepProducts, ledgers: TwoLedgers | None) -> list[str]:
-    """One text for each thing to name: Linears whose sizes FP8 does not take; layers that are converted and never
-    called; products that no Linear calls; weights that belong to no Linear, such as a mixture's experts in one
-    parameter; and ``leave`` patterns that match nothing, as a misspelled one does. Workloads of several models may
-    share their patterns."""
-    found = [_odd_sizes(evidence), _outside(evidence, step)]
-    if evidence.unmatched:
-        found.append(f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear")
-    if ledgers is not None:
-        found.append(_never_called(never_called(ledgers)))
-        # Where one arm alone does, it is a difference.
-        if otherwise := ledgers.fp8.recomputed_otherwise:
-            where = some([name or "the model" for name in otherwise])
-            found.append(f"recomputation computes something else than the first forward in both arms: {where}")
-        if other := evaluated_otherwise(ledgers):
-            found.append(f"the arms evaluate with other modules, which were not compared: {some(other)}")
-        if same_on_all_ranks(ledgers.fp8):
-            found.append("all ranks were given one and the same batch: cut it by rank in batch(step)")
-        if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
-            found.append(
-                "nothing travelled between the ranks in the forward and backward passes that were watched: unless the "
-                "optimizer reduces gradients, each rank trains alone"
-            )
-        found.append(_called_by_some(ledgers))
-        if routed := ledgers.routed():
-            where = some([name or "the model itself" for name in sorted(routed)])
-            found.append(f"not compared between the arms, since its work follows from what the model computes: {where}")
+    """One text for each thing to name. Workloads of several models may share their ``leave`` patterns."""
+    said = [*_of_model(evidence, step), *(_of_ledgers(ledgers) if ledgers is not None else ())]
+    # Such as a mixture's experts in one parameter.
     if evidence.stacked_weights:
-        found.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
-    return [text for text in found if text]
+        said.append(f"not in FP8, since no Linear holds them: {some(evidence.stacked_weights)}")
+    return said
 
 
-def _called_by_some(ledgers: TwoLedgers) -> str:
-    """Modules that one rank calls and another does not, in both arms: where a batch has no image, or by a fault."""
-    ranks = [{call.module for call in calls} for calls in ledgers.fp8.of_ranks()]
-    for rank, called in enumerate(ranks):
-        if less := outermost(set.union(*ranks) - called - ledgers.routed()):
-            return f"rank {rank} does not call what other ranks call, in either arm: {some(less)}"
-    return ""
-
-
-def _odd_sizes(evidence: LayersEvidence) -> str:
-    """The Linears that their sizes alone keep in high precision. Heads, adapters, what the workload leaves and what a
-    library leaves by its own rule are as they should be."""
+def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
+    # Sizes alone: heads, adapters, what the workload leaves and what a library leaves by its own rule are as they
+    # should be.
     weights = {name: inputs * outputs for name, (inputs, outputs) in evidence.originals.items()}
     by_reason: dict[str, list[str]] = {}
     for name, reason in evidence.skipped.items():
         if reason.kind is Stays.SIZE:
             by_reason.setdefault(reason.text, []).append(name)
     odd = [name for names in by_reason.values() for name in names]
-    if sum(weights.get(name, 0) for name in odd) <= WORTH_NAMING * sum(weights.values()):
-        return ""
-    named = [
-        names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f": {reason}"
-        for reason, names in by_reason.items()
-    ]
-    more = [f"{len(named) - SHOWN} more sizes"] if len(named) > SHOWN else []
-    stay = "Linear stays" if len(odd) == 1 else "Linears stay"
-    return f"{len(odd)} of {len(weights)} {stay} in BF16: {'; '.join([*named[:SHOWN], *more])}"
-
-
-def _outside(evidence: LayersEvidence, step: StepProducts) -> str:
-    """Products in high precision that no Linear calls: raw parameters, convolutions, adapters of a class of one's
-    own."""
+    if sum(weights.get(name, 0) for name in odd) > WORTH_NAMING * sum(weights.values()):
+        named = [
+            names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f": {reason}"
+            for reason, names in by_reason.items()
+        ]
+        more = [f"{len(named) - SHOWN} more sizes"] if len(named) > SHOWN else []
+        stay = "Linear stays" if len(odd) == 1 else "Linears stay"
+        yield f"{len(odd)} of {len(weights)} {stay} in BF16: {'; '.join([*named[:SHOWN], *more])}"
+    # Raw parameters, convolutions, adapters of a class of one's own.
     share = sum(product.flops for product in step.foreign if product.kind != FP8) / step.flops()
-    if share <= WORTH_NAMING:
-        return ""
-    outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
-    return f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
+    if share > WORTH_NAMING:
+        outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
+        yield f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
+    if evidence.unmatched:
+        yield f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear"
 
 
-def _never_called(unused: Sequence[str]) -> str:
-    if not unused:
-        return ""
-    layer = "1 converted layer was" if len(unused) == 1 else f"{len(unused)} converted layers were"
-    # nn.MultiheadAttention gives the weight of its out_proj to a function.
-    inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
-    why = " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
-    return f"{layer} not called in the step that was watched, in either arm: {some(unused)}{why}"
+def _of_ledgers(ledgers: TwoLedgers) -> Iterator[str]:
+    if unused := never_called(ledgers):
+        layer = "1 converted layer was" if len(unused) == 1 else f"{len(unused)} converted layers were"
+        # nn.MultiheadAttention gives the weight of its out_proj to a function.
+        inside = any(name.rpartition(".")[2] == "out_proj" for name in unused)
+        why = " (nn.MultiheadAttention multiplies with its out_proj itself, in high precision)" if inside else ""
+        yield f"{layer} not called in the step that was watched, in either arm: {some(unused)}{why}"
+    # Where one arm alone does, it is a difference.
+    if otherwise := ledgers.fp8.recomputed_otherwise:
+        where = some([name or "the model" for name in otherwise])
+        yield f"recomputation computes something else than the first forward in both arms: {where}"
+    if other := evaluated_otherwise(ledgers):
+        yield f"the arms evaluate with other modules, which were not compared: {some(other)}"
+    if same_on_all_ranks(ledgers.fp8):
+        yield "all ranks were given one and the same batch: cut it by rank in batch(step)"
+    if ledgers.fp8.ranks > 1 and not (ledgers.fp8.wire or ledgers.reference.wire):
+        yield (
+            "nothing travelled between the ranks in the forward and backward passes that were watched: unless the "
+            "optimizer reduces gradients, each rank trains alone"
+        )
+    # Where a batch has no image, or by a fault.
+    routed, ranks = ledgers.routed(), [{call.module for call in calls} for calls in ledgers.fp8.of_ranks()]
+    less = [outermost(set.union(*ranks) - called - routed) for called in ranks]
+    if any(less):
+        rank = next(rank for rank, names in enumerate(less) if names)
+        yield f"rank {rank} does not call what other ranks call, in either arm: {some(less[rank])}"
+    if routed:
+        where = some([name or "the model itself" for name in sorted(routed)])
+        yield f"not compared between the arms, since its work follows from what the model computes: {where}"

@@ -116,18 +116,17 @@ def _figures(evidence: LayersEvidence, step: StepProducts, own: Collection[str])
 
 def _less_than_stored(figures: LayersFigures, share: Sequence[float], counts: Mapping[str, int]) -> Finding | None:
     now = figures.counted()
-    for name, stored in counts.items():
-        if now.get(name, 0) < stored:
-            return _less(
-                f"fewer {COUNTED[name]} than in the baseline", f"{stored}, exactly as stored", f"{now.get(name, 0)}"
-            )
+    less = [
+        (f"fewer {COUNTED[name]} than in the baseline", f"{stored}, exactly as stored", f"{now.get(name, 0)}")
+        for name, stored in counts.items()
+        if now.get(name, 0) < stored
+    ]
     if share and figures.fp8_share < min(share) - 1e-6:
         expected, seen = f"{min(share):.2%} of GEMM FLOPs", f"{figures.fp8_share:.2%}"
-        return _less("less of the step runs in FP8 than in the baseline", expected, seen)
-    return None
-
-
-def _less(headline: str, expected: str, seen: str) -> Finding:
+        less.append(("less of the step runs in FP8 than in the baseline", expected, seen))
+    if not less:
+        return None
+    headline, expected, seen = less[0]
     return fail(
         L.LESS_THAN_BASELINE,
         headline,
@@ -139,13 +138,13 @@ def _less(headline: str, expected: str, seen: str) -> Finding:
 
 
 def _scaling(evidence: LayersEvidence) -> Finding | None:
-    if evidence.stale_amax:
-        return fail(
-            L.STALE_AMAX,
-            f"the amax history of {len(evidence.stale_amax)} layers does not change in a training step",
-            expected="a new entry in each layer's history after each step",
-            seen=f"unchanged: {some(evidence.stale_amax)}",
-            cause="the amax history is never updated: scales stay as they were, while weights and activations move",
-            next_step="run forward and backward inside te.autocast, and never step around its exit",
-        )
-    return None
+    if not evidence.stale_amax:
+        return None
+    return fail(
+        L.STALE_AMAX,
+        f"the amax history of {len(evidence.stale_amax)} layers does not change in a training step",
+        expected="a new entry in each layer's history after each step",
+        seen=f"unchanged: {some(evidence.stale_amax)}",
+        cause="the amax history is never updated: scales stay as they were, while weights and activations move",
+        next_step="run forward and backward inside te.autocast, and never step around its exit",
+    )

@@ -38,7 +38,22 @@ def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Fin
         )
     wrong = (live & skipped) | {name for name in skipped & own.layers if evidence.skipped[name].kind is Stays.LEFT}
     if wrong:
-        return _converted_all_the_same(case, evidence, wrong)
+        name = min(wrong)
+        adapter = evidence.skipped[name].kind is Stays.ADAPTER
+        then = "replace the layers yourself: Workload(convert=...)"
+        then = f"convert before adapters are added, or {then}" if adapter else then
+        # torchao takes a filter; Accelerate's conversion to Transformer Engine takes none.
+        of_torchao = LIBRARIES.get(case.backend, case.backend) == "torchao"
+        return fail(
+            L.LEFT_AND_CONVERTED,
+            "a layer that was to stay in high precision is an FP8 layer",
+            expected=f"{name} left alone ({evidence.skipped[name]})",
+            seen=f"FP8: {some(wrong)}",
+            cause="the filter did not reach the converter: what it names "
+            + ("was an adapter" if adapter else "was converted with the rest"),
+            next_step="pass the filter as module_filter_fn" if of_torchao else then,
+            about=name,
+        )
     if evidence.dropped_behaviour:
         return fail(
             L.LOST_BEHAVIOUR,
@@ -63,36 +78,11 @@ def find_in_conversion(case: Case, evidence: LayersEvidence, own: OwnFp8) -> Fin
     return None
 
 
-def _converted_all_the_same(case: Case, evidence: LayersEvidence, wrong: set[str]) -> Finding:
-    """Layers that were to stay in high precision are FP8 layers."""
-    name = sorted(wrong)[0]
-    reason = evidence.skipped[name]
-    adapter = reason.kind is Stays.ADAPTER
-    return fail(
-        L.LEFT_AND_CONVERTED,
-        "a layer that was to stay in high precision is an FP8 layer",
-        expected=f"{name} left alone ({reason})",
-        seen=f"FP8: {some(wrong)}",
-        cause="the filter did not reach the converter: what it names "
-        + ("was an adapter" if adapter else "was converted with the rest"),
-        next_step=_how_to_filter(case, adapter),
-        about=name,
-    )
-
-
 def eval_cause(evidence: LayersEvidence) -> str:
     """The cause, where layers in eval mode may explain why FP8 did not run; else an empty string."""
     if not evidence.in_eval:
         return ""
     return f"eval() switched FP8 off: {len(evidence.in_eval)} layers are in eval mode while the model trains"
-
-
-def _how_to_filter(case: Case, adapter: bool) -> str:
-    """torchao takes a filter; Accelerate's conversion to Transformer Engine takes none."""
-    if LIBRARIES.get(case.backend, case.backend) == "torchao":
-        return "pass the filter as module_filter_fn"
-    first = "convert before adapters are added, or " if adapter else ""
-    return f"{first}replace the layers yourself: Workload(convert=...)"
 
 
 def _why_not_live(evidence: LayersEvidence, missing: set[str]) -> str:
@@ -140,29 +130,17 @@ def _nothing_converted(case: Case, evidence: LayersEvidence) -> Finding:
             next_step="read the layer's forward, and what it asks before it multiplies in FP8",
         )
     code, cause, next_step = _why_nothing(evidence)
-    return fail(
-        code,
-        "no layer was converted to FP8, and no product ran in FP8",
-        expected=expected,
-        seen=_what_stayed(evidence),
-        cause=cause,
-        next_step=next_step,
-    )
+    seen = "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
+    if could := _could_be(evidence):
+        linears = "1 Linear could be FP8 and is" if len(could) == 1 else f"{len(could)} Linears could be FP8 and are"
+        seen = f"{linears} not: {some(could)}"
+    headline = "no layer was converted to FP8, and no product ran in FP8"
+    return fail(code, headline, expected=expected, seen=seen, cause=cause, next_step=next_step)
 
 
 def _could_be(evidence: LayersEvidence) -> list[str]:
     """The Linears that nothing keeps in high precision, in the model's order."""
     return [name for name in evidence.originals if name not in evidence.skipped]
-
-
-def _what_stayed(evidence: LayersEvidence) -> str:
-    could = _could_be(evidence)
-    if could:
-        linears = (
-            "1 Linear could be FP8 and is not" if len(could) == 1 else f"{len(could)} Linears could be FP8 and are not"
-        )
-        return f"{linears}: {some(could)}"
-    return "; ".join(sorted(set(map(str, evidence.skipped.values())))) or "no Linear at all"
 
 
 _HOW_TO_CONVERT = {

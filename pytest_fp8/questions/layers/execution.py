@@ -19,11 +19,22 @@ OTHERS_CALLED = {
     "next_step": "convert before anything takes references to layers, such as wrappers",
 }
 NOT_IN_FP8 = {
-    FPROP: L.FPROP_NOT_IN_FP8,
-    DGRAD: L.DGRAD_NOT_IN_FP8,
-    WGRAD: L.WGRAD_NOT_IN_FP8,
-    RECOMPUTE: L.RECOMPUTE_NOT_IN_FP8,
+    FPROP: (L.FPROP_NOT_IN_FP8, "FP8 is off in the forward pass, or the library fell back to high precision"),
+    DGRAD: (
+        L.DGRAD_NOT_IN_FP8,
+        "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
+    ),
+    WGRAD: (L.WGRAD_NOT_IN_FP8, "the weight gradient was kept in high precision by the recipe or the layer"),
+    RECOMPUTE: (
+        L.RECOMPUTE_NOT_IN_FP8,
+        "recomputation under activation checkpointing runs outside the precision context",
+    ),
 }
+"""Role -> code and cause."""
+SOMETIMES = (
+    "these layers run in FP8 in some of their calls and not in others: a precision context that is not around each "
+    "forward pass, as around the first micro-batch alone"
+)
 NOTHING_CALLED = {
     "seen": "no Linear was called, and no matrix product ran",
     "cause": "the loss, or a step of one's own, does not call the model that it is given",
@@ -78,34 +89,19 @@ def _not_in_fp8(
             cause="a library that multiplies FP8 with kernels of its own",
             next_step="profile the layer alone and report the kernel's name",
         )
-    sure = all(a.sure for a in wrong)
-    doubt = "" if sure else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
+    code, cause = NOT_IN_FP8[role]
+    doubt = "" if all(a.sure for a in wrong) else " (dgrad and wgrad of equal sizes: which of the two is not certain)"
     often = len({a.layer for a in mine}) < len(mine)
     sometimes = often and {a.layer for a in wrong} <= {a.layer for a in mine if a.kind == FP8}
     return fail(
-        NOT_IN_FP8[role],
+        code,
         f"converted but not executed in FP8: {role} of {len(wrong)} of {len(mine)} {'calls' if often else 'layers'}",
         expected=f"{len(mine)} {role} products in FP8",
         seen=f"{len(mine) - len(wrong)} in FP8; {_kinds(wrong)}{doubt}",
-        cause=eval_cause(evidence) or (SOMETIMES if sometimes else _role_cause(role)),
+        cause=eval_cause(evidence) or (SOMETIMES if sometimes else cause),
         about=wrong[0].layer,
         next_step=f"read the layer's {'forward' if role == 'fprop' else 'backward'}, and the recipe's roles",
     )
-
-
-SOMETIMES = (
-    "these layers run in FP8 in some of their calls and not in others: a precision context that is not around each "
-    "forward pass, as around the first micro-batch alone"
-)
-
-
-def _role_cause(role: str) -> str:
-    return {
-        "fprop": "FP8 is off in the forward pass, or the library fell back to high precision",
-        "dgrad": "forward in FP8, backward in high precision: the layer was made for inference or for frozen weights",
-        "wgrad": "the weight gradient was kept in high precision by the recipe or the layer",
-        RECOMPUTE: "recomputation under activation checkpointing runs outside the precision context",
-    }[role]
 
 
 def _kinds(wrong: Sequence[Attribution]) -> str:

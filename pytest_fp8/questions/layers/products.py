@@ -11,9 +11,7 @@ A product is known by its *extents*: the inner (contracted) size and the two out
     wgrad     dy^T . x       M        N, K
     ========  =============  =======  ========
 
-Extents do not depend on how a library transposes its operands. Products of equal extents within a phase are matched
-to layers in execution order, which the autograd engine reverses in the backward pass. There their number counts before
-their order (:func:`_by_number`).
+Extents do not depend on how a library transposes its operands. :func:`attribute` matches products to layers by them.
 """
 
 from __future__ import annotations
@@ -155,9 +153,8 @@ def attribute(
 
     Products of equal extents run in the layers' order in the forward pass, and in reverse order in the backward pass:
     dgrad before wgrad where a layer's two are alike. There their number counts before their order (:func:`_by_number`).
-    Where roles of equal extents ran in different precisions, the match is marked as not sure. Recomputed products may
-    have a phase of their own, ``recompute``. A router may send other rows in the measured step than in the observed
-    pass: products that match no layer by their extents are then matched by the layer's own two sizes.
+    Where roles of equal extents ran in different precisions, the match is not sure. A router may send other rows in the
+    measured step than in the observed pass: what matches no extents is matched by the layer's own two sizes.
 
     ``recompute``: every call is recomputed; else those that say so. ``fp8_roles``: the roles that the recipe runs in
     FP8. ``foreign``: products of the uncompiled step that no Linear called; they are taken away before anything is
@@ -241,12 +238,10 @@ def _spare(calls: Sequence[LayerCall], fp8_roles: Collection[Role]) -> Counter[E
 def _by_number(kinds: list[str], owes_fp8: Sequence[bool], spare: int) -> list[str]:
     """The kinds of a backward pass's products of equal extents, in the order of the slots they fill.
 
-    A compiled backward pass runs what is ready first, so order says little where a Linear that stays in high precision
-    (or a role that a recipe keeps there) has the extents of one that must run in FP8: at 8B, 4096 tokens make dgrad and
-    wgrad of a 4096-wide Linear alike. The number decides: where as many products ran in high precision as may, they are
-    taken for those that may, and FP8's for those that must. One too few is always found, in one slot or another.
-    Either may be more than there are slots, for gradients that nobody needs: in FP8 any number, in high precision
-    ``spare`` ones.
+    A compiled backward pass runs what is ready first, so order says little where what stays in high precision has the
+    extents of what must run in FP8. The number decides: where as many products ran in high precision as may, they are
+    taken for those that may, and FP8's for those that must. One too few is always found, in one slot or another. More
+    than there are slots are gradients that nobody needs: in FP8 any number, in high precision ``spare`` ones.
     """
     high = [kind for kind in kinds if kind != FP8]
     in_fp8, may = len(kinds) - len(high), len(owes_fp8) - sum(owes_fp8)

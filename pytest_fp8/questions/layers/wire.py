@@ -22,7 +22,7 @@ def find_on_wire(case: Case, evidence: LayersEvidence, ledgers: TwoLedgers) -> F
     if not case.options.get("float8_all_gather"):
         return None
     sizes = [prod(evidence.originals[name]) for name in evidence.sharded if name in evidence.converted]
-    before, now = (_bytes(_gathers(arm)) for arm in (ledgers.reference, ledgers.fp8))
+    before, now = (_gathered(arm) for arm in (ledgers.reference, ledgers.fp8))
     if not before or not sizes:
         return fail(
             L.NOTHING_GATHERED,
@@ -52,7 +52,7 @@ def travelled(ledger: ArmLedger) -> str:
     kinds: dict[str, list[Collective]] = {}
     for one in ledger.wire:
         kinds.setdefault(f"{one.operation} ({one.dtype})", []).append(one)
-    return ", ".join(f"{_count(each)} {kind} of {_words(_bytes(each))}" for kind, each in kinds.items())
+    return ", ".join(f"{sum(c.count for c in each)} {kind} of {_words(_bytes(each))}" for kind, each in kinds.items())
 
 
 def same_on_all_ranks(ledger: ArmLedger) -> bool:
@@ -62,17 +62,14 @@ def same_on_all_ranks(ledger: ArmLedger) -> bool:
     return ledger.ranks > 1 and part > 0 and known and list(ledger.batch) == [*ledger.batch[:part]] * ledger.ranks
 
 
-def _gathers(ledger: ArmLedger) -> list[Collective]:
-    """What comes before a backward pass. An evaluation ahead of the forward pass leaves the root gathered for it."""
-    return [one for one in ledger.wire if one.operation == "all-gather" and one.phase in ("forward", "evaluation")]
+def _gathered(ledger: ArmLedger) -> int:
+    """Before a backward pass. An evaluation ahead of the forward pass leaves the root gathered for it."""
+    phases = ("forward", "evaluation")
+    return _bytes([one for one in ledger.wire if one.operation == "all-gather" and one.phase in phases])
 
 
 def _bytes(collectives: Sequence[Collective]) -> int:
     return sum(one.bytes * one.count for one in collectives)
-
-
-def _count(collectives: Sequence[Collective]) -> int:
-    return sum(one.count for one in collectives)
 
 
 def _words(size: int) -> str:

@@ -10,59 +10,35 @@ from dataclasses import replace
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.findings import SHOWN
-from pytest_fp8.questions.ledger.conversion_rows import (
-    gradients_there,
-    layers_called,
-    same_start,
-    weights_kept,
-    weights_trained,
-)
+from pytest_fp8.questions.ledger import conversion_rows, step_rows, work_rows
 from pytest_fp8.questions.ledger.differences import Difference, Explained
 from pytest_fp8.questions.ledger.evidence import TwoLedgers
-from pytest_fp8.questions.ledger.setting_rows import optimizer_alike, switches_alike
-from pytest_fp8.questions.ledger.step_rows import (
-    clipped_alike,
-    entered_alike,
-    losses_alike,
-    modes_alike,
-    passes_alike,
-    random_alike,
-)
-from pytest_fp8.questions.ledger.update_rows import updates_alike
-from pytest_fp8.questions.ledger.work_rows import (
-    calls_alike,
-    operators_alike,
-    products_alike,
-    recomputed_alike,
-    recomputed_the_same,
-    waits_alike,
-)
 from pytest_fp8.verdicts import Decision, Finding, Verdict
 
 Row = Callable[[TwoLedgers, Explained], Iterator[Difference]]
 ROWS: tuple[Row, ...] = (
     # What a conversion answers for.
-    weights_kept,
-    weights_trained,
-    layers_called,
+    conversion_rows.weights_kept,
+    conversion_rows.weights_trained,
+    conversion_rows.layers_called,
     # Causes before what follows from them.
-    same_start,
-    entered_alike,
-    switches_alike,
-    modes_alike,
-    recomputed_alike,
-    recomputed_the_same,
-    passes_alike,
-    optimizer_alike,
-    updates_alike,
-    calls_alike,
-    products_alike,
-    operators_alike,
-    losses_alike,
-    clipped_alike,
-    waits_alike,
-    gradients_there,
-    random_alike,
+    conversion_rows.same_start,
+    step_rows.entered_alike,
+    step_rows.switches_alike,
+    step_rows.modes_alike,
+    work_rows.recomputed_alike,
+    work_rows.recomputed_the_same,
+    step_rows.passes_alike,
+    step_rows.optimizer_alike,
+    step_rows.updates_alike,
+    work_rows.calls_alike,
+    work_rows.products_alike,
+    work_rows.operators_alike,
+    step_rows.losses_alike,
+    step_rows.clipped_alike,
+    work_rows.waits_alike,
+    conversion_rows.gradients_there,
+    step_rows.random_alike,
 )
 """Each row compares one class of facts. The first difference is the one that is reported."""
 
@@ -91,7 +67,7 @@ def find_in_ledger(ledgers: TwoLedgers, question: str) -> Finding | None:
 def find_where_gradients_are_missing(ledgers: TwoLedgers, question: str) -> Finding | None:
     """:func:`find_in_ledger` where weights get no gradient in the FP8 arm alone. Their layers then have no gradient
     products, and those of other layers of equal sizes may be taken for them."""
-    missing = any(gradients_there(ledgers, Explained(ledgers)))
+    missing = any(conversion_rows.gradients_there(ledgers, Explained(ledgers)))
     return find_in_ledger(ledgers, question) if missing else None
 
 
@@ -101,8 +77,7 @@ to curve has work of its own in one arm."""
 
 
 def unless_unlike(decision: Decision, ledgers: TwoLedgers) -> Decision:
-    """``decision``, or in its place what the ledgers say where the arms differ in what its question compares. FP8 that
-    was left on the way and weights that stand still are said first: what does that may be what differs."""
+    """``decision``, or in its place what the ledgers say where the arms differ in what its question compares."""
     if decision.code in STANDS:
         return decision
     found = find_in_ledger(ledgers, decision.question)

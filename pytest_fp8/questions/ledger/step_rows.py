@@ -1,53 +1,45 @@
-"""Rows of the ledger about a step as a whole: what enters, passes, modes, clipping, the loss, random numbers. Pure."""
+"""Rows of the ledger about a step as a whole: what enters it, its settings, passes, updates, random numbers. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pytest_fp8.codes import D
+from pytest_fp8.floats import of_text
+from pytest_fp8.questions.findings import some
 from pytest_fp8.questions.layers.products import EVALUATION
 from pytest_fp8.questions.ledger.differences import (
-    BRANCHES,
     EVERY,
-    INVALID,
     LAYERS,
     LOSS,
     MEMORY,
     OUTSIDE,
-    SAME,
     SPEED,
     Difference,
     Explained,
-    other_precision,
-    other_work,
+    differ,
     outermost,
     size,
 )
 from pytest_fp8.questions.ledger.evidence import ArmLedger, Entered, TensorNote, TwoLedgers
-from pytest_fp8.questions.ledger.random_numbers import drawn_otherwise
+from pytest_fp8.recipes import RECOMPUTE
 
 CLIPS = 1.5
-"""Gradients are clipped in one arm alone where the shares that clipping leaves of their norms differ by this factor.
-Sound emulated FP8 moves gradients by 5 to 11 % a layer (micro and tiny, three recipes), so that clipping to one bound
-leaves shares that differ by no more."""
-
-
-OTHER_TENSORS = {
-    D.OTHER_DATA: {
-        "headline": "the arms trained on different data",
-        "cause": "batches that do not depend on seed and step alone: another seed, a shuffle, a loader's generator, a "
-        "loader that keeps its place from step to step",
-        "next_step": "draw the batch inside batch(step) with torch's own generators, which are seeded for each step",
-    },
-    D.OTHER_INPUTS: {
-        "headline": "the arms' models are given other inputs, made of the same batch",
-        "cause": "batch() gives both arms the same tensors, and loss() or the step makes other inputs of them in one "
-        "arm: padding on another side, a mask, a shuffle, data of its own",
-        "next_step": "prepare the inputs in batch(step), or in the same way in both arms",
-    },
-}
+"""Gradients are clipped in one arm alone where the shares that clipping leaves of their norms differ by this factor
+(docs/limits.md)."""
+OTHER = 0.01
+"""Share of all updates by which the arms may differ: sums that are added in another order move single values."""
+SEEDED = (
+    "the generator was seeded again inside the step (torch.manual_seed), or something that is no operator of torch's "
+    "drew from it"
+)
+NOT_RESTORED = (
+    "recomputation draws other numbers than its forward pass: it does not restore the generator "
+    "(checkpoint(..., preserve_rng_state=False)), or a generator is seeded again inside the step"
+)
 
 
 def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -61,12 +53,8 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
     for phase, word, questions in (("forward", "training", EVERY), (EVALUATION, "evaluating", (SPEED, MEMORY))):
         ours, theirs = ([call for call in calls if call.phase == phase] for calls in (one, two))
         if len(ours) != len(theirs) and not explained.other_modules:
-            yield other_work(
-                f"outermost module calls while {word}",
-                f"{len(ours)}: {_names(ours)}",
-                f"{len(theirs)}: {_names(theirs)}",
-                questions=questions,
-            )
+            counts = (f"{len(each)}: {_names(each)}" for each in (ours, theirs))
+            yield differ(D.OTHER_WORK, f"outermost module calls while {word}", counts, questions)
             return
         for call, other in zip(ours, theirs, strict=False):
             where = f"what enters {call.module or 'the model'}"
@@ -75,18 +63,12 @@ def entered_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differe
             for found in _tensors(where, call.tensors, other.tensors, explained, exact, sized, code):
                 yield replace(found, questions=tuple(each for each in found.questions if each in questions))
             if call.gradients != other.gradients:
-                yield other_work(
-                    f"autograd in the call of {call.module or 'the model'}",
-                    "on" if call.gradients else "off",
-                    "on" if other.gradients else "off",
-                    code=D.OTHER_MODE,
-                    questions=questions,
-                )
+                states = ("on" if each.gradients else "off" for each in (call, other))
+                yield differ(D.OTHER_MODE, f"autograd in the call of {call.module or 'the model'}", states, questions)
 
 
 def _names(calls: Sequence[Entered]) -> str:
-    counts = Counter(call.module or "the model" for call in calls)
-    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in list(counts.items())[:4])
+    return _listed(Counter(call.module or "the model" for call in calls), "{} x{}")
 
 
 def _tensors(
@@ -105,28 +87,18 @@ def _tensors(
     lost, added = one - two, two - one
     # The Trainer passes on what its own arguments ask for beside the batch.
     if sized and (lost or (added and not explained.trainer)):
-        yield other_work(where, _listed(lost) or _listed(one), _listed(added) or _listed(two))
+        yield differ(D.OTHER_WORK, where, (_listed(lost or one), _listed(added or two)))
         return
     digests = [[note.digest for note in notes if note.digest] for notes in (ours, theirs)]
     alike = [note.digest != "" for note in ours] == [note.digest != "" for note in theirs]
     if exact and alike and Counter(digests[0]) != Counter(digests[1]):
-        yield Difference(
-            code,
-            INVALID,
-            **OTHER_TENSORS[code],
-            about=where,
-            expected=f"{where}: content {_first(digests[0], digests[1])}",
-            seen=f"{where}: content {_first(digests[1], digests[0])}",
-            questions=(LOSS,),
-        )
+        contents = zip(digests, reversed(digests), strict=True)
+        first = (next((each for each in mine if each not in other), "") for mine, other in contents)
+        yield differ(code, where, (f"{where}: content {digest}" for digest in first), (LOSS,))
 
 
-def _first(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    return next((digest for digest in ours if digest not in theirs), "")
-
-
-def _listed(kinds: Counter[str]) -> str:
-    return ", ".join(f"{kind} ({count} times)" if count > 1 else kind for kind, count in list(kinds.items())[:4])
+def _listed(kinds: Counter[str], several: str = "{} ({} times)") -> str:
+    return ", ".join(several.format(*each) if each[1] > 1 else each[0] for each in list(kinds.items())[:4])
 
 
 def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -141,19 +113,17 @@ def passes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differen
         ("optimizer steps in a step", ledgers.reference.stepped, ledgers.fp8.stepped),
     ):
         if one != two:
-            yield other_work(what, str(one), str(two), code=D.OTHER_PASSES)
+            yield differ(D.OTHER_PASSES, what, (str(one), str(two)))
 
 
 def modes_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """Train or eval of each module that trains."""
     one, two = (_modes(arm) for arm in (ledgers.reference, ledgers.fp8))
     other = [name for name in one if name in two and one[name] != two[name] and not explained.inside(name)]
+    cause = f"eval() in one arm alone ({len(other)} modules): dropout is off there, and running statistics stand still"
     for name in outermost(other):
-        mode, seen = sorted(one[name]), sorted(two[name])
-        cause = (
-            f"eval() in one arm alone ({len(other)} modules): dropout is off there, and running statistics stand still"
-        )
-        yield other_work(f"train or eval mode of {name or 'the model'}", _mode(mode), _mode(seen), cause, D.OTHER_MODE)
+        words = (" and ".join("train" if on else "eval" for on in sorted(arm[name])) for arm in (one, two))
+        yield differ(D.OTHER_MODE, f"train or eval mode of {name or 'the model'}", words, cause=cause)
 
 
 def _modes(arm: ArmLedger) -> dict[str, set[bool]]:
@@ -164,39 +134,120 @@ def _modes(arm: ArmLedger) -> dict[str, set[bool]]:
     return modes
 
 
-def _mode(training: Sequence[bool]) -> str:
-    return " and ".join("train" if on else "eval" for on in training)
-
-
 def clipped_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The share of the gradients' norm that clipping leaves."""
     one, two = ledgers.reference.norm_kept, ledgers.fp8.norm_kept
     if min(one, two) > 0 and max(one, two) / min(one, two) > CLIPS:
-        yield Difference(
-            D.OTHER_CLIPPING,
-            INVALID,
-            "gradients are clipped or scaled in one arm alone",
-            about="the gradients' norm between the backward pass and the optimizer's step",
-            expected=f"{one:.3g} times the norm at the end of the backward pass",
-            seen=f"{two:.3g} times it",
-            cause=BRANCHES,
-            next_step=SAME,
-            questions=(LAYERS, LOSS),
-        )
+        about = "the gradients' norm between the backward pass and the optimizer's step"
+        expected = f"{one:.3g} times the norm at the end of the backward pass"
+        yield differ(D.OTHER_CLIPPING, about, (expected, f"{two:.3g} times it"), (LAYERS, LOSS))
 
 
 def losses_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
     """The loss's dtype."""
-    if (
-        ledgers.reference.loss_dtype != ledgers.fp8.loss_dtype
-        and not explained.autocast
-        and not explained.other_modules
-    ):
-        yield other_precision("the loss", ledgers.reference.loss_dtype, ledgers.fp8.loss_dtype)
+    one, two = ledgers.reference.loss_dtype, ledgers.fp8.loss_dtype
+    if one != two and not explained.autocast and not explained.other_modules:
+        yield differ(D.OTHER_PRECISION, "the loss", (one, two))
 
 
 def random_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
-    """The generators' state after the step. A router that sends other rows through a dropout draws other numbers."""
+    """The generators' state after the step, and the first draw that differs. A router that sends other rows through a
+    dropout draws other numbers."""
     if not explained.work or explained.routed or ledgers.reference.random == ledgers.fp8.random:
         return
-    yield drawn_otherwise(ledgers)
+    draws = (ledgers.reference.draws, ledgers.fp8.draws)
+    same = (i for i, pair in enumerate(zip(*draws, strict=False)) if pair[0] != pair[1])
+    index = next(same, min(map(len, draws)))
+    firsts = [each[index] if index < len(each) else None for each in draws]
+    told = [
+        f"{draw.operator} of {size(draw.shape)} by {draw.owner or 'the model itself'} in the {draw.phase} pass, draw "
+        f"{index + 1}"
+        if draw
+        else f"{index} draws"
+        for draw in firsts
+    ]
+    where, cause = firsts[0] or firsts[1], ""
+    if told[0] == told[1]:
+        cause = NOT_RESTORED if where and where.phase == RECOMPUTE else SEEDED
+        told = [f"{told[0]}, and {one} state of the generator" for one in ("one", "another")]
+    about = f"random numbers of {where.owner or 'the model itself'}" if where else "random numbers"
+    yield differ(D.OTHER_RANDOM_NUMBERS, about, told, (LAYERS, LOSS), cause)
+
+
+def switches_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Global switches inside the forward pass and after the step. Accelerate's autocast is its own."""
+    one, two, others = ledgers.reference, ledgers.fp8, explained.other_modules
+    for mine, its, when in (
+        (one.switches, two.switches, "inside the forward pass"),
+        (one.switches_after, two.switches_after, "after the step"),
+    ):
+        for name, ours, theirs in _differing(mine, its, "not read"):
+            own = name.startswith("autocast") and (explained.autocast or others)
+            if not (own or ("sdp_enabled" in name and others)):
+                yield differ(D.OTHER_SWITCH, name, (f"{name} = {ours} {when}", f"{name} = {theirs}"))
+
+
+def optimizer_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """Class, settings by parameter, schedule. Groups may be split otherwise as long as each parameter's settings are
+    the same."""
+    one, two = ledgers.reference.optimizer, ledgers.fp8.optimizer
+    found: list[tuple[str, str, str]] = []
+    if one.kind != two.kind:
+        found = [("its class", one.kind, two.kind)]
+    else:
+        for name in sorted(one.members.keys() & two.members.keys()):
+            ours, theirs = (arm.groups[arm.members[name]] for arm in (one, two))
+            if other := next(_differing(ours, theirs, "not set"), None):
+                key, mine, its = other
+                found = [(f"{key} of {name}", f"{key} = {mine}", f"{key} = {its}")]
+                break
+        schedules = _differing(one.schedule, two.schedule, "none")
+        found += [(f"the schedule's {key}", mine, its) for key, mine, its in schedules]
+    for about, *values in found:
+        yield differ(D.OTHER_OPTIMIZER, about, values, (LAYERS, LOSS))
+
+
+def _differing(one: Mapping[str, str], two: Mapping[str, str], none: str) -> Iterator[tuple[str, str, str]]:
+    """Key and both values where these differ. ``none``: the word for no value."""
+    for key in dict.fromkeys([*one, *two]):
+        if one.get(key) != two.get(key):
+            yield key, one.get(key, none), two.get(key, none)
+
+
+def updates_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
+    """The weights after some steps in which both arms' optimizers got the same gradients."""
+    one, two = ledgers.reference.updates, ledgers.fp8.updates
+    alike = one.steps == two.steps > 0 and one.size == two.size and one.digests.keys() == two.digests.keys()
+    finite = math.isfinite(ledgers.reference.loss) and math.isfinite(ledgers.fp8.loss)
+    if explained.other_modules or not alike or not finite or not _same_kinds(ledgers):
+        return
+    other = {
+        name: _squares(one.sketches[name], two.sketches[name])
+        for name, digest in one.digests.items()
+        if digest and two.digests[name] and digest != two.digests[name]
+    }
+    if not other:
+        return
+    every = sum(_squares(sketch, sketch)[1] for sketch in one.sketches.values())
+    apart = math.sqrt(sum(apart for apart, _ in other.values()) / every) if every else math.inf
+    if not apart > OTHER:
+        return
+    worst = max(other, key=lambda name: other[name][0] / max(other[name][1], 1e-30))
+    expected = f"the updates that BF16's optimizer makes of the same seeded gradients in {one.steps} steps"
+    seen = f"other updates of {len(other)} of {len(one.digests)} weights, {apart:.1%} off: {some([worst, *other])}"
+    yield differ(D.OTHER_UPDATES, f"updates of {worst}", (expected, seen), (LAYERS, LOSS))
+
+
+def _same_kinds(ledgers: TwoLedgers) -> bool:
+    """Whether the weights have the same dtypes and are those that the other arm trains: other rows name these."""
+    one, two = ledgers.reference, ledgers.fp8
+    kinds = [{name: arm.after[name].dtype for name in arm.updates.digests if name in arm.after} for arm in (one, two)]
+    return kinds[0] == kinds[1] and one.gradients == two.gradients
+
+
+def _squares(one: str, two: str) -> tuple[float, float]:
+    """|one - two|^2 and |one|^2."""
+    import numpy as np
+
+    ours, theirs = (np.array(of_text(text), dtype=np.float64) for text in (one, two))
+    return float(((ours - theirs) ** 2).sum()), float((ours**2).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pytest_fp8.codes import D
@@ -17,8 +18,7 @@ from pytest_fp8.questions.ledger.differences import (
     SPEED,
     Difference,
     Explained,
-    other_precision,
-    other_work,
+    differ,
     outermost,
     size,
 )
@@ -36,8 +36,8 @@ def calls_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
         other = [n for n in dict.fromkeys([*one, *two]) if one.get(n, {}) != two.get(n, {}) and not _open(n, explained)]
         where = f" on rank {rank}" if rank else ""
         for name in outermost(other):
-            what = f"calls of {name or 'the model'}{where}"
-            yield other_work(what, _told(one.get(name, {})), _told(two.get(name, {})))
+            told = (_told(calls.get(name, {})) for calls in (one, two))
+            yield differ(D.OTHER_WORK, f"calls of {name or 'the model'}{where}", told)
 
 
 def evaluated_otherwise(ledgers: TwoLedgers) -> list[str]:
@@ -69,19 +69,14 @@ def recomputed_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diff
     the layers save, so that the last modules of a part may be missing."""
     if explained.other_modules:
         return
-    one, two = ({c.module for c in arm.calls if _roots(c)} for arm in (ledgers.reference, ledgers.fp8))
+    arms = (ledgers.reference, ledgers.fp8)
+    one, two = ({c.module for c in arm.calls if c.phase == RECOMPUTE and c.outermost} for arm in arms)
     for ours, theirs in ((one, two), (two, one)):
         other = [name for name in outermost(ours - theirs) if not _goes_on_in(name, theirs, explained)]
         if other:
-            states = ("recomputed", "not recomputed")
-            reference, fp8 = states if ours is one else states[::-1]
-            yield other_work(
-                f"recomputation of {some([name or 'the model' for name in other])}",
-                reference,
-                fp8,
-                "activation checkpointing in one arm alone",
-                D.OTHER_RECOMPUTATION,
-            )
+            states = ("recomputed", "not recomputed")[:: 1 if ours is one else -1]
+            about = f"recomputation of {some([name or 'the model' for name in other])}"
+            yield differ(D.OTHER_RECOMPUTATION, about, states, cause="activation checkpointing in one arm alone")
 
 
 def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -91,21 +86,10 @@ def recomputed_the_same(ledgers: TwoLedgers, explained: Explained) -> Iterator[D
         return
     layers = [name or "the model" for name in two or one]
     same, other = "the values of the first forward pass again", f"other values at {some(layers)}"
-    invalid = ((INVALID, (LAYERS, LOSS)),)
-    for verdict, questions in ((FAIL, (LAYERS,)), (INVALID, (LOSS,))) if two else invalid:
-        yield Difference(
-            D.RECOMPUTED_OTHERWISE,
-            verdict,
-            "recomputation computes something else than the first forward in one arm alone",
-            about=f"recomputation of {layers[0]}",
-            expected=f"recomputation has {other if one else same}",
-            seen=f"recomputation has {other if two else same}",
-            cause="recomputation computes something else than the first forward (random state not preserved?): the "
-            f"gradients are those of another dropout mask or noise; seen at {layers[0]}",
-            next_step="checkpoint(..., preserve_rng_state=True), and nothing in the recomputed part that changes from "
-            "call to call",
-            questions=questions,
-        )
+    said = [f"recomputation has {other if arm else same}" for arm in (one, two)]
+    for verdict, questions in ((FAIL, (LAYERS,)), (INVALID, (LOSS,))) if two else ((INVALID, (LAYERS, LOSS)),):
+        about, layer = f"recomputation of {layers[0]}", layers[0]
+        yield replace(differ(D.RECOMPUTED_OTHERWISE, about, said, questions, layer=layer), verdict=verdict)
 
 
 def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> bool:
@@ -114,10 +98,6 @@ def _goes_on_in(name: str, others: Collection[str], explained: Explained) -> boo
     if name in explained.routed or not parent:
         return name in explained.routed or bool(others)
     return any(other == parent or other.startswith((f"{parent}.", f"{name}.")) for other in others)
-
-
-def _roots(call: ModuleCalls) -> bool:
-    return call.phase == RECOMPUTE and call.outermost
 
 
 def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Difference]:
@@ -135,9 +115,9 @@ def products_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differ
         where = f"matrix products of {owner or 'the model itself'}"
         if {kind.sizes for kind in lost} == {kind.sizes for kind in added} and lost.total() == added.total() > 0:
             if not explained.autocast:
-                yield other_precision(where, _told(lost), _told(added))
+                yield differ(D.OTHER_PRECISION, where, (_told(lost), _told(added)))
         elif lost or added:
-            yield other_work(where, _told(lost or ours), _told(added or theirs))
+            yield differ(D.OTHER_WORK, where, (_told(lost or ours), _told(added or theirs)))
 
 
 class ProductKind(NamedTuple):
@@ -180,19 +160,14 @@ def operators_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
         if not lost and not added:
             continue
         if _by_words(lost, 2) == _by_words(added, 2):
-            if not (_with_numbers(lost) and _with_numbers(added)):
-                # What could not be read in one arm is no difference.
-                continue
-            cause = "settings differ: the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted"
-            yield other_work(where, _told(lost), _told(added), cause, D.OTHER_OPERATOR_SETTING)
-        elif _by_words(lost, 1) == _by_words(added, 1):
-            yield other_precision(where, _told(lost), _told(added))
-        else:
-            yield other_work(where, _told(lost) if lost else "none of them", _told(added) if added else "none of them")
-
-
-def _with_numbers(operators: Counter[str]) -> bool:
-    return any(len(kind.split()) > 2 for kind in operators)
+            # What could not be read in one arm is no difference.
+            if all(any(len(kind.split()) > 2 for kind in each) for each in (lost, added)):
+                settings = "the rate of a dropout, the epsilon of a norm, how a loss is reduced or weighted"
+                cause = f"settings differ: {settings}"
+                yield differ(D.OTHER_OPERATOR_SETTING, where, (_told(lost), _told(added)), cause=cause)
+            continue
+        code = D.OTHER_PRECISION if _by_words(lost, 1) == _by_words(added, 1) else D.OTHER_WORK
+        yield differ(code, where, (_told(each) if each else "none of them" for each in (lost, added)))
 
 
 def _by_words(operators: Counter[str], number: int) -> Counter[str]:
@@ -225,18 +200,8 @@ def waits_alike(ledgers: TwoLedgers, explained: Explained) -> Iterator[Differenc
             continue
         owner, phase = key
         arm = "the reference" if ours > theirs else "the FP8 arm"
-        yield Difference(
-            D.OTHER_WAITS,
-            INVALID,
-            f"{arm} waits for the GPU where the other arm does not",
-            about=f"waits in the {phase} part",
-            expected=f"{ours} waits in the {phase} part, {owner or 'the model itself'}",
-            seen=f"{theirs} waits in the {phase} part, {owner or 'the model itself'}",
-            cause="a value read by .item(), float() or if in each step, a copy to the CPU, a synchronisation, a sleep: "
-            "the arm that waits is slower by that, and not by its precision",
-            next_step="log values in neither arm, or keep them on the GPU and read them every hundred steps in both",
-            questions=(LAYERS, SPEED),
-        )
+        counts = (f"{count} waits in the {phase} part, {owner or 'the model itself'}" for count in (ours, theirs))
+        yield differ(D.OTHER_WAITS, f"waits in the {phase} part", counts, (LAYERS, SPEED), arm=arm)
 
 
 def _waits(arm: ArmLedger, explained: Explained) -> dict[tuple[str, str], int]:

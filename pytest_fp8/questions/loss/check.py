@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_fp8.codes import C, D
-from pytest_fp8.questions.findings import fail, invalid, not_exercised
+from pytest_fp8.questions.findings import fail
 from pytest_fp8.questions.loss.course import trained_otherwise
 from pytest_fp8.questions.loss.evidence import Curve, LossEvidence
 from pytest_fp8.questions.loss.first_step import first_step
@@ -19,8 +19,7 @@ from pytest_fp8.questions.loss.learning import (
     weights_move_less,
     weights_stand_still,
 )
-from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way
-from pytest_fp8.questions.loss.rare_products import rare_products
+from pytest_fp8.questions.loss.presence import fp8_lost_on_the_way, rare_products
 from pytest_fp8.questions.loss.restart import does_not_restart
 from pytest_fp8.rules.loss import LossGap, compare_curves, loss_margin, loss_noise, loss_scale, tail_gap
 from pytest_fp8.verdicts import Decision, Figures, Finding, Verdict
@@ -32,12 +31,9 @@ COARSE = 2**-10
 
 def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> LossGap:
     """The rule alone: is the gap at the end of the horizon above the margin? Curves must be finite."""
-    seeds = sorted(evidence.fp8)
-    fp8, bf16 = ([arm[s].losses for s in seeds] for arm in (evidence.fp8, evidence.bf16))
-    twins = frozen_margin or _twin_gaps(evidence)
-    gap = compare_curves(
-        fp8, bf16, twins, _fp8_twin_gaps(evidence), evidence.eps, evidence.nats, rounding=evidence.rounding
-    )
+    fp8, bf16 = ([arm[s].losses for s in sorted(evidence.fp8)] for arm in (evidence.fp8, evidence.bf16))
+    twins, own = frozen_margin or _gaps(evidence.twin, evidence.bf16), _gaps(evidence.fp8_twin, evidence.fp8)
+    gap = compare_curves(fp8, bf16, twins, own, evidence.eps, evidence.nats, rounding=evidence.rounding)
     if evidence.unfinished and gap.verdict is Verdict.FAIL:
         return replace(gap, verdict=Verdict.INCONCLUSIVE)
     return gap
@@ -73,9 +69,10 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     :func:`judge_gap` where it is known.
     """
     seeds = sorted(evidence.fp8)
-    own, fp8_own, scale = _twin_gaps(evidence), _fp8_twin_gaps(evidence), evidence.scale
+    own, fp8_own = _gaps(evidence.twin, evidence.bf16), _gaps(evidence.fp8_twin, evidence.fp8)
+    scale = evidence.scale
     figures = LossFigures(
-        gaps=[tail_gap(evidence.fp8[s].losses, evidence.bf16[s].losses) for s in seeds],
+        gaps=_gaps(evidence.fp8, evidence.bf16),
         twin_gaps=own,
         fp8_twin_gaps=fp8_own,
         margin=loss_margin(frozen_margin or own, scale, fp8_own, evidence.rounding),
@@ -92,18 +89,10 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         if step is not None:
             found = _not_finite(name, step, curve, evidence.bf16[curve.seed])
             return found.answer(QUESTION, replace(figures, first_bad_step=step))
-    hard = (
-        _other_data,
-        _constant,
-        does_not_restart,
-        trained_otherwise,
-        weights_stand_still,
-        first_step,
-        _bit_equal,
-        fp8_lost_on_the_way,
-        rare_products,
-    )
-    for rule in hard:
+    for rule in (
+        *(_other_data, _constant, does_not_restart, trained_otherwise, weights_stand_still, first_step),
+        *(_bit_equal, fp8_lost_on_the_way, rare_products),
+    ):
         if broken := rule(evidence):
             return broken.answer(QUESTION, figures)
     gap = gap or judge_gap(evidence, frozen_margin)
@@ -114,14 +103,9 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
     return found.answer(QUESTION, replace(figures, gap=gap.gap, bound=gap.bound))
 
 
-def _twin_gaps(evidence: LossEvidence) -> list[float]:
-    """BF16 against BF16 one rounding apart, by seed."""
-    return [tail_gap(evidence.twin[s].losses, evidence.bf16[s].losses) for s in sorted(evidence.twin)]
-
-
-def _fp8_twin_gaps(evidence: LossEvidence) -> list[float]:
-    """FP8 against FP8 one rounding apart, by seed."""
-    return [tail_gap(evidence.fp8_twin[s].losses, evidence.fp8[s].losses) for s in sorted(evidence.fp8_twin)]
+def _gaps(arm: Mapping[int, Curve], other: Mapping[int, Curve]) -> list[float]:
+    """By seed. A twin's to its own arm are those of one rounding."""
+    return [tail_gap(arm[s].losses, other[s].losses) for s in sorted(arm)]
 
 
 def _in_turn(evidence: LossEvidence) -> Iterator[tuple[str, Curve]]:
@@ -148,22 +132,13 @@ def _not_finite(name: str, step: int, curve: Curve, bf16: Curve) -> Finding:
     expected = f"finite numbers in all {len(curve.losses)} steps"
     seen = f"{what} = {value} at step {step}, seed {curve.seed}{before}"
     if name == "BF16":
-        return invalid(
-            C.REFERENCE_NOT_FINITE,
-            headline,
-            expected=expected,
-            seen=seen,
-            cause="the training itself diverges, with FP8 having no part in it",
-            next_step="lower the learning rate or mend the data; FP8 cannot be judged on this",
-        )
-    return fail(
-        C.NOT_FINITE,
-        headline,
-        expected=f"{expected} (BF16: {bf16.losses[step]:.4f})",
-        seen=seen,
-        cause="an FP8 value that overflowed to NaN: e4m3 has no infinity",
-        next_step="save the batch and the weights of that step, and look at the largest activation per layer",
-    )
+        cause = "the training itself diverges, with FP8 having no part in it"
+        then = "lower the learning rate or mend the data; FP8 cannot be judged on this"
+        return Finding(C.REFERENCE_NOT_FINITE, Verdict.INVALID, headline, expected, seen, cause, then)
+    expected += f" (BF16: {bf16.losses[step]:.4f})"
+    cause = "an FP8 value that overflowed to NaN: e4m3 has no infinity"
+    then = "save the batch and the weights of that step, and look at the largest activation per layer"
+    return Finding(C.NOT_FINITE, Verdict.FAIL, headline, expected, seen, cause, then)
 
 
 def _other_data(evidence: LossEvidence) -> Finding | None:
@@ -189,28 +164,23 @@ def _constant(evidence: LossEvidence) -> Finding | None:
         if any(bf16) and not (len(bf16) > 1 and len({*fp8, *bf16}) == 1):
             continue
         value = bf16[0] + 0.0  # -0.0 is 0
+        code, verdict = C.CONSTANT, Verdict.INVALID
+        cause = "the value of this loss is constant and only its gradient is used; or it is detached or masked"
+        then = "Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss"
+        if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
+            code, verdict = C.CONSTANT_IN_16_BITS, Verdict.NOT_EXERCISED
+            cause = (
+                f"the loss is computed in a type of 16 bits, whose numbers are "
+                f"{loss_scale([bf16], evidence.eps).spacing:.2g} apart there: these steps move it by less; or its "
+                "value is constant and only its gradient is used"
+            )
+            then = (
+                "take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
+                "@pytest.mark.fp8(loss_steps=...)"
+            )
         headline, expected = "the loss is the same number in every step", "a loss that moves as the weights do"
         seen = f"{value:.4g} in all {len(bf16)} steps of BF16, seed {seed}"
-        if evidence.eps >= COARSE and value and any(evidence.bf16[seed].gradient_norms):
-            return not_exercised(
-                C.CONSTANT_IN_16_BITS,
-                headline,
-                expected=expected,
-                seen=seen,
-                cause="the loss is computed in a type of 16 bits, whose numbers are "
-                f"{loss_scale([bf16], evidence.eps).spacing:.2g} apart there: these steps move it by less; or its "
-                "value is constant and only its gradient is used",
-                next_step="take the loss in float32, as in F.cross_entropy(logits.float(), labels); or more steps, "
-                "@pytest.mark.fp8(loss_steps=...)",
-            )
-        return invalid(
-            C.CONSTANT,
-            headline,
-            expected=expected,
-            seen=seen,
-            cause="the value of this loss is constant and only its gradient is used; or it is detached or masked",
-            next_step="Workload(loss=...) or step=... that gives a value to judge by, such as an evaluation loss",
-        )
+        return Finding(code, verdict, headline, expected, seen, cause, then)
     return None
 
 

@@ -196,14 +196,14 @@ def _evidence(curves: Mapping[str, Mapping[int, Curve]], nats: bool, unfinished:
 def curves_of(arms: PairArms, seed: int, twin: bool, moved: bool = False) -> dict[str, Curve]:
     """The curves of one seed, by arm; asked once. ``moved``: with the weights one rounding away, in both arms alike.
     Raises ``ArmError``."""
-    return arms.once(f"curves {seed}{' moved' * moved}", lambda: _curves(arms, seed, twin, moved))
 
+    def ask() -> dict[str, Curve]:
+        wanted = {"seed": seed, "steps": arms.case.horizon, "jitter": moved}
+        # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
+        fp8, reference = arms.beside("curve", lambda: reference_curves(arms, seed, twin, moved), watch=True, **wanted)
+        return {"fp8": from_plain(Curve, fp8), **reference}
 
-def _curves(arms: PairArms, seed: int, twin: bool, moved: bool) -> dict[str, Curve]:
-    wanted = {"seed": seed, "steps": arms.case.horizon, "jitter": moved}
-    # Each keeps all its threads: the sums of a convolution depend on their number, and the time does not.
-    fp8, reference = arms.beside("curve", lambda: reference_curves(arms, seed, twin, moved), watch=True, **wanted)
-    return {"fp8": from_plain(Curve, fp8), **reference}
+    return arms.once(f"curves {seed}{' moved' * moved}", ask)
 
 
 def reference_curves(arms: PairArms, seed: int, twin: bool, moved: bool = False) -> dict[str, Curve]:

@@ -1,15 +1,15 @@
-"""Do both arms begin with the same loss? They have the same weights and data: only FP8's rounding lies between them."""
+"""What FP8's rounding does to a loss, asked of the reference with moved weights: to its first, and to its last."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.questions.loss.rounding import moved_losses
+from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossGap
 from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02
@@ -19,6 +19,10 @@ FIRST_STEP_OF_BOTH_SIGNS = 0.5
 OF_MOVED = (4.0, 8.0)
 """INCONCLUSIVE, and FAIL, from so many times what moved weights do to the reference's own first loss (root mean squares
 over seeds)."""
+SEEDS = 3
+"""Whose last loss is asked. It costs a curve of the reference each."""
+DRAWS = 4
+"""Ways in which the weights of one seed are moved. One can leave a loss where it is by chance."""
 
 
 def first_step(evidence: LossEvidence) -> Finding | None:
@@ -52,7 +56,6 @@ def with_moved_first_losses(arms: PairArms, evidence: LossEvidence) -> LossEvide
     models' do not, and their reference is not asked. Raises ``ArmError``."""
     if not _enough(evidence) < _rms(list(_apart(evidence).values())) < math.inf:
         return evidence
-
     found = moved_losses(arms, sorted(evidence.bf16), step=0)
     return replace(evidence, moved_first={seed: losses[1:] for seed, losses in found.items()})
 
@@ -92,3 +95,32 @@ def _largest(losses: Sequence[float]) -> float:
 
 def _rms(values: Sequence[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values)) if values else 0.0
+
+
+def with_rounding(
+    arms: PairArms, looks: Iterator[LossEvidence], judge: Callable[[LossEvidence], LossGap]
+) -> Iterator[LossEvidence]:
+    """The looks, with ``moved_last`` from the first one on that fails without it, or with which looking ends.
+
+    A squared error near zero and a loss that falls steeply are changed by the rounding of the forward pass alone by
+    more than a share of them: the weights that BF16 has trained show by how much. Raises ``ArmError``.
+    """
+    asked = False
+    for evidence in looks:
+        gap = judge(evidence)
+        last = len(evidence.fp8) >= MAX_LOSS_SEEDS and not evidence.unfinished
+        asked |= gap.gap > 0 and (gap.verdict is Verdict.FAIL or (gap.verdict is Verdict.INCONCLUSIVE and last))
+        found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.horizon - 1) if asked else {}
+        rises = {seed: [each - loss for each in moved] for seed, (loss, *moved) in found.items()}
+        yield replace(evidence, moved_last=rises)
+
+
+def moved_losses(arms: PairArms, seeds: Sequence[int], step: int) -> dict[int, list[float]]:
+    """By seed: the reference's loss of this step, and then from weights that are moved. Asked once for all cases that
+    share the reference. Raises ``ArmError``."""
+
+    def ask(seed: int) -> list[float]:
+        losses: list[float] = arms.bf16.request("moved_losses", seed=seed, step=step, draws=DRAWS)
+        return losses
+
+    return {s: arms.shared(f"moved losses {step} {s}", lambda s=s: ask(s)) for s in seeds}  # type: ignore[misc]

@@ -12,8 +12,7 @@ from pytest_fp8.rules.loss import loss_fall
 from pytest_fp8.verdicts import Finding
 
 MOVED = 0.10
-"""Share of the weights with a gradient that a curve must move in the reference. A bfloat16 weight moves where one
-step changes it by 0.3 %."""
+"""Share of the weights with a gradient that a curve must move in the reference (docs/limits.md)."""
 STILL, LESS = 0.01, 0.5
 """A weight of the FP8 arm stands still, or trains in part, where fewer of its elements moved than this share of what
 the reference moved."""

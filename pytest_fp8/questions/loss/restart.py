@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fp8.codes import C
-from pytest_fp8.questions.findings import invalid
+from pytest_fp8.questions.findings import Words, tell
 from pytest_fp8.questions.loss.course import rates_in_words
 from pytest_fp8.questions.loss.evidence import LossEvidence
 from pytest_fp8.rules.loss import LossGap, tail_gap
@@ -18,68 +18,63 @@ OTHER_RATE = 0.01
 their rounding, 2**-8 and less."""
 
 
+DATA: Words = {
+    C.NOT_ANEW: (
+        HEADLINE,
+        "batch(step) takes them from an iterator or a generator of its own, which goes on where the last curve left it",
+        "draw the batch inside batch(step) with torch's own generators, which are seeded for each step, or index a "
+        "dataset by the step",
+    )
+}
+RATES: Words = {
+    C.NOT_ANEW: (
+        HEADLINE,
+        "a schedule, or a step that sets rates, goes on from curve to curve",
+        "make the schedule where the optimizer is made, in Workload(optimizer=...), and give it as "
+        "optimizer.scheduler, which begins each curve anew",
+    )
+}
+LOSSES: Words = {
+    C.NOT_ANEW: (
+        HEADLINE,
+        "it keeps something from one curve for the next that is no parameter, buffer or optimizer state of its model: "
+        "moments or an average in the step, master weights, a counter",
+        "keep such state in a buffer of the model, or in the optimizer's state or groups, which all begin each curve "
+        "anew; until then the losses of neither arm can be judged",
+    )
+}
+
+
 def does_not_restart(evidence: LossEvidence) -> Finding | None:
     """The reference's second curve of each seed, from weights one rounding away, against its first one: other data,
     other learning rates at the start, or an end that lies lower each time."""
-    return _data(evidence) or _rates(evidence) or _losses(evidence)
+    seeds = _trained_twice(evidence)
+    for seed in seeds:
+        first, again = evidence.bf16[seed].data, evidence.twin[seed].data
+        if first != again:
+            expected = f"the batches of its first curve of seed {seed} again: checksum {first:08x}"
+            seen = f"checksum {again:08x} in its second curve of this seed"
+            return tell(DATA, C.NOT_ANEW, expected, seen, Verdict.INVALID)
+    for seed in seeds:
+        rates = (arm[seed].course.rates[:1] for arm in (evidence.bf16, evidence.twin))
+        for one, two in zip(*rates, strict=False):
+            if any(abs(a - b) > OTHER_RATE * max(abs(a), abs(b)) for a, b in zip(one, two, strict=False)):
+                expected = f"the rates that its first curve of seed {seed} began with: {rates_in_words(one)}"
+                seen = f"its second curve of this seed began with {rates_in_words(two)}"
+                return tell(RATES, C.NOT_ANEW, expected, seen, Verdict.INVALID)
+    found = _decided(evidence)
+    if found.anew:
+        return None
+    gaps, most = _gaps(evidence), f"{max(found.floor, found.bound):.3g}"
+    expected = f"a second curve of a seed, from weights one rounding away, that ends at most {most} below the first"
+    each = ", ".join(f"{gap:+.3g}" for gap in gaps)
+    seen = f"{-found.gap:.3g} below it on average over {len(gaps)} seeds: {each}"
+    return tell(LOSSES, C.NOT_ANEW, expected, seen, Verdict.INVALID)
 
 
 def with_doubt(gap: LossGap, evidence: LossEvidence) -> LossGap:
     """The gap as one that does not decide, where more seeds must tell whether BF16 begins anew."""
     return replace(gap, verdict=Verdict.INCONCLUSIVE) if _decided(evidence).doubtful else gap
-
-
-def _data(evidence: LossEvidence) -> Finding | None:
-    for seed in _trained_twice(evidence):
-        first, again = evidence.bf16[seed].data, evidence.twin[seed].data
-        if first != again:
-            return invalid(
-                C.NOT_ANEW,
-                HEADLINE,
-                expected=f"the batches of its first curve of seed {seed} again: checksum {first:08x}",
-                seen=f"checksum {again:08x} in its second curve of this seed",
-                cause="batch(step) takes them from an iterator or a generator of its own, which goes on where the "
-                "last curve left it",
-                next_step="draw the batch inside batch(step) with torch's own generators, which are seeded for each "
-                "step, or index a dataset by the step",
-            )
-    return None
-
-
-def _rates(evidence: LossEvidence) -> Finding | None:
-    for seed in _trained_twice(evidence):
-        rates = (arm[seed].course.rates[:1] for arm in (evidence.bf16, evidence.twin))
-        for first, again in zip(*rates, strict=False):
-            if any(abs(a - b) > OTHER_RATE * max(abs(a), abs(b)) for a, b in zip(first, again, strict=False)):
-                return invalid(
-                    C.NOT_ANEW,
-                    HEADLINE,
-                    expected=f"the rates that its first curve of seed {seed} began with: {rates_in_words(first)}",
-                    seen=f"its second curve of this seed began with {rates_in_words(again)}",
-                    cause="a schedule, or a step that sets rates, goes on from curve to curve",
-                    next_step="make the schedule where the optimizer is made, in Workload(optimizer=...), and give it "
-                    "as optimizer.scheduler, which begins each curve anew",
-                )
-    return None
-
-
-def _losses(evidence: LossEvidence) -> Finding | None:
-    found = _decided(evidence)
-    if found.anew:
-        return None
-    gaps = _gaps(evidence)
-    return invalid(
-        C.NOT_ANEW,
-        HEADLINE,
-        expected="a second curve of a seed, from weights one rounding away, that ends at most "
-        f"{max(found.floor, found.bound):.3g} below the first",
-        seen=f"{-found.gap:.3g} below it on average over {len(gaps)} seeds: "
-        + ", ".join(f"{gap:+.3g}" for gap in gaps),
-        cause="it keeps something from one curve for the next that is no parameter, buffer or optimizer state of its "
-        "model: moments or an average in the step, master weights, a counter",
-        next_step="keep such state in a buffer of the model, or in the optimizer's state or groups, which all begin "
-        "each curve anew; until then the losses of neither arm can be judged",
-    )
 
 
 def _gaps(evidence: LossEvidence) -> list[float]:

@@ -93,8 +93,7 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
     later_limits = later_limits_of(case.backend, case.recipe)
     figures = _figures(evidence, found, limits)
     finding = (
-        _other_data(evidence)
-        or _not_finite(evidence)
+        _not_comparable(evidence)
         or find_in_formats(case, layers)
         or find_in_products(case, evidence, limits)
         or find_apart(evidence)
@@ -103,12 +102,12 @@ def check_numerics(case: Case, evidence: NumericsEvidence, layers: LayersEvidenc
         or next(filter(None, (find_in_products(case, evidence, later_limits, look) for look in LATER_LOOKS)), None)
         or _nothing(figures, layers, judged_products(evidence))
         or too_sensitive(found)
-        or passed(_said(figures) + _own_formats(layers) + _not_reduced(evidence) + _not_evaluated(evidence))
+        or passed(_said(figures, evidence, layers))
     )
     return finding.answer(QUESTION, figures)
 
 
-def _said(figures: NumericsFigures) -> str:
+def _said(figures: NumericsFigures, evidence: NumericsEvidence, layers: LayersEvidence) -> str:
     """What was compared, how near it came, and what was not judged or by wider limits."""
     parts = ["no layer's products can be seen by themselves"]
     if figures.products:
@@ -126,30 +125,18 @@ def _said(figures: NumericsFigures) -> str:
         parts.append(f"{figures.not_judged} of {figures.gradients} not judged ({most})")
     if not figures.gradients:
         parts.append("no gradient can be compared")
-    return ", ".join(parts)
-
-
-def _own_formats(layers: LayersEvidence) -> str:
-    """What is to be said of FP8 that no layer of the library runs."""
-    return "" if layers.live_fp8 else "; operands' formats were not judged: no FP8 layer says which recipe it follows"
-
-
-def _not_reduced(evidence: NumericsEvidence) -> str:
-    """What is to be said where each rank of both arms has gradients of its own."""
-    if not (evidence.fp8.gradients.apart and evidence.bf16.gradients.apart):
-        return ""
-    return (
-        "; gradients differ between the ranks in both arms, and their means were compared: unless the step or the "
-        "optimizer reduces them later, the ranks train apart, which the loss question sees"
-    )
-
-
-def _not_evaluated(evidence: NumericsEvidence) -> str:
-    """What is to be said of an FP8 arm that cannot be evaluated where BF16's can."""
-    error = evidence.fp8.evaluation_error
-    if not error or not evidence.bf16.evaluated:
-        return ""
-    return f"; in eval mode, under no_grad(), the FP8 arm alone raises {first_line(error)}"
+    said = ", ".join(parts)
+    if not layers.live_fp8:
+        said += "; operands' formats were not judged: no FP8 layer says which recipe it follows"
+    if evidence.fp8.gradients.apart and evidence.bf16.gradients.apart:
+        said += (
+            "; gradients differ between the ranks in both arms, and their means were compared: unless the step or the "
+            "optimizer reduces them later, the ranks train apart, which the loss question sees"
+        )
+    if evidence.fp8.evaluation_error and evidence.bf16.evaluated:
+        error = first_line(evidence.fp8.evaluation_error)
+        said += f"; in eval mode, under no_grad(), the FP8 arm alone raises {error}"
+    return said
 
 
 def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Limits) -> NumericsFigures:
@@ -172,7 +159,15 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
         handed_on_cosine=cosine,
         handed_on_factor=factor,
         evaluated=sum(map(len, evaluated_products(evidence))),
-        roles={role: _of_role(products) for role, products in by_role.items()},
+        roles={
+            role: RoleFigures(
+                len(products),
+                min(product.sqnr for product in products),
+                max(map(distance, products)),
+                max(abs(gain_error(product)) for product in products),
+            )
+            for role, products in by_role.items()
+        },
         sqnr_db=min((product.sqnr for product in judged), default=None),
         underflow=max((product.underflow for product in judged), default=0.0),
         own_scales=len(scaled_by_the_past(evidence) & {product.layer for product in judged}),
@@ -187,43 +182,29 @@ def _figures(evidence: NumericsEvidence, found: Sequence[Difference], limits: Li
     )
 
 
-def _of_role(products: Sequence[ProductCheck]) -> RoleFigures:
-    return RoleFigures(
-        products=len(products),
-        sqnr_db=min(product.sqnr for product in products),
-        distance_db=max(map(distance, products)),
-        gain_error=max(abs(gain_error(product)) for product in products),
-    )
-
-
 def _in_words(product: ProductCheck) -> str:
     own = f"gain {product.own_gain:.4f} and {product.own_sqnr:.2f} dB"
     return f"{product.layer}, {product.role}: gain {product.gain:.4f} and {product.sqnr:.2f} dB, its casts {own}"
 
 
-def _other_data(evidence: NumericsEvidence) -> Finding | None:
-    mine, theirs = evidence.fp8.gradients.data, evidence.bf16.gradients.data
-    if mine == theirs:
-        return None
-    return invalid(
-        D.OTHER_DATA,
-        "the arms got different data, so their gradients cannot be compared",
-        expected="the same batch in both arms",
-        seen=f"fingerprints {theirs:08x} (BF16) and {mine:08x} (FP8)",
-        cause="the batch depends on the arm, or on random numbers that torch's generators do not draw",
-        next_step="make batch(step) give the same tensors for the same step in every process",
-    )
-
-
-def _not_finite(evidence: NumericsEvidence) -> Finding | None:
-    loss = evidence.bf16.gradients.loss
-    if math.isfinite(loss):
+def _not_comparable(evidence: NumericsEvidence) -> Finding | None:
+    mine, theirs = evidence.fp8.gradients, evidence.bf16.gradients
+    if mine.data != theirs.data:
+        return invalid(
+            D.OTHER_DATA,
+            "the arms got different data, so their gradients cannot be compared",
+            expected="the same batch in both arms",
+            seen=f"fingerprints {theirs.data:08x} (BF16) and {mine.data:08x} (FP8)",
+            cause="the batch depends on the arm, or on random numbers that torch's generators do not draw",
+            next_step="make batch(step) give the same tensors for the same step in every process",
+        )
+    if math.isfinite(theirs.loss):
         return None
     return invalid(
         C.REFERENCE_NOT_FINITE,
         "the BF16 arm's loss is not finite, so its gradients say nothing",
         expected="a finite loss at the first weights",
-        seen=f"{loss} in BF16, {evidence.fp8.gradients.loss} in FP8",
+        seen=f"{theirs.loss} in BF16, {mine.loss} in FP8",
         cause="the loss, the data or the model gives it, with FP8 having no part in it",
         next_step="mend the loss or the data; FP8 cannot be judged on this",
     )

@@ -10,13 +10,9 @@ from pytest_fp8.questions.arms import PairArms
 from pytest_fp8.recipes import Role
 
 BUCKETS = 1024
-"""Numbers that stand for one parameter's gradient. The size of a difference is then known to about 2 %, and a gain to a
-thirtieth of the relative difference."""
-
+"""Numbers that stand for one parameter's gradient: they give the size of a difference to about 2 %."""
 LATER = 13
-"""Training steps before products are looked at again: more than what is renewed every few steps needs, fewer than the
-shortest loss curve of the suite has (20), and a prime: a fault of each second, third or fourth step is then not one of
-step 0 and right in this one, nor the reverse."""
+"""Training steps before products are looked at again: a prime, fewer than any loss curve has (docs/limits.md)."""
 
 
 @dataclass(frozen=True)

@@ -35,40 +35,31 @@ def find_in_formats(case: Case, layers: LayersEvidence) -> Finding | None:
         promised = {p: {tuple(sorted(c.format for c in casts[r])) for r in roles(p) if r in casts} for p in mine}
         wrong = [p for p in mine if p.formats and promised[p] and tuple(sorted(p.formats)) not in promised[p]]
         if wrong:
-            return _other_format(phase, wrong, promised[wrong[0]], len(mine), layers)
+            seen = " x ".join(sorted(wrong[0].formats))
+            wanted = " or ".join(" x ".join(pair) for pair in sorted(promised[wrong[0]]))
+            return fail(
+                N.OTHER_FORMAT,
+                f"{len(wrong)} FP8 products of the {phase} pass have operands in another format than the recipe's",
+                expected=wanted,
+                seen=f"{seen} in {len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}",
+                cause=f"{seen} where {wanted} was promised: E5M2 has two bits of mantissa and a wide range, for "
+                "gradients; E4M3 has three",
+                next_step="compare the format that the layer casts to (torchao: layer.config.cast_config_*."
+                "target_dtype; Transformer Engine: recipe.fp8_format) with the recipe's",
+            )
         wrong = [p for p in mine if p.fast_accumulation and not set(fast) & set(roles(p))]
         if wrong:
-            return _fast_accumulation(phase, wrong, len(mine), layers)
+            return fail(
+                N.FAST_ACCUMULATION,
+                f"{len(wrong)} FP8 products of the {phase} pass use fast accumulation",
+                expected="sums in float32: this recipe asks for fast accumulation in the forward pass at most",
+                seen=f"{len(wrong)} of {len(mine)} products, of the size of {_names(wrong, layers)}",
+                cause="fast accumulation where it was not promised: sums keep about 14 bits, which costs gradients "
+                "accuracy",
+                next_step="set use_fast_accum=False in torchao's gemm_config_*, or use_split_accumulator=True in "
+                "Transformer Engine's fp8_gemm_*",
+            )
     return None
-
-
-def _other_format(
-    phase: str, wrong: list[Product], promised: set[tuple[str, ...]], ran: int, layers: LayersEvidence
-) -> Finding:
-    seen = " x ".join(sorted(wrong[0].formats))
-    wanted = " or ".join(" x ".join(pair) for pair in sorted(promised))
-    return fail(
-        N.OTHER_FORMAT,
-        f"{len(wrong)} FP8 products of the {phase} pass have operands in another format than the recipe's",
-        expected=wanted,
-        seen=f"{seen} in {len(wrong)} of {ran} products, of the size of {_names(wrong, layers)}",
-        cause=f"{seen} where {wanted} was promised: E5M2 has two bits of mantissa and a wide range, for gradients; "
-        "E4M3 has three",
-        next_step="compare the format that the layer casts to (torchao: layer.config.cast_config_*.target_dtype; "
-        "Transformer Engine: recipe.fp8_format) with the recipe's",
-    )
-
-
-def _fast_accumulation(phase: str, wrong: list[Product], ran: int, layers: LayersEvidence) -> Finding:
-    return fail(
-        N.FAST_ACCUMULATION,
-        f"{len(wrong)} FP8 products of the {phase} pass use fast accumulation",
-        expected="sums in float32: this recipe asks for fast accumulation in the forward pass at most",
-        seen=f"{len(wrong)} of {ran} products, of the size of {_names(wrong, layers)}",
-        cause="fast accumulation where it was not promised: sums keep about 14 bits, which costs gradients accuracy",
-        next_step="set use_fast_accum=False in torchao's gemm_config_*, or use_split_accumulator=True in Transformer "
-        "Engine's fp8_gemm_*",
-    )
 
 
 def _names(products: list[Product], layers: LayersEvidence) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fp8.codes import D, N
 from pytest_fp8.floats import of_text
 from pytest_fp8.questions.findings import some
-from pytest_fp8.questions.numerics.evidence import Gradients, NumericsEvidence
+from pytest_fp8.questions.numerics.evidence import NumericsEvidence
 from pytest_fp8.questions.numerics.limits import GAIN_OF_MOVED, LEAST_VALUES, UNDECIDED, Limits
 from pytest_fp8.verdicts import Finding, Verdict
 
@@ -86,9 +86,25 @@ def differences(evidence: NumericsEvidence) -> list[Difference]:
     """Of each parameter with a gradient in the reference, in the order of the backward pass."""
     import numpy as np
 
-    arms = [_numbers(arm) for arm in (evidence.bf16.gradients, evidence.fp8.gradients, *evidence.moved)]
+    texts = (arm.sketches for arm in (evidence.bf16.gradients, evidence.fp8.gradients, *evidence.moved))
+    arms = [{name: np.array(of_text(text), dtype=np.float64) for name, text in arm.items()} for arm in texts]
+    reference, mine, first, *further = arms
     with np.errstate(invalid="ignore", over="ignore"):
-        return _differences(evidence, *arms)
+        found: list[Difference] = []
+        for name, bf16 in reference.items():
+            fp8, moved = mine.get(name), first.get(name)
+            if fp8 is None and name in evidence.fp8.gradients.silent:
+                fp8 = np.zeros_like(bf16)
+            length = float(np.linalg.norm(bf16))
+            if fp8 is None or moved is None or not length or np.count_nonzero(bf16) < LEAST_VALUES:
+                continue
+            own = float(np.linalg.norm(fp8))
+            relative, gain = _apart(fp8, bf16)
+            cosine = gain * length / own if own else 0.0
+            found.append(Difference(name, relative, gain, cosine, _apart(moved, bf16)[0]))
+        # Of one draw: a parameter that it happened to move little is taken to move half as much as others.
+        middle = float(np.median([each.moved for each in found])) if found else 0.0
+        return [_widened(d, middle / 2, reference, further) if math.isfinite(d.moved) else d for d in found]
 
 
 def find_apart(evidence: NumericsEvidence) -> Finding | None:
@@ -109,28 +125,6 @@ def find_apart(evidence: NumericsEvidence) -> Finding | None:
     )
 
 
-def _differences(
-    evidence: NumericsEvidence, reference: Vectors, mine: Vectors, first: Vectors, *further: Vectors
-) -> list[Difference]:
-    import numpy as np
-
-    found: list[Difference] = []
-    for name, bf16 in reference.items():
-        fp8, moved = mine.get(name), first.get(name)
-        if fp8 is None and name in evidence.fp8.gradients.silent:
-            fp8 = np.zeros_like(bf16)
-        length = float(np.linalg.norm(bf16))
-        if fp8 is None or moved is None or not length or np.count_nonzero(bf16) < LEAST_VALUES:
-            continue
-        own = float(np.linalg.norm(fp8))
-        relative, gain = _apart(fp8, bf16)
-        cosine = gain * length / own if own else 0.0
-        found.append(Difference(name, relative, gain, cosine, _apart(moved, bf16)[0]))
-    # One draw of moved weights: a parameter that it happened to move little is taken to move half as much as others.
-    middle = float(np.median([each.moved for each in found])) if found else 0.0
-    return [_widened(d, middle / 2, reference, further) if math.isfinite(d.moved) else d for d in found]
-
-
 def _widened(d: Difference, least: float, reference: Vectors, further: Sequence[Vectors]) -> Difference:
     """The difference with the largest of what all ways of moving weights do, and at least ``least``."""
     more = [_apart(moved[d.parameter], reference[d.parameter]) for moved in further if d.parameter in moved]
@@ -145,12 +139,6 @@ def _apart(moved: NDArray[Any], bf16: NDArray[Any]) -> tuple[float, float]:
 
     square = float(bf16 @ bf16)
     return float(np.linalg.norm(moved - bf16)) / math.sqrt(square), float(moved @ bf16) / square
-
-
-def _numbers(arm: Gradients) -> Vectors:
-    import numpy as np
-
-    return {name: np.array(of_text(text), dtype=np.float64) for name, text in arm.sketches.items()}
 
 
 def find_in_gradients(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from pytest_fp8.codes import N
 from pytest_fp8.questions.findings import fail, some
@@ -14,19 +14,16 @@ from pytest_fp8.verdicts import Finding
 SAME = 0.999
 """Cosine from which the reference's optimizer is given what the products gave, times a factor."""
 ANOTHER = 0.98
-"""Cosine below which an FP8 layer's is something else. In sound arms it is rounded to BF16 once more for each
-micro-batch: 0.9994 at least."""
+"""Cosine below which an FP8 layer's is something else: docs/limits.md."""
 COMMON = 0.005
-"""The reference's factors lie this close together where one factor is common to all layers: clipping by the whole norm,
-a loss scale. Others follow from each layer's own numbers, which FP8 moves."""
+"""The reference's factors lie this close together where one is common to all layers: clipping by the whole norm."""
 FACTOR = 0.02
-"""An FP8 layer's factor may differ from the common one by this. In those sound workloads: by 0.15 % at most."""
+"""An FP8 layer's factor may differ from the common one by this."""
 LEAST_LAYERS = 3
 """To tell one layer's factor from that of all."""
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     layer: str
     mine: HandedOn
     reference: HandedOn
@@ -42,11 +39,11 @@ def find_in_handed_on(evidence: NumericsEvidence) -> Finding | None:
 def handed_on_figures(evidence: NumericsEvidence) -> tuple[int, float | None, float | None]:
     """How many of the FP8 arm's gradients could be judged, the least cosine of these, and the largest difference of a
     factor to the median of its step."""
-    first = _paired(evidence.fp8.handed_on, evidence.bf16.handed_on)
-    later = _paired(evidence.fp8.handed_on_later, evidence.bf16.handed_on_later)
-    factors = [[pair.mine.factor for pair in pairs] for pairs in (first, later)]
+    fp8, bf16 = evidence.fp8, evidence.bf16
+    steps = [_paired(fp8.handed_on, bf16.handed_on), _paired(fp8.handed_on_later, bf16.handed_on_later)]
+    factors = [[pair.mine.factor for pair in pairs] for pairs in steps]
     off = [abs(factor / median(step) - 1) for step in factors for factor in step if median(step)]
-    cosines = [pair.mine.cosine for pair in first + later]
+    cosines = [pair.mine.cosine for pairs in steps for pair in pairs]
     return len(cosines), min(cosines, default=None), max(off, default=None)
 
 
@@ -57,7 +54,9 @@ def _find(mine: Sequence[HandedOn], reference: Sequence[HandedOn], when: str) ->
     if not (others or scaled):
         return None
     worst = min(others, key=lambda pair: pair.mine.cosine) if others else scaled[0]
-    seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else _factors(worst, pairs)
+    middle = median(pair.mine.factor for pair in pairs)
+    seen = f"times {worst.mine.factor:.3f}, of the other layers {middle:.3f}"
+    seen = f"cosine {worst.mine.cosine:.3f}, BF16's {worst.reference.cosine:.3f}" if others else seen
     also = [pair.layer for pair in others or scaled if pair.layer != worst.layer]
     return fail(
         N.GRADIENT_REPLACED if others else N.GRADIENT_SCALED,
@@ -93,7 +92,3 @@ def _scaled(pairs: Sequence[_Pair]) -> list[_Pair]:
     clipped = min(pair.reference.length / pair.mine.length for pair in pairs) * (1 - FACTOR)
     off = [(pair, pair.mine.factor / mine if mine else 0.0) for pair in pairs]
     return [pair for pair, factor in off if not (abs(factor - 1) <= FACTOR or clipped <= factor < 1)]
-
-
-def _factors(worst: _Pair, pairs: Sequence[_Pair]) -> str:
-    return f"times {worst.mine.factor:.3f}, of the other layers {median(pair.mine.factor for pair in pairs):.3f}"
