@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
+BESIDES = "besides"
+"""Key of what :func:`training_state.besides` gives, in the file of what is no plain tensor."""
+
+
 class UnreadableWeightError(TypeError):
     """Neither store can write a weight, because a tensor class wraps it."""
 
@@ -55,10 +59,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
     if rank() == 0:
-        optimizer_extras.write(carried | {key: value for key, value in held.items() if key not in state}, path)
-        if optimizer:
-            training_state.write(engine.optimizer, path)
-            optimizer_state.save_schedule(engine.optimizer, path)
+        extras = carried | {key: value for key, value in held.items() if key not in state}
+        besides = training_state.besides(engine.optimizer) if optimizer else {}
+        optimizer_extras.write(extras | {BESIDES: besides}, path)
     engine.synchronize()
     wait_for_all()
     return {
@@ -121,6 +124,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
             change(each, torch.neg)
     watch.before()
     extras = optimizer_extras.read(path)
+    besides = extras.pop(BESIDES)
     extra = {name.removeprefix(MODEL): extras.pop(name) for name in list(extras) if name.startswith(MODEL)}
     try:
         if not engine.fault_points.fill(engine, weights, stored):
@@ -135,7 +139,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         if optimizer:
             engine.optimizer.state.clear()
             if engine.fault_points.loads_optimizer():
-                report["left_out"] += _fill_optimizer(engine, stored, extras, path)
+                report["left_out"] += _fill_optimizer(engine, stored, extras, besides)
             report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
     except _Refused as refused:
         report.update(refused=str(refused), loaded=False)
@@ -186,13 +190,12 @@ def _fill(
 
 
 def _fill_optimizer(
-    engine: Engine, stored: Mapping[str, torch.Tensor], extras: Mapping[str, Any], path: Path
+    engine: Engine, stored: Mapping[str, torch.Tensor], extras: Mapping[str, Any], besides: Mapping[str, Any]
 ) -> list[str]:
     optimizer = engine.optimizer
     with _asked(innermost(optimizer)):
-        left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, path)
-    training_state.read_attributes(optimizer, path)
-    optimizer_state.load_schedule(optimizer, path)
+        left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, besides)
+    training_state.put_back(optimizer, besides)
     return left
 
 

@@ -76,10 +76,8 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or any(_holds_tensors(part) for part in parts)
 
 
-def write(extras: dict[str, Any], folder: Path) -> None:
-    """Write the entries to ``folder``; no file where there are none."""
-    if extras:
-        torch.save(extras, folder / FILE)
+def write(entries: dict[str, Any], folder: Path) -> None:
+    torch.save(entries, folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -87,9 +85,9 @@ def read(folder: Path) -> dict[str, Any]:
     does; raises :class:`UnstorableStateError` for another."""
     path = folder / FILE
     try:
-        return torch.load(path, weights_only=True) if path.is_file() else {}
+        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
     except pickle.UnpicklingError as error:
         refused = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         raise UnstorableStateError(
-            f"the optimizer's state holds {refused}, which is not among torch.serialization.add_safe_globals"
+            f"the optimizer or its schedule keeps {refused}, which is not among torch.serialization.add_safe_globals"
         ) from error
