@@ -195,7 +195,7 @@ def messages():
                 found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
-    sentences = tomllib.loads((ROOT / "pytest_fp8" / "worker" / "said.toml").read_text())
+    sentences = tomllib.loads((ROOT / "pytest_fp8" / "said.toml").read_text())
     return found + [re.sub(r"{.*?}", "…", entry["error"]) for entry in sentences["workload"].values()]
 
 

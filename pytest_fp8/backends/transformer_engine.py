@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
-from pytest_fp8.codes import R
 from pytest_fp8.environ import variables
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -29,18 +29,8 @@ TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 """Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
 
 
-class RecomputedOutsideError(RuntimeError):
+class RecomputedOutsideError(Told, RuntimeError):
     """Activation checkpointing ran another forward pass the second time than the first."""
-
-    fp8_code = R.RECOMPUTED_OUTSIDE
-    fp8_cause = (
-        "most likely torch's activation checkpointing: it calls the layers again in the backward pass, outside "
-        "te.autocast, where they save other tensors than in FP8; or a layer that does something else on its second call"
-    )
-    fp8_next = (
-        "recompute with transformer_engine.pytorch.checkpoint, which opens te.autocast again: for a model of "
-        "transformers, pytest_fp8.recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))"
-    )
 
 
 class TransformerEngine(Backend):

@@ -8,8 +8,8 @@ import traceback
 import torch
 
 from pytest_fp8.codes import Code, R
+from pytest_fp8.said import said
 from pytest_fp8.worker.error_trace import is_users
-from pytest_fp8.worker.said import said
 
 SLIPS = (NameError, AttributeError, LookupError, ImportError, SystemExit)
 """What is wrong in any dtype and on any device."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
@@ -35,15 +35,8 @@ BESIDES = "besides"
 """Key of what :func:`training_state.besides` gives, in the file of what is no plain tensor."""
 
 
-class UnreadableWeightError(TypeError):
+class UnreadableWeightError(Told, TypeError):
     """Neither store can write a weight, because a tensor class wraps it."""
-
-    fp8_code = R.UNSTORABLE
-    fp8_cause = (
-        "torchao wrapped the weight for gathering in FP8 under FSDP2 (enable_fsdp_float8_all_gather), which Accelerate "
-        "asks for by default, FSDP or not; save_model() and safetensors fail on it too"
-    )
-    fp8_next = "set ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, or pass AORecipeKwargs(config=...)"
 
 
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
@@ -124,7 +117,6 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
             change(each, torch.neg)
     watch.before()
     extras = optimizer_extras.read(path)
-    besides = extras.pop(BESIDES)
     extra = {name.removeprefix(MODEL): extras.pop(name) for name in list(extras) if name.startswith(MODEL)}
     try:
         if not engine.fault_points.fill(engine, weights, stored):
@@ -139,7 +131,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         if optimizer:
             engine.optimizer.state.clear()
             if engine.fault_points.loads_optimizer():
-                report["left_out"] += _fill_optimizer(engine, stored, extras, besides)
+                report["left_out"] += _fill_optimizer(engine, stored, extras)
             report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
     except _Refused as refused:
         report.update(refused=str(refused), loaded=False)
@@ -189,9 +181,8 @@ def _fill(
     return [f"{name} (no module takes it)" for name in sorted(extra)]
 
 
-def _fill_optimizer(
-    engine: Engine, stored: Mapping[str, torch.Tensor], extras: Mapping[str, Any], besides: Mapping[str, Any]
-) -> list[str]:
+def _fill_optimizer(engine: Engine, stored: Mapping[str, torch.Tensor], extras: dict[str, Any]) -> list[str]:
+    besides = extras.pop(BESIDES)
     optimizer = engine.optimizer
     with _asked(innermost(optimizer)):
         left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, besides)

@@ -12,12 +12,12 @@ import torch
 
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers import checkpoints
 from pytest_fp8.worker.answers.held_out import output_on
 from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.known_errors import known_cause
 from pytest_fp8.worker.run.fault_points import SaveOrLoad
-from pytest_fp8.worker.said import WorkloadError
 from pytest_fp8.worker.state import checkpoint_stores
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name

@@ -14,22 +14,15 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 from pytest_fp8.worker.state.shards import is_sharded
 
 FILE = "optimizer_extras.pt"
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class UnstorableStateError(TypeError):
+class UnstorableStateError(Told, TypeError):
     """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
-
-    fp8_code = R.UNSTORABLE
-    fp8_cause = "stored, loaded and compared are tensors, numbers, text, and lists, tuples and dicts of them"
-    fp8_next = (
-        "keep only these in optimizer.state, and anything else as an attribute of the optimizer; or ask the question "
-        "without the optimizer: @pytest.mark.fp8(resume=False)"
-    )
 
 
 def is_tensor(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 from pytest_fp8.worker.state import optimizer_extras
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
@@ -17,18 +17,8 @@ from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 
-class StrayParameter(RuntimeError):
+class StrayParameter(Told, RuntimeError):
     """The optimizer holds a parameter that the model does not have."""
-
-    fp8_code = R.STRAY_PARAMETER
-    fp8_cause = (
-        "a loss with parameters of its own, such as class centres, which no arm converts or saves; or an optimizer "
-        "that was made before the conversion put new parameters in place of its own"
-    )
-    fp8_next = (
-        "put such a loss into the model that build() makes; make the optimizer after the conversion: the loss question "
-        "names the weights that nothing trains"
-    )
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: FusedParams) -> dict[str, Any]:

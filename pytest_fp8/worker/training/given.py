@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.said import WorkloadError
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.step import described, name_of
 from pytest_fp8.workload import Workload

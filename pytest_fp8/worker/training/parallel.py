@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import Prepared
-from pytest_fp8.worker.said import WorkloadError
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.worker.training.setup import TrainingSetup
 from pytest_fp8.worker.training.zero import ZeroOptimizer, zero3

@@ -14,7 +14,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
-from pytest_fp8.worker.said import WorkloadError
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,

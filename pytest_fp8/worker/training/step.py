@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.worker.said import WorkloadError
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, has_hooks, innermost, optimizers_of
 from pytest_fp8.worker.training.restored import replaced_method, values_kept
