@@ -6,24 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 
 NOT_FROM = "PYTEST_FP8_NOT_FROM"
 """The variable that gives an arm of another commit the repository as it is here, and the checkout that is its own."""
 
 
-class OtherSideError(ImportError):
+class OtherSideError(Told, ImportError):
     """An arm of another commit has imported code from the project as it is here."""
-
-    fp8_code = R.OTHER_SIDES_CODE
-    fp8_cause = (
-        "Python finds that file otherwise than through PYTHONPATH: by an editable install, or a path that the code or "
-        "a .pth file adds. Both sides would be the same code"
-    )
-    fp8_next = (
-        "install the project at that commit into an environment of its own, and name its interpreter: "
-        "--fp8-base-python, or --base-python of pytest-fp8 compare"
-    )
 
 
 def own_code(path: str | Path, top: Path) -> bool:

@@ -9,7 +9,7 @@ from pytest_fp8 import ArmError, Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.errors import first_line
-from pytest_fp8.worker.error_trace import mixes_types, telling_lines, trace_of, workloads_function
+from pytest_fp8.worker.error_trace import telling_lines, trace_of, workloads_function
 
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
 
@@ -282,19 +282,3 @@ def test_a_short_trace_is_shown_once():
     trace = trace_of(raised(fail))
     assert trace.count('raise ValueError("mine")') == 1
     assert "..." not in trace
-
-
-@pytest.mark.parametrize(
-    ("error", "mixed"),
-    [
-        (RuntimeError("mat1 and mat2 must have the same dtype, but got Float and BFloat16"), True),
-        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"), True),
-        (RuntimeError("expected scalar type BFloat16 but found Float"), True),
-        (RuntimeError("Input type (float) and bias type (c10::BFloat16) should be the same"), True),
-        (RuntimeError("expected mat1 and mat2 to have the same dtype, but got: double != float"), False),
-        (RuntimeError('"some_kernel" not implemented for BFloat16'), False),
-        (ValueError("the same dtype as BFloat16"), False),
-    ],
-)
-def test_which_errors_are_of_mixed_types(error, mixed):
-    assert mixes_types(error) == mixed

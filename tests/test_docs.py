@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from configparser import ConfigParser
 from functools import cache
 from pathlib import Path
@@ -194,7 +195,8 @@ def messages():
                 found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
-    return found
+    sentences = tomllib.loads((ROOT / "pytest_fp8" / "said.toml").read_text())
+    return found + [re.sub(r"{.*?}", "…", entry["error"]) for entry in sentences["workload"].values()]
 
 
 @pytest.mark.parametrize("headline", headlines())

@@ -232,3 +232,19 @@ def test_another_error_of_a_layer_without_rows_is_not_put_on_them():
 
     assert raised(lambda: torch.nn.Linear(32, 32)(torch.randn(0, 48))) == NOTHING
     assert raised(lambda: torch.nn.Linear(32, 32)(torch.randn(0, 32)).max()) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("error", "mixed"),
+    [
+        (RuntimeError("mat1 and mat2 must have the same dtype, but got Float and BFloat16"), True),
+        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"), True),
+        (RuntimeError("expected scalar type BFloat16 but found Float"), True),
+        (RuntimeError("Input type (float) and bias type (c10::BFloat16) should be the same"), True),
+        (RuntimeError("expected mat1 and mat2 to have the same dtype, but got: double != float"), False),
+        (RuntimeError('"some_kernel" not implemented for BFloat16'), False),
+        (ValueError("the same dtype as BFloat16"), False),
+    ],
+)
+def test_which_errors_are_of_mixed_types(error, mixed):
+    assert (known_cause(error)[0] is R.MIXED_TYPES) == mixed

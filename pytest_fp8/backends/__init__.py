@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
 from pytest_fp8.backends.base import Backend
+
+CLASSES = {
+    "bf16": "bf16:Bf16",
+    "torchao": "torchao:TorchAO",
+    "transformer_engine": "transformer_engine:TransformerEngine",
+    "te_fused": "te_fused:FusedTransformerEngine",
+    "accelerate_bf16": "accelerate_bf16:AccelerateBf16",
+    "accelerate_te": "accelerate:AccelerateTransformerEngine",
+    "accelerate_torchao": "accelerate:AccelerateTorchAO",
+    "trainer_te": "trainer:TrainerTransformerEngine",
+    "trainer_torchao": "trainer:TrainerTorchAO",
+    "unsloth": "unsloth:Unsloth",
+    "unsloth_bf16": "unsloth:UnslothBf16",
+    "unsloth_te": "unsloth_te:UnslothTransformerEngine",
+}
+"""Name -> module and class."""
 
 
 def backend(name: str) -> Backend:
     """The backend of that name; its library is imported only when one of its methods needs it. Raises ``KeyError``."""
-    if name == "torchao":
-        from pytest_fp8.backends.torchao import TorchAO
-
-        return TorchAO()
-    if name == "transformer_engine":
-        from pytest_fp8.backends.transformer_engine import TransformerEngine
-
-        return TransformerEngine()
-    if name == "te_fused":
-        from pytest_fp8.backends.te_fused import FusedTransformerEngine
-
-        return FusedTransformerEngine()
-    if name == "accelerate_bf16":
-        from pytest_fp8.backends.accelerate_bf16 import AccelerateBf16
-
-        return AccelerateBf16()
-    if name in ("accelerate_te", "accelerate_torchao"):
-        from pytest_fp8.backends.accelerate import AccelerateTorchAO, AccelerateTransformerEngine
-
-        return AccelerateTransformerEngine() if name.endswith("te") else AccelerateTorchAO()
-    if name in ("trainer_te", "trainer_torchao"):
-        from pytest_fp8.backends.trainer import TrainerTorchAO, TrainerTransformerEngine
-
-        return TrainerTransformerEngine() if name.endswith("te") else TrainerTorchAO()
-    if name in ("unsloth", "unsloth_bf16"):
-        from pytest_fp8.backends.unsloth import Unsloth, UnslothBf16
-
-        return Unsloth() if name == "unsloth" else UnslothBf16()
-    if name == "unsloth_te":
-        from pytest_fp8.backends.unsloth_te import UnslothTransformerEngine
-
-        return UnslothTransformerEngine()
-    if name == "bf16":
-        from pytest_fp8.backends.bf16 import Bf16
-
-        return Bf16()
-    raise KeyError(name)
+    module, _, kind = CLASSES[name].partition(":")
+    return cast(Backend, getattr(import_module(f"{__name__}.{module}"), kind)())

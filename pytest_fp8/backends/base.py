@@ -39,8 +39,7 @@ class Conversion:
     model: torch.nn.Module | None = None
     """The converted model where it is a new object (the model was itself a Linear); ``None``: converted in place."""
     dropped_behaviour: dict[str, str] = field(default_factory=dict)
-    """Converted layer -> what it did besides its product before the conversion (a hook, its own forward) and does no
-    longer."""
+    """Converted layer -> what it no longer does besides its product: a hook, a forward of its own."""
 
 
 @dataclass
@@ -72,21 +71,17 @@ class Backend(ABC):
     minimum_version: str = ""
     """The lowest version of it that is known to work."""
     token_multiple: int = ALIGNMENT
-    """The number of tokens in a batch must be a multiple of this: it is the inner size of the weight gradient."""
+    """Tokens of a batch are a multiple of this: it is the inner size of the weight gradient."""
     switches: Mapping[str, str] = {}
     """What the environment asks for, where the environment switches this backend on."""
     patches_others: bool = False
-    """Whether importing the library changes others (transformers, peft, torch). Such a library is imported in its own
-    arm only, and there before those others."""
+    """Importing the library changes transformers, peft or torch: it is imported in its own arm only, before them."""
     compiles_itself: bool = False
-    """Whether the library brings kernels and compiled code of its own; nothing is then compiled on top of them."""
+    """The library brings compiled code of its own; nothing is compiled on top of it."""
     uncompiled_over_compiled: float = 2.0
-    """What an uncompiled step needs over a compiled one, beside what is resident, and rather too much. Seen on an H100
-    at 1B: 2.0 times in torchao's tensorwise recipe, 1.5 in BF16."""
+    """Memory of an uncompiled step over a compiled one, beside what is resident; measured: docs/findings.md."""
     keeps_state: bool = False
-    """Whether using the library leaves global state in its process (Accelerate's), which other code would meet."""
-
-    # -- the library --------------------------------------------------------------------------------------------------
+    """The library leaves global state in its process, as Accelerate does."""
 
     def available(self) -> tuple[bool, str]:
         """(the library is installed and recent enough, its version or what is wrong), without importing it."""
@@ -99,8 +94,6 @@ class Backend(ABC):
         """(the recipe can run in this process, the library's reason if not)."""
         return True, ""
 
-    # -- the model ----------------------------------------------------------------------------------------------------
-
     def build(self, case: Case, seed: int, device: str) -> torch.nn.Module | None:
         """The model, where the backend brings its own; ``None`` where it takes any model."""
         return None
@@ -112,16 +105,14 @@ class Backend(ABC):
 
     @abstractmethod
     def convert(self, model: torch.nn.Module, recipe: str, emulated: bool) -> Conversion:
-        """Switch FP8 on in place; parameter names and values stay as they are. ``emulated``: FP8 products are computed
-        in high precision, as on a CPU."""
+        """Switch FP8 on in place; parameters keep names and values. ``emulated``: products in high precision."""
 
     def fused_params(self, model: torch.nn.Module) -> FusedParams:
         """The parameters that hold several of the plain model's."""
         return {}
 
     def seeded_values(self, model: torch.nn.Module, seed: int) -> dict[str, torch.Tensor] | None:
-        """All values of the live ``model`` that depend on the seed, by parameter name, where building the model again
-        would take too long. ``None``: build it again and copy everything."""
+        """All values that depend on the seed, by parameter name; ``None``: build the model again and copy its own."""
         return None
 
     def is_checkpointed(self, key: str) -> bool:
@@ -137,21 +128,17 @@ class Backend(ABC):
         return {}
 
     def operand_scales(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """What this FP8 layer multiplies its operands by before the cast, by the operands' names in
-        :mod:`pytest_fp8.casts`, where that is known before the operand is; empty where the scale is taken from the
-        operand itself. Copies: scales move on."""
+        """Copies of the scales that this FP8 layer already has for its operands, by their names in
+        :mod:`pytest_fp8.casts`; empty where a scale is taken from the operand itself."""
         return {}
 
     def new_layer(self, module: torch.nn.Module) -> Any:
-        """A layer like this FP8 layer as it is before its first step, without memory for weights. ``None`` where there
-        is none to make."""
+        """This FP8 layer as before its first step, without memory for weights; ``None`` if none can be made."""
         return None
 
     def trusting_scaling_state(self) -> AbstractContextManager[Any]:
-        """Inside, the library loads scaling state that it takes for unsafe: a pickle. For what this arm wrote."""
+        """Let the library unpickle scaling state, which this arm wrote."""
         return nullcontext()
-
-    # -- training -----------------------------------------------------------------------------------------------------
 
     def precision(self, recipe: str, options: Mapping[str, Any]) -> Callable[[], AbstractContextManager[Any]]:
         """Makes the context around each forward pass."""
@@ -175,10 +162,7 @@ class Backend(ABC):
         """Drop what the library keeps for the backward pass of a forward pass that had none."""
 
     def raise_explained(self, error: Exception) -> None:  # noqa: B027 - most libraries explain it themselves
-        """Raise an exception with ``fp8_code``, ``fp8_cause`` and ``fp8_next`` where the library's error of the first
-        training steps does not say what to do; else return."""
-
-    # -- what is live -------------------------------------------------------------------------------------------------
+        """Raise an error with a code, a cause and a next step for a library's error that does not say what to do."""
 
     def row_multiple(self, layer: torch.nn.Module) -> int:
         """What the rows of this FP8 layer's input must be a multiple of."""
@@ -190,18 +174,15 @@ class Backend(ABC):
 
     @abstractmethod
     def recipe_in_force(self, module: torch.nn.Module) -> dict[str, Any]:
-        """The recipe this layer would use right now; called inside its forward pass.
-
-        Keys: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or ``off``) and the recipe's options.
-        """
+        """The recipe of this layer, asked inside its forward pass: ``recipe`` (a name of :mod:`pytest_fp8.recipes`, or
+        ``off``) and the recipe's options."""
 
     def amax_history(self, module: torch.nn.Module) -> list[float] | None:
-        """The largest magnitudes of past steps that this layer scales by; ``None`` where nothing is kept."""
+        """The past steps' amax that this layer scales by; ``None`` where nothing is kept."""
         return None
 
     def watch_fused_functions(self, model: torch.nn.Module, note: NoteProduct) -> AbstractContextManager[Any]:
-        """Call ``note`` for each product that the library computes from a layer's weight without calling the layer, so
-        that no hook of the layer runs."""
+        """Call ``note`` for each product that the library computes without calling the layer whose weight it takes."""
         return nullcontext()
 
 
@@ -211,11 +192,8 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def installed(distribution: str, minimum: str) -> tuple[bool, str]:
-    """Whether a package is there and recent enough, judged without importing it; and the reason.
-
-    Versions are ordered as PEP 440 says: a development or pre-release of ``minimum`` is older than it, a post-release
-    or local build is not.
-    """
+    """Whether a package is there and recent enough, without importing it, and the reason. PEP 440 orders versions: a
+    pre-release of ``minimum`` is older than it."""
     from importlib.metadata import PackageNotFoundError, version
 
     from packaging.version import InvalidVersion, Version

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pytest_fp8.backends.linears import SKIPPED, put_in_place
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 
 
 class FusedAttention(nn.Module):
@@ -87,15 +87,8 @@ class FusedMlp(nn.Module):
         return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 
-class NothingToFuse(TypeError):
+class NothingToFuse(Told, TypeError):
     """The model is not a decoder that this module can fuse."""
-
-    fp8_code = R.NOTHING_TO_FUSE
-    fp8_cause = (
-        "only transformers' Llama with plain Linears can be fused: other decoders, and layers with adapters, have "
-        "other parts"
-    )
-    fp8_next = "take a Llama without adapters, or backend transformer_engine, which converts any model layer by layer"
 
 
 def fuse(model: nn.Module) -> None:

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from pytest_fp8.backends.base import ALIGNMENT, Conversion
-from pytest_fp8.codes import R
 from pytest_fp8.recipes import Reason, Stays
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +29,8 @@ OF_PEFT = r"\.(original_module|modules_to_save\.[^.]+)$"
 """What peft puts behind the name of a layer of which it trains a copy (``modules_to_save``)."""
 
 
-class RenamedError(LookupError):
+class RenamedError(Told, LookupError):
     """The model that ``convert()`` gave has no modules of some of its Linears' names."""
-
-    fp8_code = R.RENAMED
-    fp8_cause = "each Linear is accounted for by its name, and an FP8 layer takes the name of the Linear it replaces"
-    fp8_next = "put each FP8 layer in its Linear's place, setattr(parent, name, layer), and return the model itself"
 
     def __init__(self, gone: Sequence[str], modules: Collection[str]) -> None:
         names = ", ".join(gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.backends.base import Backend, Conversion, MakeOptimizer, Prepared
 from pytest_fp8.backends.linears import linears, plan, put_in_place
-from pytest_fp8.codes import R
 from pytest_fp8.recipes import POWERS
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -28,30 +28,12 @@ _RECIPE_FIELDS = (
 """The fields of torchao's configuration that make up a recipe, beside the rounding of its scales."""
 
 
-class ComputedWeightError(TypeError):
+class ComputedWeightError(Told, TypeError):
     """A Linear's weight is computed from other parameters, and torchao's layer can only take over a parameter."""
 
-    fp8_code = R.COMPUTED_WEIGHT
-    fp8_cause = (
-        "weight_norm, spectral_norm and other parametrizations compute the weight in each forward pass, and torchao's "
-        "Float8Linear takes over a weight that is a parameter"
-    )
-    fp8_next = "keep the layer in high precision by its name, Workload(leave=(...,)), or remove the parametrization"
 
-
-class NotContiguousError(RuntimeError):
+class NotContiguousError(Told, RuntimeError):
     """torchao's rowwise layers were given an input that is not contiguous."""
-
-    fp8_code = R.NOT_CONTIGUOUS
-    fp8_cause = (
-        "torchao scales each row of the input by itself, and cannot copy such a tensor into another order: the input "
-        "comes from x.transpose(...), x.permute(...) or a recurrent layer; under torch.inference_mode() it refuses "
-        "others, too"
-    )
-    fp8_next = (
-        "x.contiguous() before the layer that the trace shows; torch.no_grad() in place of torch.inference_mode(); or "
-        "recipe='tensorwise', which takes such inputs"
-    )
 
 
 class TorchAO(Backend):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_fp8.backends.base import Backend, Conversion
 from pytest_fp8.backends.linears import linears, plan, put_in_place
 from pytest_fp8.casts import GRADIENT, INPUT, WEIGHT
-from pytest_fp8.codes import R
 from pytest_fp8.environ import variables
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -29,25 +29,15 @@ TRUST = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 """Without it Transformer Engine 2.20 refuses to load delayed scaling's state, since it unpickles that."""
 
 
-class RecomputedOutsideError(RuntimeError):
+class RecomputedOutsideError(Told, RuntimeError):
     """Activation checkpointing ran another forward pass the second time than the first."""
-
-    fp8_code = R.RECOMPUTED_OUTSIDE
-    fp8_cause = (
-        "most likely torch's activation checkpointing: it calls the layers again in the backward pass, outside "
-        "te.autocast, where they save other tensors than in FP8; or a layer that does something else on its second call"
-    )
-    fp8_next = (
-        "recompute with transformer_engine.pytorch.checkpoint, which opens te.autocast again: for a model of "
-        "transformers, pytest_fp8.recompute_with(model, functools.partial(te.checkpoint, use_reentrant=False))"
-    )
 
 
 class TransformerEngine(Backend):
     """Each converted Linear becomes a te.Linear of the same name that holds the same parameters."""
 
     name = "transformer_engine"
-    # Its layers save as much where the blocks around them are compiled. Seen on an H100 at 1B: 1.3 times.
+    # Its layers save as much where the blocks around them are compiled.
     uncompiled_over_compiled = 1.6
     distribution = "transformer-engine"
     minimum_version = "2.9"
@@ -86,8 +76,7 @@ class TransformerEngine(Backend):
         return lambda: te.autocast(enabled=True, recipe=made)
 
     def recompute_function(self) -> Callable[..., Any] | None:
-        """``te.checkpoint``, which opens ``te.autocast`` again in the backward pass, with the scales of the first call.
-        torch's checkpointing calls the layers outside of it."""
+        """``te.checkpoint`` opens ``te.autocast`` again in the backward pass, with the scales of the first call."""
         import transformer_engine.pytorch as te
 
         return partial(te.checkpoint, use_reentrant=False)
@@ -136,8 +125,7 @@ class TransformerEngine(Backend):
         return [float(value) for value in history[1:].reshape(-1).tolist()]
 
     def calibration_passes(self, recipe: str) -> int:
-        """Delayed scaling starts with scales of 1, so the first gradients underflow in E5M2 and train nothing. Seen on
-        an H200: 0.14 nats behind BF16 after 20 steps of a 1B model. Two passes fill both histories."""
+        """Two passes fill delayed scaling's histories: docs/findings.md, "Delayed scaling starts without a history"."""
         return 2 if recipe == "delayed" else 0
 
     def is_scaling_state(self, key: str) -> bool:
@@ -174,16 +162,15 @@ class TransformerEngine(Backend):
 
 
 def _without_weights(kind: Any, like: Any, bias: bool) -> Any:
-    """A layer of this kind with the sizes and the dtype of a Linear. Built on "meta", so that no second copy of the
-    weights is ever allocated."""
+    """A layer of this kind with a Linear's sizes and dtype, without memory for weights."""
     return kind(like.in_features, like.out_features, bias=bias, params_dtype=like.weight.dtype, device="meta")
 
 
 def linear_type(recipe: str) -> Any:
     """The class to convert to: te.Linear, or for delayed scaling a te.Linear that ``torch.compile`` runs uncompiled.
 
-    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry: tracing would try each layer
-    anew and end at dynamo's recompilation limit. One class for all layers means that the break is compiled once.
+    Delayed scaling keeps state that Transformer Engine's compiled operator cannot carry. One class for all layers, so
+    that the graph break is compiled once.
     """
     import torch
     import transformer_engine.pytorch as te

@@ -13,11 +13,8 @@ READY_SECONDS = 60
 
 def start() -> None:
     """Start them, and go on. torch would start them in the first compiled step. A pair whose code is compiled is
-    built before they have their libraries: on a host with two H100s four processes, most likely these, worked for 10 s
-    beside timed blocks.
-
-    To compile in the arm itself instead takes longer: 25.7 and 44.2 s for the first steps of torchao's tensorwise and
-    rowwise arms at 1B on H100s with cold caches, where these took 16.3 and 21.9 s."""
+    built before they have their libraries, and they would work beside timed blocks. To compile in the arm itself takes
+    longer: docs/findings.md, "What an arm's own work takes"."""
     # Where they cannot be had, or another release of torch names it otherwise, they start when something is compiled.
     with contextlib.suppress(Exception):
         from torch._inductor import async_compile

@@ -24,11 +24,6 @@ PRODUCTS = re.compile(r"[/\\](torch|torchao|transformer_engine|accelerate|triton
 OURS = f"{Path(__file__).parents[1]}/"
 """This package's folder."""
 
-_UNLIKE = re.compile(
-    r"same dtype|should be the same|expected .*(dtype|scalar type|to have type)|dtypes? .*(mismatch|match)",
-    re.IGNORECASE,
-)
-
 
 def trace_of(error: BaseException) -> str:
     """The last frames of the error, before them the user's innermost frames, and the exception. What called the user's
@@ -105,9 +100,3 @@ def _others() -> tuple[str, ...]:
     import torch
 
     return OURS, *(f"{folder}/" for folder in (Path(torch.__file__).parent, sysconfig.get_path("stdlib")))
-
-
-def mixes_types(error: BaseException) -> bool:
-    """Whether torch says that an operation was given bfloat16 and another type."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and "bfloat16" in text.lower() and _UNLIKE.search(text) is not None

@@ -10,11 +10,11 @@ import torch
 from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.backends.accelerate_state import forget_accelerate
 from pytest_fp8.case import OWN_STORE
-from pytest_fp8.codes import R
 from pytest_fp8.errors import SettingsError
 from pytest_fp8.libraries import library_versions
 from pytest_fp8.own_code import require_own_code
 from pytest_fp8.plain import to_plain
+from pytest_fp8.said import Told
 from pytest_fp8.shipping import ship, unship_in_arm
 from pytest_fp8.worker.answers import checkpoints, memory, own_checkpoints
 from pytest_fp8.worker.answers.busy import busy_steps
@@ -33,12 +33,8 @@ from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
 
 
-class UnsendableError(TypeError):
+class UnsendableError(Told, TypeError):
     """A result of a function of the user that no other process can be given."""
-
-    fp8_code = R.CANNOT_SHIP
-    fp8_cause = "it goes back to the test as a pickle: a generator, a module with hooks, an open file cannot"
-    fp8_next = "give plain data or tensors: list(...), tensor.detach().cpu()"
 
 
 class ArmServer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +19,8 @@ LEARNING_RATE = 2e-4
 alpha and dropout are in no case's hash: a change of one must raise ``case.DEFINITION``, which a test checks."""
 
 
-class NoSuchLinear(ValueError):
+class NoSuchLinear(Told, ValueError):
     """An adapter target names no Linear of the model, or another module as well, which peft refuses."""
-
-    fp8_code = R.UNKNOWN_NAME
-    fp8_cause = "lora_targets are Linears' names or their last parts; the default is the projections of a Llama"
 
     def __init__(self, target: str, names: Sequence[str], others: bool) -> None:
         what = f"{target!r} names not only Linears" if others else f"no Linear is named {target!r}"

@@ -35,10 +35,8 @@ def llama_config(shape: Shape) -> Any:
 def causal_attention() -> str:
     """The name of ``scaled_dot_product_attention`` with plain causal masking, registered with transformers.
 
-    Under the name "sdpa" transformers looks for packed sequences in every forward pass, and waits for the GPU to do so.
-    The host then never runs ahead, and the GPU idles in a step with many launches: seen on an H200, Transformer
-    Engine's 1B arm idles 25 ms of each 120 ms step. A name without a registered mask function gets no mask and no wait.
-    """
+    Under the name "sdpa" transformers waits for the GPU in every forward pass, to look for packed sequences. A name
+    without a registered mask function gets no mask and no wait: docs/findings.md, "What an arm's own work takes"."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

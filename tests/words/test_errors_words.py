@@ -181,9 +181,21 @@ def test_what_is_said_of_a_workload(snapshot, name):
 
 
 def test_what_is_said_of_known_errors(snapshot):
-    from pytest_fp8.worker.known_errors import MIXED, ON_CUDA, TOLD_BY, _no_rows
+    from pytest_fp8.said import said
+    from pytest_fp8.worker.known_errors import _no_rows
 
-    assert [rest for _, *rest in TOLD_BY] + [MIXED, ON_CUDA, _no_rows("layer 'a' was given 0 rows", "'a'")] == snapshot
+    told = [[R[each["code"]], each["cause"], each["next"]] for each in said()["known"]]
+    assert [*told, list(_no_rows("layer 'a' was given 0 rows", "'a'"))] == snapshot
+
+
+def test_each_sentence_is_raised_by_its_name():
+    from pytest_fp8.said import said
+
+    code = "".join(path.read_text() for path in (ROOT / "pytest_fp8").rglob("*.py"))
+    raised = set(re.findall(r'(?:WorkloadError|StepError)\(\s*"(\w+)"', code))
+    assert raised | {"frozen", "no_parameter"} == set(said()["workload"])
+    assert set(re.findall(r"class (\w+)\(Told, ", code)) == set(said()["error"])
+    assert all(R[entry["code"]] for table in ("workload", "error") for entry in said()[table].values())
 
 
 def test_what_the_doctor_finds(snapshot, monkeypatch):
@@ -219,10 +231,10 @@ UNMADE = {
 
 
 def test_each_code_is_made_here_or_by_another_test():
-    from pytest_fp8.worker.known_errors import MIXED, ON_CUDA, TOLD_BY
+    from pytest_fp8.said import said
 
     made = {code for code, _ in [*SETTINGS.values(), *IN_AN_ARM.values()]}
-    made |= {code for _, code, *_ in TOLD_BY} | {MIXED[0], ON_CUDA[0], R.NO_ROWS}
+    made |= {R[each["code"]] for each in said()["known"]} | {R.NO_ROWS}
     made |= {R.NOT_INSTALLED, R.OLD_LIBRARY, R.NO_FP8_HARDWARE, R.THROTTLED, R.NEIGHBOURS, R.WRONG_PRODUCT}
     made |= {R.UNANSWERED, R.NO_BASELINES}
     elsewhere = {name for names in UNMADE.values() for name in names.split()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 from pytest_fp8.worker.answers.load_watch import LoadWatch
 from pytest_fp8.worker.state import checkpoint_stores, optimizer_extras, optimizer_state, training_state
 from pytest_fp8.worker.state.checkpoint_stores import MODEL, OPTIMIZER, digests, dtypes_on_disk
@@ -31,15 +31,12 @@ if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
 
 
-class UnreadableWeightError(TypeError):
-    """Neither store can write a weight, because a tensor class wraps it."""
+BESIDES = "besides"
+"""Key of what :func:`training_state.besides` gives, in the file of what is no plain tensor."""
 
-    fp8_code = R.UNSTORABLE
-    fp8_cause = (
-        "torchao wrapped the weight for gathering in FP8 under FSDP2 (enable_fsdp_float8_all_gather), which Accelerate "
-        "asks for by default, FSDP or not; save_model() and safetensors fail on it too"
-    )
-    fp8_next = "set ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, or pass AORecipeKwargs(config=...)"
+
+class UnreadableWeightError(Told, TypeError):
+    """Neither store can write a weight, because a tensor class wraps it."""
 
 
 def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
@@ -55,10 +52,9 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     path.mkdir(parents=True, exist_ok=True)
     checkpoint_stores.write(path, store, written, state, aliases)
     if rank() == 0:
-        optimizer_extras.write(carried | {key: value for key, value in held.items() if key not in state}, path)
-        if optimizer:
-            training_state.write(engine.optimizer, path)
-            optimizer_state.save_schedule(engine.optimizer, path)
+        extras = carried | {key: value for key, value in held.items() if key not in state}
+        besides = training_state.besides(engine.optimizer) if optimizer else {}
+        optimizer_extras.write(extras | {BESIDES: besides}, path)
     engine.synchronize()
     wait_for_all()
     return {
@@ -135,7 +131,7 @@ def load(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
         if optimizer:
             engine.optimizer.state.clear()
             if engine.fault_points.loads_optimizer():
-                report["left_out"] += _fill_optimizer(engine, stored, extras, path)
+                report["left_out"] += _fill_optimizer(engine, stored, extras)
             report["optimizer_digests"] = state_digests(optimizer_state_of(engine))
     except _Refused as refused:
         report.update(refused=str(refused), loaded=False)
@@ -185,14 +181,12 @@ def _fill(
     return [f"{name} (no module takes it)" for name in sorted(extra)]
 
 
-def _fill_optimizer(
-    engine: Engine, stored: Mapping[str, torch.Tensor], extras: Mapping[str, Any], path: Path
-) -> list[str]:
+def _fill_optimizer(engine: Engine, stored: Mapping[str, torch.Tensor], extras: dict[str, Any]) -> list[str]:
+    besides = extras.pop(BESIDES)
     optimizer = engine.optimizer
     with _asked(innermost(optimizer)):
-        left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, path)
-    training_state.read_attributes(optimizer, path)
-    optimizer_state.load_schedule(optimizer, path)
+        left = optimizer_state.load_state(engine.model, optimizer, _plain_fused(engine), stored, extras, besides)
+    training_state.put_back(optimizer, besides)
     return left
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_fp8.codes import R
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, OwnLoaded, OwnSaved, Resumed
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.answers import checkpoints
 from pytest_fp8.worker.answers.held_out import output_on
 from pytest_fp8.worker.answers.load_watch import LoadWatch
@@ -32,7 +32,7 @@ from pytest_fp8.worker.state.training_state import (
 )
 from pytest_fp8.worker.training.model_output import inputs_noted
 from pytest_fp8.worker.training.setup import seed_generators
-from pytest_fp8.worker.training.step import WorkloadError, name_of
+from pytest_fp8.worker.training.step import name_of
 
 if TYPE_CHECKING:
     from pytest_fp8.worker.run.engine import Engine
@@ -149,12 +149,7 @@ def resumed(engine: Engine, seed: int, first_step: int, steps: int) -> dict[str,
 def _functions(engine: Engine) -> tuple[SaveOrLoad, SaveOrLoad]:
     own = engine.setup.own
     if own is None or own.save is None or own.load is None:
-        raise WorkloadError(
-            R.SAVE_WITHOUT_LOAD,
-            "checkpoint_formats names 'own', and the workload has no save() and load()",
-            "the store 'own' is what these two functions write and read",
-            "Workload(save=..., load=...), or leave 'own' out of checkpoint_formats",
-        )
+        raise WorkloadError("no_save")
     return engine.fault_points.own_functions(own.save, own.load)
 
 
@@ -164,21 +159,12 @@ def _reported(which: str, function: SaveOrLoad) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code, cause, next_step = known_cause(error)
-        if not cause:
-            code, cause, next_step = (
-                R.OWN_CHECKPOINT_RAISED,
-                "it does not fit this arm's model or optimizer: keys that one precision has and the other has not "
-                "(scaling state, a wrapper's prefix), other shapes, or a file that was not written",
-                f"{which}(model, optimizer, folder) must work with the BF16 model and with the FP8 model: save plain "
-                "weights, and leave scaling state out",
-            )
-        raise WorkloadError(
-            code,
-            f"the workload's {which}, {name_of(function)}, raised {type(error).__name__}: {str(error)[:600]}",
-            cause,
-            next_step,
-        ) from error
+        said = f"{type(error).__name__}: {str(error)[:600]}"
+        told = WorkloadError("checkpoint_raised", which=which, function=name_of(function), error=said)
+        known = known_cause(error)
+        if known[1]:
+            told.fp8_code, told.fp8_cause, told.fp8_next = known
+        raise told from error
 
 
 def _casts(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:

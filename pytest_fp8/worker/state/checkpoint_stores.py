@@ -88,11 +88,8 @@ def read(
 
 
 def write_safetensors(tensors: dict[str, torch.Tensor], folder: Path, metadata: dict[str, str]) -> None:
-    """Write as models are published: one file, or shards and their index.
-
-    Shards are written at the same time, because one file is bound by one core: 15 GiB took 12.7 s on an H200's host, in
-    eight shards 8.0 s.
-    """
+    """Write as models are published: one file, or shards and their index. Shards are written at the same time, because
+    one core bounds one file: docs/findings.md, "What an arm's own work takes"."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 

@@ -14,22 +14,15 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 from pytest_fp8.worker.state.shards import is_sharded
 
 FILE = "optimizer_extras.pt"
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class UnstorableStateError(TypeError):
+class UnstorableStateError(Told, TypeError):
     """An entry of the optimizer's state is of a kind that cannot be stored or compared."""
-
-    fp8_code = R.UNSTORABLE
-    fp8_cause = "stored, loaded and compared are tensors, numbers, text, and lists, tuples and dicts of them"
-    fp8_next = (
-        "keep only these in optimizer.state, and anything else as an attribute of the optimizer; or ask the question "
-        "without the optimizer: @pytest.mark.fp8(resume=False)"
-    )
 
 
 def is_tensor(value: Any) -> bool:
@@ -76,10 +69,8 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or any(_holds_tensors(part) for part in parts)
 
 
-def write(extras: dict[str, Any], folder: Path) -> None:
-    """Write the entries to ``folder``; no file where there are none."""
-    if extras:
-        torch.save(extras, folder / FILE)
+def write(entries: dict[str, Any], folder: Path) -> None:
+    torch.save(entries, folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -87,9 +78,9 @@ def read(folder: Path) -> dict[str, Any]:
     does; raises :class:`UnstorableStateError` for another."""
     path = folder / FILE
     try:
-        return torch.load(path, weights_only=True) if path.is_file() else {}
+        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
     except pickle.UnpicklingError as error:
         refused = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         raise UnstorableStateError(
-            f"the optimizer's state holds {refused}, which is not among torch.serialization.add_safe_globals"
+            f"the optimizer or its schedule keeps {refused}, which is not among torch.serialization.add_safe_globals"
         ) from error

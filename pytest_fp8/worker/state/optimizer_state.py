@@ -4,35 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_fp8.backends.base import FusedParams
-from pytest_fp8.codes import R
-from pytest_fp8.worker.state import optimizer_extras, training_state
+from pytest_fp8.said import Told
+from pytest_fp8.worker.state import optimizer_extras
 from pytest_fp8.worker.state.checkpoint_stores import OPTIMIZER
 from pytest_fp8.worker.state.fused_params import join, plain_name, split
 from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer
 
-SCHEDULE = "schedule.pt"
 
-
-class StrayParameter(RuntimeError):
+class StrayParameter(Told, RuntimeError):
     """The optimizer holds a parameter that the model does not have."""
-
-    fp8_code = R.STRAY_PARAMETER
-    fp8_cause = (
-        "a loss with parameters of its own, such as class centres, which no arm converts or saves; or an optimizer "
-        "that was made before the conversion put new parameters in place of its own"
-    )
-    fp8_next = (
-        "put such a loss into the model that build() makes; make the optimizer after the conversion: the loss question "
-        "names the weights that nothing trains"
-    )
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: FusedParams) -> dict[str, Any]:
@@ -66,9 +52,9 @@ def load_state(
     fused: FusedParams,
     tensors: Mapping[str, torch.Tensor],
     extras: Mapping[str, Any],
-    folder: Path,
+    besides: Mapping[str, Any],
 ) -> list[str]:
-    """Give what :func:`state_of` gave, and the groups in ``folder``, to the optimizer's own ``load_state_dict()``.
+    """Give what :func:`state_of` gave, and the groups in ``besides``, to the optimizer's own ``load_state_dict()``.
 
     Gives what was left out, in words. Raises what that raises, and ``KeyError`` for a parameter that the model lacks.
     """
@@ -91,7 +77,7 @@ def load_state(
             optimizer.fill(parameters[name], entry, value)
         else:
             held.setdefault(id(parameters[name]), {})[entry] = value
-    groups, more = training_state.read(folder)
+    groups, more = besides["groups"], besides["more"]
     if isinstance(optimizer, ZeroOptimizer):
         for group, entries in zip(optimizer.param_groups, groups, strict=True):
             group.update(entries)
@@ -107,21 +93,3 @@ def load_state(
     state["param_groups"] = [{**a, **b} for a, b in zip(state["param_groups"], groups, strict=True)]
     load(state)
     return left_out
-
-
-def save_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Write the learning-rate schedule that hangs on the optimizer, if there is one."""
-    schedule = schedule_of(optimizer)
-    if schedule is not None:
-        torch.save(schedule_state(schedule), folder / SCHEDULE)
-
-
-def load_schedule(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Read what :func:`save_schedule` wrote, if anything, and set the learning rates by it."""
-    schedule, path = schedule_of(optimizer), folder / SCHEDULE
-    if schedule is None or not path.is_file():
-        return
-    load_schedule_state(schedule, torch.load(path, weights_only=True))
-    if hasattr(schedule, "get_last_lr"):
-        for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
-            group["lr"] = rate

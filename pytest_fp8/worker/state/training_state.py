@@ -10,7 +10,6 @@ import random
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,10 @@ from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training.phases import innermost
 from pytest_fp8.worker.training.restored import values_kept
-from pytest_fp8.worker.training.schedule import schedule_of, schedule_state
+from pytest_fp8.worker.training.schedule import load_schedule_state, schedule_of, schedule_state
 from pytest_fp8.worker.training.zero import ZeroOptimizer
+from pytest_fp8.zoo.batch import with_tensors
 
-FILE = "training_state.pt"
 SWITCHES = ("foreach", "fused", "capturable", "differentiable")
 """Entries of a group that choose an implementation and keep nothing."""
 _LISTED_ELSEWHERE = ("state", "param_groups", "defaults", "scheduler", "optimizer")
@@ -187,31 +186,33 @@ def _of_module(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 # -- in pytest-fp8's own stores ---------------------------------------------------------------------------------------
 
 
-def write(optimizer: Any, folder: Path) -> None:
-    """Write what is data alone: entries of groups, and what the optimizer's state dict has beside groups and states."""
-    inner = innermost(optimizer)
-    groups = [{name: value for name, value in group.items() if is_data(value)} for group in inner.param_groups]
+def besides(optimizer: Any) -> dict[str, Any]:
+    """What is data alone: entries of groups, what the optimizer's state dict has beside groups and states, attributes;
+    and the schedule's state, ``None`` without a schedule."""
+    inner, schedule = innermost(optimizer), schedule_of(optimizer)
     held = {} if isinstance(optimizer, ZeroOptimizer) else inner.state_dict()
-    more = {name: value for name, value in held.items() if name not in ("state", "param_groups") and is_data(value)}
-    attributes = {
-        name: value
-        for name, value in vars(inner).items()
-        if name not in _LISTED_ELSEWHERE and not name.startswith("_") and is_data(value)
+    public = {name: value for name, value in vars(inner).items() if not name.startswith("_")}
+    found = {
+        "groups": [{name: value for name, value in group.items() if is_data(value)} for group in inner.param_groups],
+        "more": {k: v for k, v in held.items() if k not in ("state", "param_groups") and is_data(v)},
+        "attributes": {k: v for k, v in public.items() if k not in _LISTED_ELSEWHERE and is_data(v)},
     }
-    torch.save((groups, more, attributes), folder / FILE)
+    # Each rank reads what rank 0 wrote.
+    on_host: dict[str, Any] = with_tensors(found, torch.Tensor.cpu)
+    return on_host | {"schedule": None if schedule is None else schedule_state(schedule)}
 
 
-def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What :func:`write` wrote of groups and of the state dict."""
-    groups, more, _ = torch.load(folder / FILE, weights_only=True, map_location="cpu")
-    return groups, more
-
-
-def read_attributes(optimizer: Any, folder: Path) -> None:
-    """Put what :func:`write` wrote of attributes into the optimizer, tensors into the tensors that it has."""
-    inner = innermost(optimizer)
-    for name, value in torch.load(folder / FILE, weights_only=True, map_location="cpu")[2].items():
+def put_back(optimizer: Any, kept_besides: Mapping[str, Any]) -> None:
+    """Give attributes and schedule of :func:`besides` back, tensors into the tensors that the optimizer has."""
+    inner, schedule = innermost(optimizer), schedule_of(optimizer)
+    for name, value in kept_besides["attributes"].items():
         setattr(inner, name, _into(vars(inner).get(name), value))
+    if schedule is None or kept_besides["schedule"] is None:
+        return
+    load_schedule_state(schedule, kept_besides["schedule"])
+    if hasattr(schedule, "get_last_lr"):
+        for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+            group["lr"] = rate
 
 
 def is_data(value: Any, depth: int = 0) -> bool:

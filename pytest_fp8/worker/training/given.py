@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.codes import R
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.phases import innermost
-from pytest_fp8.worker.training.step import WorkloadError, described, name_of
+from pytest_fp8.worker.training.step import described, name_of
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import training
 from pytest_fp8.zoo.batch import tensors_of
@@ -37,23 +37,13 @@ def held_by(function: Any) -> list[Any]:
 def require_fresh(model: torch.nn.Module, before: Sequence[Any]) -> None:
     """Raise :class:`WorkloadError` where ``build()`` gave a model that was there ``before`` it was called."""
     if any(model is one for one in before):
-        raise WorkloadError(
-            R.MODEL_NOT_FRESH,
-            f"the workload's build() gave one {type(model).__name__} that was made before, not a new one",
-            "build() is called for each seed and each arm; the training and conversion of one would be in the next",
-            "make the model inside build(); or return copy.deepcopy(model)",
-        )
+        raise WorkloadError("made_before", kind=type(model).__name__)
 
 
 def require_weights(model: torch.nn.Module) -> None:
     lazy = [name for name, value in model.named_parameters() if torch.nn.parameter.is_lazy(value)]
     if lazy:
-        raise WorkloadError(
-            R.BAD_MODEL,
-            f"the workload's build() gave a model whose {lazy[0]!r} has no size yet",
-            "a lazy layer makes its weights in the first forward pass, but the conversion comes before it",
-            "call the model once in build(), on a batch of the right size, before returning it",
-        )
+        raise WorkloadError("lazy", weight=lazy[0])
 
 
 def require_unconverted(model: torch.nn.Module) -> None:
@@ -61,12 +51,7 @@ def require_unconverted(model: torch.nn.Module) -> None:
     Transformer Engine's layers are in BF16 outside its context, and may be in both arms."""
     converted = [name for name, layer in model.named_modules() if type(layer).__module__.startswith("torchao.float8")]
     if converted:
-        raise WorkloadError(
-            R.BUILT_IN_FP8,
-            f"the workload's build() gave a model with FP8 layers: {', '.join(converted[:4])}",
-            "build() makes the model of both arms, and the reference trains in BF16",
-            "take the conversion out of build() and give it to the workload: Workload(convert=...)",
-        )
+        raise WorkloadError("built_in_fp8", layers=", ".join(converted[:4]))
 
 
 def converted(convert: Callable[[Any], Any], model: torch.nn.Module) -> torch.nn.Module:
@@ -74,12 +59,7 @@ def converted(convert: Callable[[Any], Any], model: torch.nn.Module) -> torch.nn
     given = convert(model)
     if given is None or isinstance(given, torch.nn.Module):
         return model if given is None else given
-    raise WorkloadError(
-        R.BAD_CONVERT,
-        f"the workload's convert {name_of(convert)} must give the model, it gave {described(given)}",
-        "what it gives is trained in the model's place",
-        "return the converted model, or nothing where the conversion works in place",
-    )
+    raise WorkloadError("no_model_converted", function=name_of(convert), given=described(given))
 
 
 def checked_precision(precision: Callable[[], Any]) -> Callable[[], Any]:
@@ -88,12 +68,7 @@ def checked_precision(precision: Callable[[], Any]) -> Callable[[], Any]:
     def checked() -> Any:
         given = precision()
         if not (hasattr(type(given), "__enter__") and hasattr(type(given), "__exit__")):
-            raise WorkloadError(
-                R.BAD_CONVERT,
-                f"the workload's precision {name_of(precision)} must give a context, it gave {described(given)}",
-                "the forward pass runs inside: with precision():",
-                "return what a with statement takes: precision=lambda: torch.autocast('cuda', torch.bfloat16)",
-            )
+            raise WorkloadError("no_context", function=name_of(precision), given=described(given))
         return given
 
     return checked
@@ -105,37 +80,16 @@ def batch_of(own: Workload, step: int) -> Any:
         return _checked_batch(own, own.batch(step))
     except StopIteration as error:
         # In a generator of ours Python would make "generator raised StopIteration" of it.
-        raise WorkloadError(
-            R.BAD_BATCH,
-            f"the workload's batch {name_of(own.batch)} raised StopIteration in step {step}",
-            "an iterator gives each of its batches once and is then at its end; each arm asks for the same steps more "
-            "than once",
-            "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
-        ) from error
+        raise WorkloadError("batches_at_end", function=name_of(own.batch), step=step) from error
 
 
 def _checked_batch(own: Workload, batch: Any) -> Any:
     if isinstance(batch, Iterator):
-        raise WorkloadError(
-            R.BAD_BATCH,
-            f"the workload's batch(step) must give one batch, it gave a {type(batch).__name__}",
-            "a function with yield gives all its batches at once, and so does iter(loader)",
-            "return the batch of this step: batches[step % len(batches)] of a list that is made once",
-        )
+        raise WorkloadError("iterator", kind=type(batch).__name__)
     if isinstance(batch, torch.utils.data.DataLoader):
-        raise WorkloadError(
-            R.BAD_BATCH,
-            "the workload's batch(step) must give one batch, it gave a DataLoader",
-            "a loader gives many batches, and another order in each arm",
-            "return the batch of this step: batches[step % len(batches)], with batches = list(loader) made once",
-        )
+        raise WorkloadError("loader")
     if batch is None and own.loss is None and own.step is None:
-        raise WorkloadError(
-            R.BAD_BATCH,
-            f"the workload's batch {name_of(own.batch)} gave nothing",
-            "a function without a return gives None, and without a loss function the model is called with the batch",
-            "return the batch at the end of batch(step)",
-        )
+        raise WorkloadError("no_batch", function=name_of(own.batch))
     return batch
 
 
@@ -171,21 +125,8 @@ def checked_loss(own: Workload, was_trainable: Callable[[], bool]) -> training.L
             return loss
         require_trainable(model, was_trainable())
         if own.loss is None:
-            raise WorkloadError(
-                R.NO_LOSS,
-                f"the model must give its loss, as a tensor with one element or as its result's .loss; "
-                f"{type(model).__name__} gave {seen}",
-                "the workload has no loss function, so the model's result is used as the loss",
-                "give a loss function: Workload(loss=lambda model, batch: ...), e.g. model(batch)[1] or "
-                "model(batch)['loss']",
-            )
-        raise WorkloadError(
-            R.NO_LOSS,
-            f"the loss {name_of(own.loss)} must give a tensor with one element, it gave {seen}",
-            "training goes backward from the loss: a float (.item()) has no gradient, and a function without a return "
-            "gives nothing",
-            _instead_of(loss),
-        )
+            raise WorkloadError("models_no_loss", kind=type(model).__name__, given=seen)
+        raise WorkloadError("no_loss", function=name_of(own.loss), given=seen, instead=_instead_of(loss))
 
     return checked
 
@@ -204,26 +145,9 @@ def require_trainable(model: torch.nn.Module, was: bool) -> None:
     if trainable(model):
         return
     if was:
-        raise WorkloadError(
-            R.TRAINABLE_LOST,
-            "the conversion left no trainable parameter, and build() gave some",
-            "an FP8 layer takes over a Linear's weight and bias alone: parameters that a class derived from nn.Linear "
-            "has beside them, such as adapters, are gone",
-            "leave such layers as they are, Workload(leave=(names,)), or keep these parameters in a module of their "
-            "own",
-        )
+        raise WorkloadError("trainable_lost")
     count = sum(1 for _ in model.parameters())
-    raise WorkloadError(
-        R.NOTHING_TRAINABLE,
-        f"the workload's build() gave a model without a trainable parameter: {type(model).__name__}, "
-        + (f"whose {count} parameters are all frozen" if count else "which has no parameter at all"),
-        "training goes backward to parameters with requires_grad, and there is none: requires_grad_(False) for all of "
-        "them, or layers that were never added",
-        "leave what is to be trained unfrozen in build(); or add adapters to the frozen model: "
-        "@pytest.mark.fp8(lora=16)"
-        if count
-        else "return the model with its layers at the end of build()",
-    )
+    raise WorkloadError("frozen" if count else "no_parameter", kind=type(model).__name__, count=count)
 
 
 def trainable(model: torch.nn.Module) -> bool:
@@ -241,31 +165,14 @@ def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
         if not pairs and not uncalled:
             raise
         how = "the whole batch as its one argument" if not isinstance(batch, Mapping) else "the dict's keys as names"
-        raise WorkloadError(
-            R.NO_LOSS,
-            f"{type(model).__name__} cannot be called with {how} ({described(batch)}): {error}",
-            "the workload has no loss function, so the model is called with the batch and must give its loss",
-            "give a loss function: Workload(loss=lambda model, batch: ...), e.g. "
-            + ("F.cross_entropy(model(batch[0]), batch[1])" if pairs else "F.mse_loss(model(batch['x']), batch['y'])"),
-        ) from error
+        given = "F.cross_entropy(model(batch[0]), batch[1])" if pairs else "F.mse_loss(model(batch['x']), batch['y'])"
+        facts = {"kind": type(model).__name__, "how": how, "batch": described(batch), "error": error, "example": given}
+        raise WorkloadError("not_called", **facts) from error
 
 
 def checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
     if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        raise WorkloadError(
-            R.BAD_OPTIMIZER,
-            f"the workload's optimizer {name_of(function)} must give the optimizer, it gave its schedule, a "
-            f"{type(given).__name__}",
-            "the schedule is followed as the optimizer's own",
-            "optimizer.scheduler = schedule, and return the optimizer",
-        )
+        raise WorkloadError("schedule_alone", function=name_of(function), kind=type(given).__name__)
     if isinstance(innermost(given), torch.optim.Optimizer):
         return given  # type: ignore[no-any-return]
-    raise WorkloadError(
-        R.BAD_OPTIMIZER,
-        f"the workload's optimizer {name_of(function)} must give one torch.optim.Optimizer, it gave {described(given)}",
-        "its steps are watched and its state is saved and loaded through the interface of that class",
-        "use one optimizer with several parameter groups; or, for two algorithms, one class derived from "
-        "torch.optim.Optimizer that has the groups of both, steps both, and shares its state with both: "
-        "one.state = two.state = self.state, set again in load_state_dict(), which makes a new state and new groups",
-    )
+    raise WorkloadError("no_optimizer", function=name_of(function), given=described(given))

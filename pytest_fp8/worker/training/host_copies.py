@@ -15,9 +15,7 @@ def on_host(tensors: Mapping[str, torch.Tensor], device: str = "cuda") -> dict[s
     its bytes, as they are.
 
     They go through a small page-locked buffer, and several cores then copy it on. Left to the driver, one core copies
-    into pages that are new to it: on an H100 2 GiB took 1.53 s, and 0.04 s to page-locked memory, and 11 of the 12.8 s
-    in which 8B was written went there.
-    """
+    into pages that are new to it, 38 times slower: docs/findings.md, "What an arm's own work takes"."""
     stage: torch.Tensor | None = None
     found = dict(tensors)
     for name, tensor in tensors.items():

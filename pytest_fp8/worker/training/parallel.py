@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from pytest_fp8.backends.base import Prepared
-from pytest_fp8.codes import R
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.preparation import repeated_blocks
 from pytest_fp8.worker.training.setup import TrainingSetup
-from pytest_fp8.worker.training.step import WorkloadError
 from pytest_fp8.worker.training.zero import ZeroOptimizer, zero3
 from pytest_fp8.workload import Workload
 
@@ -63,49 +62,22 @@ def _fsdp2(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.
 
 def _own(model: torch.nn.Module, mesh: Any, own: Workload | None) -> torch.nn.Module:
     if own is None or own.parallelize is None:
-        raise WorkloadError(
-            R.BAD_PARALLELIZE,
-            "parallel='own', and the workload has no parallelize()",
-            "the mark asks for the workload's own way to train on several GPUs",
-            "Workload(parallelize=function(model, mesh)), or parallel='ddp' or 'fsdp2' in the mark",
-        )
+        raise WorkloadError("no_parallelize")
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     names = [name for name, _ in model.named_modules()]
     given = own.parallelize(model, mesh)
     wrapped = model if given is None else given
     if not isinstance(wrapped, torch.nn.Module):
-        raise WorkloadError(
-            R.BAD_PARALLELIZE,
-            f"parallelize() gave a {type(wrapped).__name__}, and no model",
-            "it returns more than the model, or something else",
-            "return the wrapped model alone, or nothing where the model itself was sharded",
-        )
+        raise WorkloadError("no_model_parallelized", kind=type(wrapped).__name__)
     if any(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()):
-        raise WorkloadError(
-            R.BAD_PARALLELIZE,
-            "parallelize() gave a FullyShardedDataParallel, which is not covered",
-            "FSDP1 holds weights as one flat parameter, in which no layer's weight can be looked at",
-            "fully_shard(), which torch has in its place",
-        )
+        raise WorkloadError("fsdp1")
     left = {name for name, _ in inner_model(wrapped, model).named_modules()}
     missing = [name for name in names if name not in left]
     if missing and not any(module is model for module in wrapped.modules()):
-        raise WorkloadError(
-            R.BAD_PARALLELIZE,
-            "parallelize() gave another model than the one it was given",
-            "it wraps a copy, or builds a model of its own: the weights of this one were set, and converted",
-            "wrap the model that parallelize(model, mesh) is given",
-        )
+        raise WorkloadError("another_parallelized")
     if missing:
-        raise WorkloadError(
-            R.BAD_PARALLELIZE,
-            f"after parallelize() the model has no module {missing[0]!r} ({len(missing)} of {len(names)} are gone)",
-            "a module was put into another one there, as checkpoint_wrapper() and torch.compile(layer) do: layers and "
-            "weights are known by their names",
-            "wrap modules in build(), where the names are not known yet, or in place, as layer.compile() does; "
-            "fully_shard() and a wrapper around the whole model keep the names",
-        )
+        raise WorkloadError("modules_gone", module=missing[0], gone=len(missing), all=len(names))
     return wrapped
 
 

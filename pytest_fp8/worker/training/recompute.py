@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytest_fp8.codes import R
+from pytest_fp8.said import Told
 
 if TYPE_CHECKING:
     import torch
@@ -15,18 +15,8 @@ Recompute = Callable[..., Any]
 """Called like ``torch.utils.checkpoint.checkpoint``, with a function and its arguments; all else is bound before."""
 
 
-class NothingRecomputes(RuntimeError):
+class NothingRecomputes(Told, RuntimeError):
     """The model cannot be switched to activation checkpointing from outside."""
-
-    fp8_code = R.RECOMPUTED_OUTSIDE
-    fp8_cause = (
-        "only models of transformers, with gradient checkpointing enabled, can be switched from outside to another "
-        "checkpointing function"
-    )
-    fp8_next = (
-        "model.gradient_checkpointing_enable() first; or recompute in the model's own code, under Transformer Engine "
-        "by transformer_engine.pytorch.checkpoint"
-    )
 
 
 def recompute_with(model: torch.nn.Module, recompute: Recompute) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from pytest_fp8.backends.base import Backend
 from pytest_fp8.case import Case
-from pytest_fp8.codes import R
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,
@@ -30,7 +30,6 @@ from pytest_fp8.worker.training.given import (
 from pytest_fp8.worker.training.ranks import part_of
 from pytest_fp8.worker.training.restored import hooks_of
 from pytest_fp8.worker.training.seed_values import SeedValues
-from pytest_fp8.worker.training.step import WorkloadError
 from pytest_fp8.workload import Workload
 from pytest_fp8.zoo import adapters, data, models, training
 from pytest_fp8.zoo.batch import with_tensors
@@ -70,12 +69,7 @@ class TrainingSetup:
             before = [*held_by(self.own.build), self._built()]
             model = self.own.build()
             if not isinstance(model, torch.nn.Module):
-                raise WorkloadError(
-                    R.BAD_MODEL,
-                    f"the workload's build() must give a torch.nn.Module, it gave {type(model).__name__}",
-                    "a function without a return gives None",
-                    "return the model at the end of build()",
-                )
+                raise WorkloadError("no_model", kind=type(model).__name__)
             require_fresh(model, before)
             self._built = weakref.ref(model)
             require_weights(model)

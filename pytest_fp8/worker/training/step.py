@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fp8.codes import Code, R
+from pytest_fp8.said import WorkloadError
 from pytest_fp8.worker.training.model_output import Enough, first_call, tensor_of
 from pytest_fp8.worker.training.phases import StepCounts, closure_of, follow, has_hooks, innermost, optimizers_of
 from pytest_fp8.worker.training.restored import replaced_method, values_kept
@@ -17,14 +17,6 @@ from pytest_fp8.worker.training.schedule import schedule_kept
 from pytest_fp8.zoo.training import LossFunction, Phase
 
 Step = Callable[[torch.nn.Module, Any, torch.optim.Optimizer, Callable[[], Any]], Any]
-
-
-class WorkloadError(ValueError):
-    """A function of the workload returns something that cannot be trained with."""
-
-    def __init__(self, code: Code, message: str, cause: str, next_step: str) -> None:
-        super().__init__(message)
-        self.fp8_code, self.fp8_cause, self.fp8_next = code, cause, next_step
 
 
 class StepError(WorkloadError):
@@ -44,13 +36,7 @@ def run_step(
     with follow(model, optimizer, phase, on_gradients) as seen:
         loss = step(model, batch, optimizer, precision)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise StepError(
-            R.NO_LOSS,
-            f"the step {name_of(step)} must give its loss as a tensor with one element, it gave {described(loss)}",
-            "a step without a return gives nothing, and then there is no loss to compare; making a float of it waits "
-            "for the GPU in every step, which would be timed",
-            "return loss.detach(), the mean over the micro-batches",
-        )
+        raise StepError("steps_no_loss", function=name_of(step), given=described(loss))
     return loss.detach().reshape(()), seen
 
 
@@ -77,22 +63,9 @@ def require_whole(step: Step, loss: torch.Tensor, counts: StepCounts) -> None:
     if not torch.isfinite(loss):
         return
     if not counts.backward:
-        raise StepError(
-            R.STEP_INCOMPLETE,
-            f"the step {name_of(step)} never went backward",
-            "it does not call loss.backward(), so nothing is trained and no gradient product runs",
-            "call loss.backward() for each micro-batch, inside the step",
-        )
+        raise StepError("never_backward", function=name_of(step))
     if not counts.stepped:
-        raise StepError(
-            R.STEP_INCOMPLETE,
-            f"the step {name_of(step)} never called optimizer.step()",
-            "the optimizer that it is given did not step: the call is missing, another optimizer stepped, or gradients "
-            "are accumulated over several calls of the step",
-            "call optimizer.step() on the optimizer that the function is given, after all micro-batches of the batch; "
-            "for two optimizers give one whose step() steps both: a class derived from torch.optim.Optimizer with the "
-            "groups of both",
-        )
+        raise StepError("never_stepped", function=name_of(step))
 
 
 @contextmanager
@@ -179,12 +152,7 @@ def first_output(
         if output is None:
             raise TypeError(f"the model gave {described(calls[0])}, which has no tensor to compare")
         return output.detach()
-    raise StepError(
-        R.MODEL_PASSED_BY,
-        f"the step {name_of(step)} neither called the model nor went backward, so there is no output to compare",
-        "it uses another object than the model it is given, such as a copy",
-        "call model(...) in the step; make a wrapper around the model in build() or convert()",
-    )
+    raise StepError("passed_by", function=name_of(step))
 
 
 def name_of(function: Any) -> str:

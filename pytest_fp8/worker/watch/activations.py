@@ -21,15 +21,9 @@ def kept_on_host(room: int = 0, device: str = "cuda") -> torch.autograd.graph.sa
     """A context in which large activations of this type of device wait in the host's memory for the backward pass; the
     first ``room`` bytes of them stay where they are.
 
-    Compiled, an 8B model's activations for 4096 tokens fit beside its weights on 80 GB; uncompiled they take 40 GiB. On
-    two H100s with 8192 tokens each ten processors of a rank worked for 30 to 37 s in this step, most likely to copy all
-    of them, each as often as it was saved, and weights.
-
-    Tensors of a class of their own (a library's FP8 tensors) stay where they are. Nothing of it is seen by those who
-    watch operators. What is written past torch, which counts no such version of a tensor, between two operators that
-    save it, is what the first of them saved. It also holds what a compiled step saves, which fits: keep it around what
-    is watched alone.
-    """
+    Invisible to dispatch modes. Tensors of a class of their own, such as a library's FP8 tensors, stay on the device.
+    Does not notice in-place writes that bypass autograd's version counter. Use it around uncompiled steps only. An 8B
+    step needs it on 80 GB: docs/findings.md, "What an arm's own work takes"."""
     copies = _Copies(room, device)
     return torch.autograd.graph.saved_tensors_hooks(copies.take, copies.give_back)
 
@@ -61,7 +55,7 @@ class _Copies:
             if everything is None and storage.nbytes() <= self._room:
                 self._room -= storage.nbytes()
                 self._stays[storage._cdata] = StorageWeakRef(storage)
-                # What an operator gave would otherwise keep that operator, which keeps it.
+                # Detached, or the saved tensor and its grad_fn form a reference cycle.
                 return tensor.detach()
             if everything is None:
                 every_byte = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

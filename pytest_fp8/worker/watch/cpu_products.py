@@ -24,11 +24,8 @@ OPERANDS = {
 def multiply_bfloat16_through_float32(device: torch.device) -> None:
     """On a CPU without BF16 instructions, compute products, convolutions and attention's backward pass of BF16 tensors
     in float32 and round once, from here on in this process.
-
-    torch's own paths there take up to 25 times as long: 171 ms for 512 x 768 x 256 in one of the three layouts on a
-    processor that ends at AVX2, 18 ms against 0.7 for 16 products of 128 x 64 x 128, 1240 ms against 51 for a step of a
-    3 x 3 convolution of 64 channels. The result is that of BF16 operands with a float32 accumulator, as on a GPU.
-    """
+    The result is that of BF16 operands with a float32 accumulator, as on a GPU. torch's own paths there take up to 25
+    times as long: docs/findings.md, "What an arm's own work takes"."""
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         replace_products()
 

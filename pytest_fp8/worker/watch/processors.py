@@ -1,4 +1,4 @@
-"""What keeps the host's processors from an arm's threads: machines on the same hardware, and other processes."""
+"""CPU contention while blocks are timed, from ``/proc``: hypervisor steal and run-queue waits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-USER, NICE, SYSTEM, INTERRUPTS, SOFT_INTERRUPTS, STOLEN = 0, 1, 2, 5, 6, 7
-"""Columns of the line ``cpu`` in ``/proc/stat``, after its name: see proc(5)."""
+WORKING, STOLEN = (0, 1, 2, 5, 6), 7
+"""Columns of the line ``cpu`` in ``/proc/stat``: user, nice, system, both interrupts; and steal. See proc(5)."""
 
 
 class Reading(NamedTuple):
@@ -28,13 +28,15 @@ class Reading(NamedTuple):
 
 def read(proc: Path = Path("/proc")) -> Reading:
     """What Linux says now; zeros where it says nothing, as in some sandboxes."""
-    ticks = [0] * (STOLEN + 1)
+    ticks, waited = [0] * (STOLEN + 1), 0
     with contextlib.suppress(OSError, ValueError):
-        told = (proc / "stat").read_text().partition("\n")[0].split()[1:]
-        ticks = [*map(int, told), *ticks]
+        ticks = [*map(int, (proc / "stat").read_text().partition("\n")[0].split()[1:]), *ticks]
+    for thread in (proc / "self" / "task").glob("*/schedstat"):
+        # Nanoseconds are the second number: Documentation/scheduler/sched-stats.rst of Linux. A thread may just end.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waited += int(thread.read_text().split()[1])
     second = os.sysconf("SC_CLK_TCK")
-    used = sum(ticks[column] for column in (USER, NICE, SYSTEM, INTERRUPTS, SOFT_INTERRUPTS))
-    waited = sum(_waited(task / "schedstat") for task in _listed(proc / "self" / "task"))
+    used = sum(ticks[column] for column in WORKING)
     return Reading(time.monotonic(), used / second, ticks[STOLEN] / second, waited / 1e9)
 
 
@@ -47,18 +49,3 @@ def watched() -> Iterator[Callable[[], dict[str, float]]]:
     after = read()
     # A thread that ended meanwhile takes its waits along.
     found |= {name: max(0.0, getattr(after, name) - getattr(before, name)) for name in Reading._fields}
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _waited(schedstat: Path) -> int:
-    """Nanoseconds; the second of three numbers, see Documentation/scheduler/sched-stats.rst of Linux."""
-    try:
-        return int(schedstat.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
