@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_fp8.report.cells import interval_of
-from pytest_fp8.report.numbers import number, speed_in
+from pytest_fp8.report.cells import interval_of, number, speed_in
 
 BENCHER, ACTION = "bencher.json", "benchmark-action.json"
 """Bencher Metric Format (`bencher run --adapter json --file`), and `tool: customBiggerIsBetter`."""
