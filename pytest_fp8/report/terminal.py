@@ -11,13 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_fp8.report.annotations import OTHERS, commands
+from pytest_fp8.report.annotations import OTHERS, below, commands
 from pytest_fp8.report.baselines import revision_lines
 from pytest_fp8.report.cells import COLUMNS, NONE, figures_of, slower_of
 from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
-from pytest_fp8.report.paths import below
 from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.shift import shift_lines
 
