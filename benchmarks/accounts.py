@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import report_at
-from pytest_fp8.report.accounts import GAINS, STEPS, gain_cells, step_cells
+from pytest_fp8.report.results import GAINS, STEPS, gain_cells, step_cells
 from pytest_fp8.report.tables import markdown_table, table
 from pytest_fp8.verdicts import Verdict
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.reports import report_at
 from pytest_fp8.arms.memory_plan import GIB, peak_bytes, resident_bytes
 from pytest_fp8.case import Case
-from pytest_fp8.report.accounts import SAME_WORK
+from pytest_fp8.report.results import SAME_WORK
 from pytest_fp8.report.tables import markdown_table, table
 from pytest_fp8.zoo.shapes import SHAPES, Shape
 

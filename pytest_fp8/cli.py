@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pytest_fp8.baselines.command import OK, UNANSWERED, add_baselines
 from pytest_fp8.codes.pages import add_explain
 from pytest_fp8.compare.command import add_compare
-from pytest_fp8.doctor.command import add_doctor
+from pytest_fp8.doctor import add_doctor
 from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init

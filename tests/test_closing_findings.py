@@ -144,7 +144,7 @@ def test_a_gap_and_its_margin_are_rounded_alike_in_table_and_summary(gap, margin
         "own", "loss", Decision(None, Verdict.PASS, "", figures={"gap": gap, "margin": margin}, question="loss")
     )
     assert f" {shown} " in summary(ledger, color=False)
-    assert cells_of(ledger.to_json()["entries"]["own"])[COLUMNS.index("loss gap")] == shown
+    assert cells_of(ledger.to_json()["entries"]["own"])[[*COLUMNS].index("loss gap")] == shown
 
 
 @pytest.mark.parametrize("margin", [0.00126, 0.0099, 0.0099501, 0.01, 0.02, 0.0206, 0.04996, 0.2, 1.23456, 0.0009996])

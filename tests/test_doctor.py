@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from helpers.fakes import H200
+from pytest_fp8 import doctor as its
 from pytest_fp8 import gpu as gpus
 from pytest_fp8.backends.base import installed
 from pytest_fp8.cli import main
-from pytest_fp8.doctor import libraries, products
 from pytest_fp8.gpu import Conditions
 from pytest_fp8.libraries import wanted
 
@@ -32,9 +32,9 @@ def doctor(monkeypatch, capsys):
         monkeypatch.setattr(gpus, "detect", lambda: (gpu, "" if gpu else "no NVIDIA GPU"))
         monkeypatch.setattr(gpus, "conditions", lambda *_: conditions)
         monkeypatch.setattr(
-            libraries, "library_versions", lambda packages: {p: versions[p] for p in packages if p in versions}
+            its, "library_versions", lambda packages: {p: versions[p] for p in packages if p in versions}
         )
-        monkeypatch.setattr(products, "tried", lambda name, recipe, emulated: answer)
+        monkeypatch.setattr(its, "tried", lambda name, recipe, emulated: answer)
         code = main(["doctor", "--json", *arguments])
         told = json.loads(capsys.readouterr().out)
         assert told["ok"] == (code == 0)
@@ -118,7 +118,7 @@ def test_no_process_is_started_where_none_is_wanted(doctor):
 
 def test_a_system_cudnn_beside_torchs_own_is_told(doctor, monkeypatch, tmp_path):
     (tmp_path / "libcudnn.so.9.14.0").touch()
-    monkeypatch.setattr(libraries, "CUDNN_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(its, "CUDNN_FOLDERS", (str(tmp_path),))
     told = doctor(versions={**VERSIONS, "nvidia-cudnn-cu13": "9.19.0.56"})[1]["cuDNN"]
     assert "nvidia-cudnn-cu13 9.19.0.56" in told[0]["text"]
     assert "libcudnn.so.9.14.0" in told[1]["text"]
@@ -127,7 +127,7 @@ def test_a_system_cudnn_beside_torchs_own_is_told(doctor, monkeypatch, tmp_path)
 
 def test_the_tested_versions_are_those_of_the_page():
     page = (ROOT / "docs/compatibility.md").read_text()
-    for package, versions in libraries.TESTED.items():
+    for package, versions in its.TESTED.items():
         row = next(line for line in page.splitlines() if line.lower().replace(" ", "-").startswith(f"|-{package}-|"))
         assert all(version in row for version in versions), package
 
@@ -151,7 +151,7 @@ def test_of_a_missing_library_one_command_is_told_in_one_piece(monkeypatch, caps
     monkeypatch.setattr(gpus, "detect", lambda: (None, "no NVIDIA GPU"))
     monkeypatch.setattr(importlib.metadata, "version", version)
     here = {package: found for package, found in VERSIONS.items() if package != "transformer-engine"}
-    monkeypatch.setattr(libraries, "library_versions", lambda packages: here)
+    monkeypatch.setattr(its, "library_versions", lambda packages: here)
     main(["doctor", "--no-products"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     commands = [line.removeprefix("next: ") for line in lines if "pip install" in line]
@@ -174,6 +174,6 @@ def test_the_command_of_a_library_is_what_the_extra_of_it_brings():
 @pytest.mark.slow
 def test_a_product_is_really_computed_in_a_process_of_its_own():
     pytest.importorskip("torchao")
-    answer = products.tried("torchao", "tensorwise", emulated=True)
-    assert products.judged("torchao", "tensorwise", answer).state == "ok", answer
-    assert "error" in products.tried("torchao", "no-such-recipe", emulated=True)
+    answer = its.tried("torchao", "tensorwise", emulated=True)
+    assert its.judged("torchao", "tensorwise", answer).state == "ok", answer
+    assert "error" in its.tried("torchao", "no-such-recipe", emulated=True)

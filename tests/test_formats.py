@@ -46,7 +46,7 @@ def test_the_summary_says_what_a_pass_names():
 )
 def test_gradients_are_told_as_far_as_they_were_compared(numbers, cell):
     entry = entry_of(decisions={"numerics": decision(**numbers)})
-    assert cells_of(entry)[COLUMNS.index("gradients off BF16")] == cell
+    assert cells_of(entry)[[*COLUMNS].index("gradients off BF16")] == cell
 
 
 def test_hostile_text_breaks_no_row_and_is_no_html():

@@ -264,7 +264,7 @@ def _same_again(options: argparse.Namespace, action: str, *more: str) -> str:
 
 def promote(options: argparse.Namespace) -> int:
     from pytest_fp8.baselines.promote import promote_candidates
-    from pytest_fp8.report.revisions import revision_lines
+    from pytest_fp8.report.baselines import revision_lines
 
     done = promote_candidates(options.candidates, options.dir, options.reason, options.case, options.gpu)
     if options.json:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fp8.report.paths import below
-
 LONGEST = 4000
 """Characters of one message."""
 UNANSWERED = {"error": ("invalid", "inconclusive", "not exercised"), "warning": ("invalid", "inconclusive")}
 """Tests that passed without an answer, by kind. Where they fail nothing, one that needs a baseline is no news."""
 OTHERS = "pytest_github_actions_annotate_failures"
 """The plugin that annotates every failed test."""
+
+
+def below(path: Path, folder: Path) -> str:
+    """A path below ``folder`` relative to it; any other as it is."""
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def commands(

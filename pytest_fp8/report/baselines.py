@@ -1,4 +1,4 @@
-"""Stored baselines in words: the lines and cells of ``pytest-fp8 baselines``."""
+"""Stored baselines and their changes in words: for ``pytest-fp8 baselines`` and the closing summary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from pytest_fp8.baselines.check import Note
 from pytest_fp8.baselines.metrics import METRICS
 from pytest_fp8.baselines.record import MEASUREMENT, Baseline, StoredSession
-from pytest_fp8.baselines.review import Revision, differing, level
-from pytest_fp8.report.revisions import STYLE, change_cells, revision_lines, shown
+from pytest_fp8.baselines.review import Change, Revision, differing, level
 from pytest_fp8.rules.change import speed_of
 
 LIST_COLUMNS = ("case", "gpu", "speedup (99 %)", "processes", "FP8 FLOPs", "memory", "loss gap", "from")
@@ -19,8 +18,69 @@ SHORT = {"transformer-engine": "te", "pytest-fp8": "", "transformers": "", "trit
 """Short names of libraries in a list; those with an empty one are only in ``show``."""
 CASE_TOLERANCE = ("speedup", "busy_speedup", "loss_gap")
 """Metrics whose tolerance a case may set."""
+STYLE = {"worse": "red", "removed": "red", "better": "green", "moved": "yellow", "new": "cyan"}
 SHOWN_OF_A_SESSION = ("speedup", "busy_speedup", "memory_ratio", "loss_gap", "fp8_share")
 """The metrics in the line of one session."""
+
+
+def shown(unit: str, value: float | None) -> str:
+    """A metric's value as people write it: ``1.118x``, ``119.86 ms``, ``78.74%``, ``+0.0047``."""
+    if value is None:
+        return "-"
+    if unit.startswith("log ratio") or " over " in unit:
+        return f"{value:.3f}x"
+    if unit.startswith("ms"):
+        return f"{value:.2f} ms"
+    if unit.startswith("share"):
+        return f"{value:.2%}"
+    if unit == "nats":
+        return f"{value:+.4f}"
+    return f"{value:g}"
+
+
+def change_cells(change: Change) -> tuple[str, str, str, str, str]:
+    """(metric, old, new, change with its interval or band, finding)."""
+    return (
+        change.metric,
+        shown(change.unit, change.old),
+        shown(change.unit, change.new),
+        _difference(change),
+        change.word,
+    )
+
+
+def _difference(change: Change) -> str:
+    if change.old is None or change.new is None or change.word == "new":
+        return "-"
+    if change.unit.startswith("log ratio"):
+        low, high = change.change - change.half_width, change.change + change.half_width
+        return f"{change.change:+.2%} [{low:+.2%}, {high:+.2%}]"
+    if change.relative:
+        return f"{change.change:+.2%} (band {change.half_width:.0%})"
+    if change.half_width <= 1e-9:
+        return f"{change.change:+.6f} (exact)" if change.change else "0 (exact)"
+    if change.half_width < 0.001:
+        return f"{change.change:+.2g} (band {change.half_width:.2g})"
+    return f"{change.change:+.4f} (band {change.half_width:.3f})"
+
+
+def revision_lines(revision: Revision) -> list[str]:
+    """What an update did to one baseline; one line where nothing moved or the baseline is new."""
+    name = f"baseline {revision.gpu}/{revision.case}"
+    if not revision.changed:
+        return [f"{name}: nothing moved by more than noise; this session joins the others"]
+    if revision.whole:
+        values = ", ".join(f"{c.metric} {shown(c.unit, c.new)}" for c in revision.changes)
+        return [f"{name} is new ({revision.whole}): {values}"]
+    lines = [f"{name}, old -> new:"]
+    rows = [change_cells(change) for change in revision.changes if change.word != "not measured"]
+    a, b, c, d, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines += [f"  {name:<{a}}  {old:>{b}} -> {new:<{c}}  {by:<{d}}  {word}" for name, old, new, by, word in rows]
+    if revision.starts():
+        lines.append(f"  a new level begins, and earlier sessions are not gated on: {', '.join(revision.starts())}")
+    if revision.origins():
+        lines.append("  " + "; ".join(revision.origins()))
+    return lines
 
 
 def describe(baseline: Baseline) -> dict[str, Any]:
@@ -47,13 +107,11 @@ def print_list(baselines: Sequence[Baseline]) -> None:
 
 
 def _cells(baseline: Baseline) -> list[str]:
-    facts = describe(baseline)
-    low, high = facts.get("speedup_interval", (0.0, 0.0))
     return [
         baseline.case,
         baseline.gpu,
-        f"{facts['speedup']:.3f}x [{low:.3f}, {high:.3f}]" if "processes" in facts else "-",
-        str(facts.get("processes", "-")),
+        speedup_of(baseline),
+        str(describe(baseline).get("processes", "-")),
         *(shown_or_dash(baseline, metric) for metric in ("fp8_share", "memory_ratio", "loss_gap")),
     ]
 
@@ -67,6 +125,14 @@ def libraries_of(session: StoredSession) -> str:
     """The libraries that matter, by short names: ``torch 2.11.0, te 2.20.2``."""
     named = {SHORT.get(name, name): version for name, version in session.libraries.items()}
     return ", ".join(f"{name} {version}" for name, version in named.items() if name)
+
+
+def speedup_of(baseline: Baseline) -> str:
+    """The stored speedup with its interval."""
+    facts = describe(baseline)
+    return (
+        "{:.3f}x [{:.3f}, {:.3f}]".format(facts["speedup"], *facts["speedup_interval"]) if "processes" in facts else "-"
+    )
 
 
 def shown_or_dash(baseline: Baseline, metric: str) -> str:

@@ -1,4 +1,4 @@
-"""One case of a report as a row of a table: its verdict, and the figures of its answers."""
+"""One case of a report as a row of a table: its verdict, and the figures of its answers, where they are numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_fp8.report.known import is_known, known_questions, not_proved
-from pytest_fp8.report.numbers import NONE, number, say, speed_in
 from pytest_fp8.verdicts import WORST_FIRST
 
-COLUMNS = ("FP8 layers", "FP8 FLOPs", "gradients off BF16", "loss gap", "speedup", "baseline", "memory", "switch back")
+COLUMNS = {
+    "FP8 layers": "FP8\nlayers",
+    "FP8 FLOPs": "FP8\nFLOPs",
+    "gradients off BF16": "gradients\noff BF16",
+    "loss gap": "loss gap\nand margin",
+    "speedup": "speedup\nover BF16",
+    "baseline": "stored\nbaseline",
+    "memory": "memory",
+    "switch back": "switch\nback",
+}
+"""Of every table of cases: name -> head in the closing summary."""
+NONE = "-"
+MOST = 1e300
+"""No figure of a report is larger."""
 
 
 def verdict_of(entry: Mapping[str, Any]) -> str:
@@ -65,24 +77,36 @@ def tally(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool, int]]:
     return [(verdict, known, count) for (verdict, known), count in counts.items()]
 
 
-def cells_of(entry: Mapping[str, Any]) -> list[str]:
-    """The cells of :data:`COLUMNS`, as the closing summary of a run has them."""
+def figures_of(entry: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """For each of :data:`COLUMNS` the decision that it shows, which may be missing, and its figures in words."""
     said = entry["decisions"]
 
     def of(question: str, name: str) -> float | None:
         return number(said, question, "numbers", name)
 
-    carried = said.get("checkpoints")
-    return [
-        say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears")),
-        say("{:.1%}", of("layers", "fp8_share")),
-        gradients_of(said.get("numerics", {}).get("numbers")) or NONE,
-        gap_of(said.get("loss", {}).get("numbers")) or NONE,
-        speedup_of(entry),
-        baseline_of(speed_in(said).get("numbers", {})) or NONE,
-        say("{:.2f}x", of("memory", "ratio")),
-        NONE if carried is None else "yes" if carried["verdict"] == "PASS" else carried["verdict"],
-    ]
+    speed, carried = speed_in(said), said.get("checkpoints")
+    middle, low, high = interval_of(entry)
+    half = None if low is None or high is None else (high - low) / 2
+    found = (
+        (said.get("layers"), say("{:.0f}/{:.0f}", of("layers", "converted"), of("layers", "linears"))),
+        (said.get("layers"), say("{:.1%}", of("layers", "fp8_share"))),
+        (said.get("numerics"), gradients_of(said.get("numerics", {}).get("numbers"))),
+        (said.get("loss"), gap_of(said.get("loss", {}).get("numbers"))),
+        (speed, say("{:.3f}x +-{:.3f}", middle, half)),
+        (speed, baseline_of(speed.get("numbers", {}))),
+        (said.get("memory"), say("{:.2f}x", of("memory", "ratio"))),
+        (carried, "yes" if carried and carried["verdict"] == "PASS" else ""),
+    )
+    return dict(zip(COLUMNS, found, strict=True))
+
+
+def cells_of(entry: Mapping[str, Any]) -> list[str]:
+    """The cells of :data:`COLUMNS` for files: the interval's ends, and no marks of verdicts."""
+    found = figures_of(entry)
+    carried, said = found["switch back"]
+    texts = {name: text for name, (_, text) in found.items()} | {"speedup": speedup_of(entry)}
+    texts["switch back"] = said or (carried["verdict"] if carried else NONE)
+    return [text or NONE for text in texts.values()]
 
 
 def gradients_of(numbers: Any) -> str:
@@ -132,3 +156,32 @@ def speedup_of(entry: Mapping[str, Any]) -> str:
     busy = number(numbers, "gated_speedup") if numbers.get("on_busy") else None
     parts = [say("{:.3f}x", middle), say(" [{:.3f}, {:.3f}]", low, high), say("; {:.3f}x busy", busy)]
     return "".join(part for part in parts if part != NONE)
+
+
+def number(data: Any, *path: str) -> float | None:
+    """``data[path[0]][path[1]]...`` where that is a number, else ``None``."""
+    for name in path:
+        data = data.get(name) if isinstance(data, Mapping) else None
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        return None
+    # An integer may be too large to be one: what reads this leaves out what is not finite.
+    return float(data) if abs(data) < MOST else None
+
+
+def numbers(data: Any, *path: str) -> dict[str, float]:
+    """The fields of an object that are numbers."""
+    for name in path:
+        data = data.get(name) if isinstance(data, Mapping) else None
+    found = {name: number(data, name) for name in data} if isinstance(data, Mapping) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def speed_in(decisions: Mapping[str, Any]) -> Any:
+    """The decision with the speedup's numbers: against the baseline, or against the floor alone. Empty where neither
+    was asked."""
+    return decisions.get("speedup") or decisions.get("faster") or {}
+
+
+def say(text: str, *values: float | None) -> str:
+    """``text.format(*values)``; a dash where one is missing."""
+    return NONE if None in values else text.format(*values)

@@ -16,14 +16,14 @@ def added(one: Durations, other: Durations) -> dict[str, Any]:
     """Of two pytest-xdist workers: seconds are added, also those that passed at the same time."""
     if not one or not other:
         return dict(one or other)
-    waited = {arm: dict(spent) for arm, spent in one["waited"].items()}
-    for arm, spent in other["waited"].items():
-        mine = waited.setdefault(arm, {})
-        for what, seconds in spent.items():
-            mine[what] = mine.get(what, 0.0) + seconds
-    builds = {arm: list(each) for arm, each in one["builds"].items()}
-    for arm, each in other["builds"].items():
-        builds.setdefault(arm, []).extend(each)
+    waited: dict[str, dict[str, float]] = {}
+    builds: dict[str, list[Any]] = {}
+    for each in (one, other):
+        for arm, spent in each["waited"].items():
+            mine = waited.setdefault(arm, {})
+            mine |= {what: mine.get(what, 0.0) + seconds for what, seconds in spent.items()}
+        for arm, built in each["builds"].items():
+            builds.setdefault(arm, []).extend(built)
     return {"elapsed": one["elapsed"] + other["elapsed"], "waited": waited, "builds": builds}
 
 
@@ -50,8 +50,9 @@ def duration_lines(durations: Durations) -> list[str]:
         table.add_column(column, no_wrap=column != "questions")
     for arm, spent in durations["waited"].items():
         builds = durations["builds"].get(arm, [])
+        total = {phase: sum(each.get(phase, 0.0) for each in builds) for phases in builds for phase in phases}
         asked = {what: seconds for what, seconds in spent.items() if what != BUILD}
-        cells = [arm, str(len(builds) or ""), _seconds(spent.get(BUILD, 0.0)), _parts(_total(builds)), _parts(asked)]
+        cells = [arm, str(len(builds) or ""), _seconds(spent.get(BUILD, 0.0)), _parts(total), _parts(asked)]
         table.add_row(*map(Text, cells))
     console = Console(file=io.StringIO(), width=400, highlight=False, no_color=True)
     return [
@@ -59,14 +60,6 @@ def duration_lines(durations: Durations) -> list[str]:
         f"{built:.0%} being built, {max(0.0, 1 - answered - built):.0%} neither",
         *lines_of(table, console),
     ]
-
-
-def _total(builds: list[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for phases in builds:
-        for phase, seconds in phases.items():
-            total[phase] = total.get(phase, 0.0) + seconds
-    return total
 
 
 def time_in_arms(spent: Mapping[str, float]) -> str:

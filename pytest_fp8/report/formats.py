@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pytest_fp8.report.cells import interval_of
-from pytest_fp8.report.numbers import number, speed_in
+from pytest_fp8.report.cells import interval_of, number, speed_in
 
 BENCHER, ACTION = "bencher.json", "benchmark-action.json"
 """Bencher Metric Format (`bencher run --adapter json --file`), and `tool: customBiggerIsBetter`."""
@@ -69,12 +68,10 @@ def bencher(report: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]
 
 def benchmark_action(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The speedups, of which more is better."""
-    return list(_speedups(report["entries"].items()))
-
-
-def _speedups(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterable[dict[str, Any]]:
-    for case, entry in entries:
+    found = []
+    for case, entry in report["entries"].items():
         middle, low, high = interval_of(entry)
         if middle is not None:
-            row = {"name": f"{case}: FP8 over BF16", "unit": "x", "value": middle}
-            yield row if low is None or high is None else row | {"range": f"{(high - low) / 2:.4f}"}
+            spread = {} if low is None or high is None else {"range": f"{(high - low) / 2:.4f}"}
+            found.append({"name": f"{case}: FP8 over BF16", "unit": "x", "value": middle} | spread)
+    return found

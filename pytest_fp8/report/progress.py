@@ -1,17 +1,16 @@
 """What a session waits for, told while it waits: a live line on a terminal, a plain line now and then in a log.
 
-Tests run while pytest captures their output, so both write to a copy of pytest's own output file.
+Tests run while pytest captures their output: what is told is written past the capture.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pytest_fp8.arms.stopwatch import BUILD
 from pytest_fp8.ci import ci_variable
@@ -35,26 +34,16 @@ BELOW = "\x1bD\x1b[A\x1b7\x1b[B\r\x1b[2K"
 """Go to the line below and empty it, scrolling where there is none. The position is saved."""
 CLEAR = "\x1b7\x1b[B\r\x1b[2K\x1b8"
 BACK = "\x1b8"
+STDOUT = 1
+"""Of the process, where a live line goes: pytest writes there, too."""
 Parts = tuple[str, str, str]
 """Of what is told: the case and its question, what is waited for, the times."""
-
-
-class Display(Protocol):
-    """Where progress is told."""
-
-    def due(self, began: float, told: bool) -> float:
-        """When to tell next of what began at ``began``; ``told``: whether it was told already."""
-
-    def tell(self, parts: Parts) -> None: ...
-
-    def clear(self) -> None:
-        """The wait is over: leave nothing that pytest's next output would run into."""
 
 
 class Progress:
     """Follows the tests of a session and the waits for their arms."""
 
-    def __init__(self, display: Display, open_cases: Callable[[], Collection[str]]) -> None:
+    def __init__(self, display: LogLines, open_cases: Callable[[], Collection[str]]) -> None:
         """``open_cases``: those with tests that have not finished."""
         self._display, self._open_cases = display, open_cases
         self.plan: SessionPlan | None = None
@@ -131,14 +120,35 @@ class Progress:
         return f", about {in_words(left)} left"
 
 
-class LiveLine:
-    """One line below pytest's current one, which pytest goes on writing: rich's own live display would take that one.
-    It is there only while an arm is waited for."""
+class LogLines:
+    """Whole lines between those of pytest, which begins its own line anew after them."""
 
-    def __init__(self, file: int, encoding: str, color: bool) -> None:
-        self._file, self._encoding, self._color = file, encoding, color
-        self._drawn = False
-        self._last = 0.0
+    def __init__(self, reporter: Any, past_capture: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._reporter, self._past_capture = reporter, past_capture
+        self._last = time.monotonic() - APART_SECONDS
+
+    def due(self, began: float, told: bool) -> float:
+        """When to tell next of what began at ``began``; ``told``: whether it was told already."""
+        latest = self._last + MOST_SECONDS
+        return latest if told else min(latest, max(began + LASTS_SECONDS, self._last + APART_SECONDS))
+
+    def tell(self, parts: Parts) -> None:
+        with self._past_capture():
+            self._write("fp8: {}: {}; {}".format(*parts))
+        self._last = time.monotonic()
+
+    def _write(self, line: str) -> None:
+        self._reporter.write_line(line)
+        self._reporter.flush()
+
+    def clear(self) -> None:
+        """The wait is over: leave nothing that pytest's next output would run into."""
+
+
+class LiveLine(LogLines):
+    """One line below pytest's current one, which pytest goes on writing, while an arm is waited for."""
+
+    _drawn = False
 
     def due(self, began: float, told: bool) -> float:
         if self._drawn:
@@ -146,79 +156,38 @@ class LiveLine:
         now = time.monotonic()
         return now if now - self._last < AT_ONCE_SECONDS else now + AT_ONCE_SECONDS
 
-    def tell(self, parts: Parts) -> None:
-        line = self._line(parts)
-        self._drawn = True
-        self._write(f"{BELOW}{line}{BACK}")
-
-    def _line(self, parts: Parts) -> str:
-        from rich.console import Console
-        from rich.text import Text
-
-        whose, what, times = parts
-        text = Text.assemble(("fp8: ", "bold"), f"{whose}: ", (what, "bold"), (f"; {times}", "dim"))
+    def _write(self, line: str) -> None:
         # One column less than there is: a full line would wrap.
-        text.truncate((os.get_terminal_size(self._file).columns or 80) - 1, overflow="ellipsis")
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard" if self._color else None)
-        with console.capture() as captured:
-            console.print(text, end="", soft_wrap=True)
-        return captured.get()
+        room = (os.get_terminal_size(STDOUT).columns or 80) - 1
+        self._drawn = True
+        self._draw(f"{BELOW}{line if len(line) <= room else f'{line[: room - 1]}…'}{BACK}")
 
     def clear(self) -> None:
         if self._drawn:
             self._drawn = False
-            with contextlib.suppress(OSError):
-                self._write(CLEAR)
+            with contextlib.suppress(OSError), self._past_capture():
+                self._draw(CLEAR)
+            self._last = time.monotonic()
 
-    def _write(self, text: str) -> None:
-        os.write(self._file, text.encode(self._encoding, "replace"))
-        self._last = time.monotonic()
-
-
-class LogLines:
-    """Whole lines between those of pytest, which begins its own line anew after them."""
-
-    def __init__(self, file: int, encoding: str, reporter: Any) -> None:
-        self._file, self._encoding, self._reporter = file, encoding, reporter
-        self._last = time.monotonic() - APART_SECONDS
-
-    def due(self, began: float, told: bool) -> float:
-        latest = self._last + MOST_SECONDS
-        return latest if told else min(latest, max(began + LASTS_SECONDS, self._last + APART_SECONDS))
-
-    def tell(self, parts: Parts) -> None:
-        whose, what, times = parts
-        # As the reporter's own ensure_newline() does, which would write where tests' output is captured.
-        begin, self._reporter.currentfspath = "\n" if self._reporter.currentfspath else "", None
-        os.write(self._file, f"{begin}fp8: {whose}: {what}; {times}\n".encode(self._encoding, "replace"))
-        self._last = time.monotonic()
-
-    def clear(self) -> None:
-        """What was written stays."""
+    def _draw(self, text: str) -> None:
+        # Not by the reporter, which counts the columns of its own line.
+        os.write(STDOUT, text.encode(encoding_of(self._reporter), "replace"))
 
 
 def encoding_of(reporter: Any) -> str:
-    """How what the reporter writes becomes bytes."""
+    """How what the reporter writes becomes bytes. pytest offers no public name for its file."""
     return getattr(reporter._tw._file, "encoding", None) or "utf-8"
 
 
 def follow(config: pytest.Config, ledger: Ledger) -> Progress | None:
     """What tells the progress of this session's tests. ``None`` under ``-q``, and where this process has no terminal
-    reporter or pytest-xdist's workers run the tests. To be called while output is not captured."""
+    reporter or pytest-xdist's workers run the tests."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or config.getoption("verbose") < 0 or config.pluginmanager.has_plugin("dsession"):
         return None
-    # pytest offers no public name for the file that its reporter writes to.
-    output = reporter._tw._file
-    try:
-        file = os.dup(output.fileno())
-    except (OSError, AttributeError):
-        # Not a file of the system: in another program's hands, as in a test of pytest itself.
-        return None
-    config.add_cleanup(lambda: os.close(file))
-    encoding = encoding_of(reporter)
-    display: Display = LogLines(file, encoding, reporter)
     # Some CI systems run jobs in a pseudo-terminal and show what was written line by line.
-    if os.isatty(file) and os.environ.get("TERM", "dumb") != "dumb" and not ci_variable(os.environ):
-        display = LiveLine(file, encoding, reporter.hasmarkup)
+    live = reporter.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not ci_variable(os.environ)
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    past_capture = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+    display = (LiveLine if live else LogLines)(reporter, past_capture)
     return Progress(display, lambda: [case for case, tests in (ledger.open_tests or {}).items() if tests])

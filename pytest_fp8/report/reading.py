@@ -54,39 +54,35 @@ def check(value: Any, rule: Mapping[str, Any], where: str) -> None:
     """Hold plain data against a JSON Schema of the keywords that ``report.schema.json`` uses. Raises ``Unsound``."""
     if "$ref" in rule:
         rule = schema()["$defs"][rule["$ref"].rpartition("/")[2]]
-    if "const" in rule and (value != rule["const"] or isinstance(value, bool)):
-        raise Unsound(f"{where} is {quoted(value)}, not {rule['const']!r}")
-    if "enum" in rule and value not in rule["enum"]:
-        raise Unsound(f"{where} is {quoted(value)}, not one of {', '.join(rule['enum'])}")
-    if "type" in rule:
-        _check_type(value, rule["type"], where)
-    if isinstance(value, int | float) and value < rule.get("minimum", value):
-        raise Unsound(f"{where} is {quoted(value)}, less than {rule['minimum']}")
-    for keyword, kind in (("maxLength", str), ("maxItems", list), ("maxProperties", dict)):
-        if isinstance(value, kind) and len(value) > rule.get(keyword, len(value)):
-            raise Unsound(f"{where} is longer than {rule[keyword]}")
-    if isinstance(value, list) and "items" in rule:
-        for index, item in enumerate(value):
-            check(item, rule["items"], f"{where}[{index}]")
-    if isinstance(value, dict):
-        _check_fields(value, rule, where)
-
-
-def _check_type(value: Any, wanted: str | list[str], where: str) -> None:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    kinds = tuple(kind for name in names for kind in KINDS[name])
-    if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in names):
-        raise Unsound(f"{where} is {quoted(value)}, not {' or '.join(names)}")
-
-
-def _check_fields(value: dict[str, Any], rule: Mapping[str, Any], where: str) -> None:
-    missing = [name for name in rule.get("required", ()) if name not in value]
-    if missing:
+    if wrong := _wrong(value, rule):
+        raise Unsound(f"{where} is {wrong}")
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        check(item, rule.get("items", {}), f"{where}[{index}]")
+    if not isinstance(value, dict):
+        return
+    if missing := [name for name in rule.get("required", ()) if name not in value]:
         raise Unsound(f"{where} lacks {', '.join(missing)}")
-    known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
     for name, item in value.items():
-        inner = known.get(name, others)
+        inner = rule.get("properties", {}).get(name, rule.get("additionalProperties", True))
         if inner is False:
             raise Unsound(f"{where} has the unknown field {quoted(name)}")
-        if inner is not True:
-            check(item, inner, f"{where}.{name if name.isidentifier() else quoted(name)}")
+        check(item, {} if inner is True else inner, f"{where}.{name if name.isidentifier() else quoted(name)}")
+
+
+def _wrong(value: Any, rule: Mapping[str, Any]) -> str:
+    """What is wrong with a value itself, in words; empty where nothing is."""
+    names = [rule["type"]] if isinstance(rule.get("type"), str) else rule.get("type", list(KINDS))
+    for keyword, kind in (("maxLength", str), ("maxItems", list), ("maxProperties", dict)):
+        if isinstance(value, kind) and len(value) > rule.get(keyword, len(value)):
+            return f"longer than {rule[keyword]}"
+    if "const" in rule and (value != rule["const"] or isinstance(value, bool)):
+        return f"{quoted(value)}, not {rule['const']!r}"
+    if "enum" in rule and value not in rule["enum"]:
+        return f"{quoted(value)}, not one of {', '.join(rule['enum'])}"
+    if not isinstance(value, sum((KINDS[name] for name in names), ())) or (
+        isinstance(value, bool) and "boolean" not in names
+    ):
+        return f"{quoted(value)}, not {' or '.join(names)}"
+    if isinstance(value, int | float) and value < rule.get("minimum", value):
+        return f"{quoted(value)}, less than {rule['minimum']}"
+    return ""

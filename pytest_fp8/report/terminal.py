@@ -6,20 +6,18 @@ import io
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_fp8.report.annotations import OTHERS, commands
-from pytest_fp8.report.cells import baseline_of, gap_of, gradients_of, slower_of
+from pytest_fp8.report.annotations import OTHERS, below, commands
+from pytest_fp8.report.baselines import revision_lines
+from pytest_fp8.report.cells import COLUMNS, NONE, figures_of, slower_of
 from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
-from pytest_fp8.report.numbers import NONE, number, say
-from pytest_fp8.report.paths import below
 from pytest_fp8.report.progress import encoding_of
-from pytest_fp8.report.revisions import revision_lines
 from pytest_fp8.report.shift import shift_lines
 
 if TYPE_CHECKING:
@@ -27,35 +25,17 @@ if TYPE_CHECKING:
 
     from pytest_fp8.session import Session
 
-_STYLE = {
-    "PASS": "green",
-    "IMPROVED": "green",
-    "FAIL": "red",
-    "INCONCLUSIVE": "yellow",
-    "INVALID": "yellow",
-    "NOT_EXERCISED": "dim",
+MARKS = {
+    "PASS": ("green", ""),
+    "IMPROVED": ("green", " better"),
+    "FAIL": ("red", " FAIL"),
+    "INCONCLUSIVE": ("yellow", " ?"),
+    "INVALID": ("yellow", " invalid"),
+    "NOT_EXERCISED": ("dim", ""),
 }
-_SLOWER = "magenta"
+"""Verdict -> style of a cell, and what follows its figures."""
+SLOWER = "magenta"
 """Of a case that passes and is slower than BF16: neither green nor a failure."""
-# What follows the number in a cell, by verdict.
-_MARK = {
-    "PASS": "",
-    "IMPROVED": " better",
-    "NOT_EXERCISED": "",
-    "FAIL": " FAIL",
-    "INCONCLUSIVE": " ?",
-    "INVALID": " invalid",
-}
-_COLUMNS = (
-    "FP8\nlayers",
-    "FP8\nFLOPs",
-    "gradients\noff BF16",
-    "loss gap\nand margin",
-    "speedup\nover BF16",
-    "stored\nbaseline",
-    "memory",
-    "switch\nback",
-)
 WIDTH = 400
 """The table's largest width in a log, in columns of text."""
 TESTS_SHOWN = 3
@@ -76,52 +56,21 @@ def summary(
     rows = [[_escape(entry.case + numbers_of(notes, entry.case)), *row(entry)] for entry in ledger.entries.values()]
     # On a file of its own: rich would look at the width of the real one.
     console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
-    return "\n".join(tables.lines_of(tables.fitted(("case", *_COLUMNS), rows, width or WIDTH), console))
+    return "\n".join(tables.lines_of(tables.fitted(("case", *COLUMNS.values()), rows, width or WIDTH), console))
 
 
 def row(entry: Entry) -> list[str]:
     """The cells of one case; a question that was not asked is a dash."""
-    decisions = entry.decisions
-    asked = ("layers", "numerics", "loss", "memory")
-    layers, numerics, loss, memory = (decisions.get(question) for question in asked)
-    speed = decisions.get("speedup") or decisions.get("faster")
-    checkpoints = decisions.get("checkpoints")
-    carried = checkpoints is not None and checkpoints["verdict"] == "PASS"
-    return [
-        _cell(layers, lambda n: say("{:.0f}/{:.0f}", number(n, "converted"), number(n, "linears"))),
-        _cell(layers, lambda n: say("{:.1%}", number(n, "fp8_share"))),
-        _cell(numerics, gradients_of),
-        _cell(loss, gap_of),
-        _cell(speed, _speedup, slower=slower_of(vars(entry))),
-        _cell(speed, lambda n: baseline_of(n) or "none", marked=False),
-        _cell(memory, lambda n: say("{:.2f}x", number(n, "ratio"))),
-        _cell(checkpoints, lambda _: "yes" if carried else ""),
-    ]
-
-
-def _speedup(numbers: Mapping[str, Any]) -> str:
-    low, high = number(numbers, "low"), number(numbers, "high")
-    half = None if low is None or high is None else (high - low) / 2
-    return say("{:.3f}x +-{:.3f}", number(numbers, "speedup"), half)
-
-
-def _cell(
-    decision: Mapping[str, Any] | None,
-    text: Callable[[Mapping[str, Any]], str],
-    marked: bool = True,
-    slower: str = "",
-) -> str:
-    """``slower``: what is said of a speedup that passes and is none."""
-    if slower:
-        said = text(decision["numbers"] if decision else {}).removeprefix(NONE)
-        return f"[{_SLOWER}]{_escape(f'{said} {slower}'.strip())}[/]"
-    if decision is None:
-        return "[dim]-[/dim]"
-    verdict = decision["verdict"]
-    # A decision may have no numbers, as that of an arm that the GPU cannot hold.
-    said = text(decision["numbers"]).removeprefix(NONE)
-    words = (said + (_MARK[verdict] if marked else "")).strip()
-    return f"[{_STYLE[verdict] if marked else 'dim'}]{_escape(words or '-')}[/]"
+    cells = []
+    for name, (decision, figures) in figures_of(vars(entry)).items():
+        style, mark = MARKS[decision["verdict"]] if decision else ("dim", "")
+        if name == "speedup" and (slower := slower_of(vars(entry))):
+            style, mark = SLOWER, f" {slower}"
+        elif name == "baseline" and decision:
+            style, mark = "dim", "" if figures else "none"
+        # A decision may have no numbers, as that of an arm that the GPU cannot hold.
+        cells.append(f"[{style}]{_escape((figures.removeprefix(NONE) + mark).strip() or NONE)}[/]")
+    return cells
 
 
 def _escape(text: str) -> str:

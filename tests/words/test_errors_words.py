@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from helpers.fakes import H200
-from pytest_fp8 import Case, Workload, gpu
+from pytest_fp8 import Case, Workload, doctor, gpu
 from pytest_fp8.ci import refuse_in_ci
 from pytest_fp8.codes import R, S
-from pytest_fp8.doctor import machine, products
-from pytest_fp8.doctor.libraries import library_findings
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.markers import cases_of, require_one_folder
 from pytest_fp8.options import Settings, _weights
@@ -199,12 +197,12 @@ def test_each_sentence_is_raised_by_its_name():
 
 
 def test_what_the_doctor_finds(snapshot, monkeypatch):
-    monkeypatch.setattr("pytest_fp8.doctor.libraries.library_versions", lambda packages: {"torch": "1.0"})
+    monkeypatch.setattr("pytest_fp8.doctor.library_versions", lambda packages: {"torch": "1.0"})
     busy = gpu.Conditions(clock=345, throttles=("thermal",), strangers=(1,))
     monkeypatch.setattr(gpu, "conditions", lambda *given: busy)
-    found = [*library_findings(), *machine.gpu_findings(replace(H200, capability=(8, 0)), "")]
-    found += machine.condition_findings(H200)
-    found += [products.judged("torchao", "tensorwise", {"off": off, "kernel": "k", "cudnn": 0}) for off in (0.002, 0.5)]
+    found = [*doctor.library_findings(), doctor.gpu_finding(replace(H200, capability=(8, 0)), "")]
+    found += doctor.condition_findings(H200)
+    found += [doctor.judged("torchao", "tensorwise", {"off": off, "kernel": "k", "cudnn": 0}) for off in (0.002, 0.5)]
     problems = [each for each in found if each.state == "problem"]
     assert all(each.code for each in problems)
     assert [(each.code, each.topic) for each in problems] == snapshot

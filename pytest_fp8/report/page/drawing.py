@@ -37,13 +37,12 @@ STYLE = {
     "legend.fontsize": 8.0,
 }
 
-
 LONGEST_LEGEND = 50
 """Letters of a legend in one row."""
 LEFT, RIGHT, BELOW, BETWEEN, OVER = 0.95, 0.1, 0.48, 0.3, 0.1
 """Inches beside, below, between and above panels, for tick labels of eight letters and two lines."""
-LEGEND_ROW = 0.19
-"""Inches."""
+LEGEND_ROW, WIDTH = 0.19, 5.6
+"""Inches: of a row of a legend, and of a picture."""
 
 
 @dataclass(frozen=True)
@@ -60,46 +59,62 @@ class Picture:
 class Drawing:
     """A picture that is being drawn: ``axes`` from the top; ``svg`` once it is done."""
 
+    title: str
     axes: list[Any]
     svg: str = ""
 
+    def picture(self, reads: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Picture:
+        """``rows``: its numbers, to copy into a spreadsheet; nothing for ``None``."""
+        texts = [
+            ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row]
+            for row in rows
+        ]
+        lines = ("\t".join(re.sub("[\t\n]", " ", cell) for cell in row) for row in [head, *texts])
+        return Picture(self.title, reads, self.svg, "\n".join(lines))
+
 
 @contextmanager
-def drawing(key: str, label: str, height: float, panels: int = 1, width: float = 5.6) -> Iterator[Drawing]:
-    """Draw in the block. ``key``: a prefix for ids, other for each picture of a page. ``label``: for screen readers."""
+def drawing(key: str, title: str, height: float, panels: int = 1, whole: bool = False) -> Iterator[Drawing]:
+    """Draw in the block; a legend above each of the axes names what has a label, where it hides no point. ``key``: a
+    prefix for ids, other for each picture of a page. ``whole``: what ``x`` counts, as steps."""
     import matplotlib as mpl
     import numpy as np
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}), np.errstate(all="ignore"):
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(WIDTH, height))
         FigureCanvasSVG(figure)
-        drawn = Drawing([figure.add_subplot(panels, 1, index + 1) for index in range(panels)])
+        drawn = Drawing(title, [figure.add_subplot(panels, 1, index + 1) for index in range(panels)])
         yield drawn
-        _place(drawn.axes, width, height)
+        for axes in drawn.axes:
+            if whole:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if labels := axes.get_legend_handles_labels()[1]:
+                columns = _columns(labels)
+                axes.legend(
+                    loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2
+                )
+        _place(drawn.axes, height)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawn.svg = _for_the_page(text.getvalue(), key, label)
+    drawn.svg = _for_the_page(text.getvalue(), key, title)
 
 
-def _place(panels: Sequence[Any], width: float, height: float) -> None:
+def _place(panels: Sequence[Any], height: float) -> None:
     """Put panels of one height below each other, each with room for its legend above. matplotlib's own layouts find out
     what fits by drawing all of it once more, and take twice as long."""
-    above = [OVER + LEGEND_ROW * _legend_rows(axes) for axes in panels]
+    named = [axes.get_legend_handles_labels()[1] for axes in panels]
+    above = [OVER + LEGEND_ROW * math.ceil(len(labels) / _columns(labels)) for labels in named]
     tall = (height - BELOW - BETWEEN * (len(panels) - 1) - sum(above)) / len(panels)
     top = height
     for axes, room in zip(panels, above, strict=True):
         bottom = top - room - tall
         # Such as 1e-7: above the tick labels, and not over the legend.
         axes.yaxis.get_offset_text().set_ha("right")
-        axes.set_position((LEFT / width, bottom / height, (width - LEFT - RIGHT) / width, tall / height))
+        axes.set_position((LEFT / WIDTH, bottom / height, (WIDTH - LEFT - RIGHT) / WIDTH, tall / height))
         top = bottom - BETWEEN
-
-
-def _legend_rows(axes: Any) -> int:
-    labels = axes.get_legend_handles_labels()[1] if axes.get_legend() is not None else []
-    return math.ceil(len(labels) / _columns(labels))
 
 
 def _columns(labels: Sequence[str]) -> int:
@@ -126,19 +141,3 @@ def _for_the_page(svg: str, key: str, label: str) -> str:
 def _shorter(path: re.Match[str]) -> str:
     """A path with two decimals: a hundredth of a point is less than anyone sees."""
     return " " + re.sub(r"(\.\d{2})\d+", r"\1", " ".join(path[0].split()))
-
-
-def legend_above(*several: Any) -> None:
-    """A legend above each of the axes that has something to name, where it hides no point."""
-    for axes in several:
-        if labels := axes.get_legend_handles_labels()[1]:
-            columns = _columns(labels)
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
-
-
-def whole_ticks(*several: Any) -> None:
-    """Steps, blocks and layers are counted."""
-    from matplotlib.ticker import MaxNLocator
-
-    for axes in several:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))

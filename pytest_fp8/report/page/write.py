@@ -12,7 +12,7 @@ from typing import Any
 from pytest_fp8.baselines.atomic import write_atomically
 from pytest_fp8.codes import R
 from pytest_fp8.errors import Fp8Error
-from pytest_fp8.report.paths import below
+from pytest_fp8.report.annotations import below
 
 NAME = "index.html"
 EXTRA = ("jinja2", "matplotlib")
