@@ -12,7 +12,7 @@ NUMERICS = {
     "gradient_error": 0.08,
     "gradient_limit": 0.25,
 }
-DIFFERENCE = dict.fromkeys(("headline", "what", "reference", "fp8", "cause", "next_step"), "relu") | {
+DIFFERENCE = dict.fromkeys(("code", "headline", "what", "reference", "fp8", "cause", "next_step"), "relu") | {
     "verdict": "INVALID"
 }
 ARM = {"step": 120.0, "classes": {"attention": 14.0}, "roles": {"fprop fp8": 11.0}}

@@ -147,8 +147,8 @@ def _figures(
     on_busy: bool,
     why: str,
 ) -> SpeedFigures:
-    """``steps``: the decision by step times; ``result``: the one that counts. ``stored`` and ``history``: the baseline's
-    sessions that each was held against; ``why``: the reason for busy time."""
+    """``steps``: the decision by step times; ``result``: the one that counts. ``stored`` and ``history``: the sessions
+    that each was held against; ``why``: the reason for busy time."""
     account = evidence.account()
     change, (low, high) = result.change, steps.here.interval
     return SpeedFigures(
