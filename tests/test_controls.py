@@ -44,7 +44,7 @@ def test_a_control_says_what_it_breaks_and_who_must_name_it(control):
     assert control.source == CONSTRUCTED or control.source.startswith(("[", "report: "))
     assert vars(control)["__doc__"], "how it is broken here"
     assert control.question in (*QUESTIONS, "faster", "baseline", "session", "precision")
-    assert control.code or control.cause or "PASS" in control.verdicts, "a control that must fail names its cause"
+    assert control.code, "a control names its cause"
     assert (control.case is None) == (control.runs() == ANYWHERE)
     assert set(control.breaks) <= {"fp8", "bf16"}
     if control.case is not None:

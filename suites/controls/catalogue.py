@@ -30,7 +30,7 @@ def table() -> str:
     rows = ["| | control | found by | as | seen |", "|---|---|---|---|---|"]
     for control in CATALOGUE:
         found = " or ".join(control.verdicts).replace("_", " ")
-        code = f"`{control.code}`" if control.code else control.cause
+        code = f"`{control.code}`"
         rows.append(f"| {control.number} | {control.title} | {control.question} | {found}: {code} | {control.source} |")
     return "\n".join(rows)
 

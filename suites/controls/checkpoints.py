@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, micro, tiny
 from controls.execution import fp8_layers, with_forward
 from controls.own_checkpoints import CASE, SAVED, STATE
+from pytest_fp8.codes import K
 from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ class StoredInFp8(Control):
 
     number, id = 19, "stored-in-fp8"
     title = "weights stored in FP8"
-    question, cause = "checkpoints", "weights were stored in FP8"
+    question = "checkpoints"
+    code = K.STORED_IN_FP8
+    about = "weights were stored in FP8"
     case = micro()
 
     def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -37,7 +40,8 @@ class LoadedIntoNothing(Control):
 
     number, id = 20, "prefixed-keys"
     title = "prefixed keys loaded into nothing"
-    question, cause = "checkpoints", "the checkpoint was loaded into nothing"
+    question = "checkpoints"
+    code = K.NOTHING_LOADED
     case = micro()
     breaks = ("fp8", "bf16")
 
@@ -59,7 +63,9 @@ class OptimizerNotLoaded(Control):
 
     number, id = 21, "optimizer-lost"
     title = "weights loaded, optimizer not"
-    question, cause = "checkpoints", "weights were loaded and the optimizer was not"
+    question = "checkpoints"
+    code = K.OPTIMIZER_LOST
+    about = "weights were loaded and the optimizer was not"
     case = micro()
 
     def loads_optimizer(self) -> bool:
@@ -72,7 +78,8 @@ class CopyNotRenewed(Control):
 
     number, id = 89, "copy-not-renewed"
     title = "a cached FP8 weight that a load does not renew"
-    question, cause = "checkpoints", "the layer computes with weights of before the load: a cached FP8 copy"
+    question = "checkpoints"
+    code = K.STALE_COPIES
     case = micro()
 
     def __init__(self) -> None:
@@ -109,7 +116,8 @@ class ScalesNotLoaded(Control):
 
     number, id = 110, "scales-not-loaded"
     title = "FP8 layers do not take their stored scaling state"
-    question, cause = "checkpoints", "load_state_dict() does not take it"
+    question = "checkpoints"
+    code = K.SCALES_LOST
     case = tiny("transformer_engine", "delayed")
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -143,7 +151,8 @@ class OwnOptimizerLost(OwnFunctions):
 
     number, id = 76, "own-optimizer-lost"
     title = "own save() without the optimizer"
-    cause = "weights were loaded and the optimizer was not"
+    code = K.OPTIMIZER_LOST
+    about = "weights were loaded and the optimizer was not"
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         del state["optimizer"]
@@ -154,7 +163,7 @@ class ScheduleRestarts(OwnFunctions):
 
     number, id = 77, "schedule-restarts"
     title = "own save() without the schedule"
-    cause = "the schedule's state was not saved or not loaded"
+    code = K.SCHEDULE_LOST
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         del state["schedule"]
@@ -165,7 +174,7 @@ class BuffersLost(OwnFunctions):
 
     number, id = 78, "buffers-lost"
     title = "own save() without buffers"
-    cause = "running statistics are buffers"
+    code = K.BUFFERS_NOT_CARRIED
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         parameters = {name for name, _ in model.named_parameters()}
@@ -177,7 +186,8 @@ class OwnStoredInFp8(OwnFunctions):
 
     number, id = 79, "own-stored-in-fp8"
     title = "own save() of FP8 copies"
-    cause = "the FP8 copies were saved in place of the master weights"
+    code = K.STORED_IN_FP8
+    about = "the FP8 copies were saved in place of the master weights"
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         import torch
@@ -191,7 +201,7 @@ class KeysRenamed(OwnFunctions):
 
     number, id = 80, "keys-renamed"
     title = "renamed keys, strict=False"
-    cause = "keys that were renamed or not saved"
+    code = K.WEIGHTS_MISSING
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         state["model"] = {name.replace("up.", "expand."): value for name, value in state["model"].items()}
@@ -202,7 +212,8 @@ class CastToHalf(OwnFunctions):
 
     number, id = 81, "cast-to-half"
     title = "own save() in float16"
-    cause = "casts to float16"
+    code = K.CAST_ON_THE_WAY
+    about = "float16"
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         state["model"] = {
@@ -215,7 +226,7 @@ class AverageLost(OwnFunctions):
 
     number, id = 82, "average-lost"
     title = "an average of the weights is not saved"
-    cause = "that are attributes of the object are not in it"
+    code = K.ATTRIBUTES_LOST
 
     def lose(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
         del state["average"]
@@ -226,7 +237,8 @@ class OtherOrderOfData(Control):
 
     number, id = 83, "other-order"
     title = "a resumed run draws another order of data"
-    question, cause = "checkpoints", "a resumed run draws another order"
+    question = "checkpoints"
+    code = K.DATA_NOT_CARRIED
     case, workload = CASE, SAVED
     verdicts = ("INVALID",)
 

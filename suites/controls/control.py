@@ -39,10 +39,8 @@ class Control(FaultPoints):
     """Where it was seen: a link, or the subject of a user's ``report:``. ``constructed`` where it was not."""
     question: ClassVar[str]
     """The question that must find it: a method of ``fp8_pair``, or ``baseline``, ``session`` or ``precision``."""
-    code: ClassVar[Code | None] = None
+    code: ClassVar[Code]
     """The code that must come with the verdict."""
-    cause: ClassVar[str] = ""
-    """Words that the message must hold, of a control without a code."""
     about: ClassVar[str] = ""
     """The layer, weight or number that the message must name beside the code."""
     otherwise: ClassVar[Mapping[str, str]] = {}
@@ -114,8 +112,8 @@ class Outcome:
         otherwise = self.control.otherwise.get(self.verdict)
         if otherwise is not None:
             return self.verdict in self.control.verdicts and otherwise in self.message
-        found = self.code is self.control.code if self.control.code else self.control.cause in self.message
-        return found and self.verdict in self.control.verdicts and self.control.about in self.message
+        found = self.code is self.control.code and self.control.about in self.message
+        return found and self.verdict in self.control.verdicts
 
 
 def micro(recipe: str = "tensorwise", **more: Any) -> Case:

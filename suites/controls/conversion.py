@@ -30,7 +30,7 @@ class NothingReadsTheEnvironment(Control):
     number, id = 1, "env-unread"
     title = "the environment asks for FP8, nothing was converted"
     source = "report: full fine-tuning of 8B at 0.82x, environment variables that nobody read"
-    question, cause = "layers", "ACCELERATE_MIXED_PRECISION=fp8 is set and nothing in this program reads it"
+    question = "layers"
     code = P.NOTHING_READS_IT
     case = micro()
 
@@ -48,7 +48,7 @@ class TrainerBf16Wins(Control):
     number, id = 2, "trainer-bf16"
     title = "bf16=True wins over the environment"
     source = f"[transformers, TrainingArguments]({TRANSFORMERS}/training_args.py)"
-    question, cause = "layers", "Accelerate trains in bf16: bf16=True of the Trainer wins over it"
+    question = "layers"
     code = P.TRAINER_DECIDES
     case = micro()
     needs = ("accelerate",)
@@ -83,7 +83,7 @@ class StopsAtTheFirstOddLayer(Control):
     number, id = 3, "odd-layer-stops"
     title = "a converter stops at the first odd Linear"
     source = f"[Accelerate, convert_model]({ACCELERATE}/utils/transformer_engine.py)"
-    question, cause = "layers", "a converter that stopped early"
+    question = "layers"
     code = L.NOT_CONVERTED
     case = micro(model="own")
     workload = ROUTER
@@ -113,7 +113,7 @@ class RecipeDropped(Control):
     number, id = 8, "recipe-dropped"
     title = "the recipe asked for is dropped"
     source = f"[Accelerate's DeepSpeed path ignores the recipe handler]({ACCELERATE}/accelerator.py)"
-    question, cause = "layers", "an option that was dropped on its way to the library"
+    question = "layers"
     code = L.OTHER_RECIPE
     case = micro("rowwise")
 
@@ -127,8 +127,9 @@ class HeadConverted(Control):
     number, id = 23, "head-converted"
     title = "lm_head converted although excluded"
     source = FILTER
-    question, cause = "layers", "lm_head left alone"
+    question = "layers"
     code = L.LEFT_AND_CONVERTED
+    about = "lm_head"
     case = micro()
 
     def convert(self, engine: BreakableEngine, convert: Callable[[], Conversion]) -> Conversion:
@@ -145,8 +146,9 @@ class AdaptersConverted(Control):
     number, id = 24, "adapters-converted"
     title = "LoRA adapters converted"
     source = FILTER
-    question, cause = "layers", "was an adapter"
+    question = "layers"
     code = L.LEFT_AND_CONVERTED
+    about = "adapter"
     case = micro(model="own")
     workload = ADAPTERS
     needs = ("peft",)
@@ -162,7 +164,7 @@ class OtherLibraryChosen(Control):
     number, id = 27, "wrong-library"
     title = "both libraries installed, the wrong one chosen"
     source = f"[Accelerate's choice of FP8 backend]({ACCELERATE}/accelerator.py)"
-    question, cause = "layers", "both libraries are installed and nobody said which to use"
+    question = "layers"
     code = L.OTHER_LIBRARY
     case = tiny("transformer_engine", "current")
 
@@ -179,7 +181,7 @@ class HookDropped(Control):
     number, id = 35, "hook-dropped"
     title = "what a hook does with a Linear's output is gone after the conversion"
     source = f"[torchao, Float8Linear.from_float]({TORCHAO}/blob/main/torchao/float8/float8_linear.py)"
-    question, cause = "layers", "takes over its weights and nothing else"
+    question = "layers"
     code = L.LOST_BEHAVIOUR
     case = micro(model="own")
     workload = HOOKED

@@ -19,7 +19,7 @@ class RateDoubles(Control):
 
     number, id = 84, "rate-doubles"
     title = "the FP8 arm's learning rate doubles on the way"
-    question, cause = "loss", "something sets the rate there alone"
+    question = "loss"
     code = D.OTHER_RATES
     case = micro()
     verdicts = ("INVALID",)
@@ -34,7 +34,7 @@ class MasterWeights(Control):
 
     number, id = 85, "master-weights"
     title = "float32 master weights in the FP8 arm alone"
-    question, cause = "loss", "master weights or moments in another precision in one arm alone"
+    question = "loss"
     code = D.OTHER_OPTIMIZER_STATE
     case = micro()
     verdicts = ("INVALID",)
@@ -49,7 +49,7 @@ class GradientsLeft(Control):
 
     number, id = 86, "gradients-left"
     title = "gradients that no zero_grad() reaches"
-    question, cause = "loss", "zero_grad() does not reach these parameters"
+    question = "loss"
     code = D.GRADIENTS_LEFT
     case = micro()
     verdicts = ("INVALID",)
@@ -121,7 +121,7 @@ class TeacherStandsStill(Control):
 
     number, id = 87, "teacher-stands-still"
     title = "an average of the weights that no longer follows them"
-    question, cause = "loss", "the update holds the tensors of before the conversion"
+    question = "loss"
     code = D.STANDS_STILL
     case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)
     workload = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)

@@ -44,7 +44,7 @@ class ForwardOnly(Control):
     number, id = 4, "forward-only"
     title = "forward in FP8, backward in BF16"
     source = f"[Unsloth, load_in_fp8]({GITHUB}/unslothai/unsloth/blob/main/unsloth/kernels/fp8.py)"
-    question, cause = "layers", "forward in FP8, backward in high precision"
+    question = "layers"
     code = L.DGRAD_NOT_IN_FP8
     case = micro()
 
@@ -76,7 +76,7 @@ class WgradInHighPrecision(Control):
     number, id = 5, "wgrad-bf16"
     title = "only wgrad in BF16"
     source = f"[torchao, rowwise_with_gw_hp]({TORCHAO}/blob/main/torchao/float8/config.py)"
-    question, cause = "layers", "the weight gradient was kept in high precision"
+    question = "layers"
     code = L.WGRAD_NOT_IN_FP8
     case = micro("rowwise")
 
@@ -98,8 +98,9 @@ class RecomputeInBf16(Control):
     number, id = 7, "recompute-bf16"
     title = "recomputation in BF16 under checkpointing"
     source = f"[Megatron-LM 7538]({GITHUB}/NVIDIA/Megatron-LM/pull/7538)"
-    question, cause = "layers", OUTSIDE
+    question = "layers"
     code = L.RECOMPUTE_NOT_IN_FP8
+    about = "recomputation under activation checkpointing runs outside the precision context"
     case = micro(activation_checkpointing=True)
 
     def checkpointing(
@@ -143,7 +144,7 @@ class EvalSwitchesOff(Control):
     number, id = 9, "eval-off"
     title = "eval() switches FP8 off"
     source = f"[Accelerate, use_autocast_during_eval]({ACCELERATE}/utils/dataclasses.py)"
-    question, cause = "layers", "eval() switched FP8 off"
+    question = "layers"
     code = L.FPROP_NOT_IN_FP8
     case = micro()
 
@@ -163,7 +164,7 @@ class OneScaleOffByTwo(Control):
 
     number, id = 12, "scale-off-by-two"
     title = "one layer's scale is off by two"
-    question, cause = "numerics", "a wrong scale"
+    question = "numerics"
     code = N.WRONG_SCALE
     case = micro()
 
@@ -184,7 +185,7 @@ class AmaxHistoryFrozen(Control):
 
     number, id = 13, "amax-frozen"
     title = "the amax history is never updated"
-    question, cause = "layers", "the amax history is never updated"
+    question = "layers"
     code = L.STALE_AMAX
     case = tiny("transformer_engine", "delayed")
     leaves_traces = True
@@ -203,7 +204,7 @@ class Fp8Off(Control):
 
     number, id = 15, "fp8-off"
     title = "FP8 is off, both curves bit-equal"
-    question, cause = "loss", "FP8 was off"
+    question = "loss"
     code = C.BIT_EQUAL
     case = micro()
 
@@ -218,8 +219,9 @@ class RecomputeOutsideAutocast(Control):
     number, id = 34, "recompute-outside"
     title = "torch's checkpointing around Transformer Engine's layers"
     source = f"[torch.utils.checkpoint under te.autocast]({GITHUB}/pytorch/pytorch/blob/main/torch/utils/checkpoint.py)"
-    question, cause = "layers", OUTSIDE
+    question = "layers"
     code = L.RECOMPUTE_NOT_IN_FP8
+    about = "recomputation under activation checkpointing runs outside the precision context"
     case = tiny("transformer_engine", "delayed", activation_checkpointing=True)
 
     def checkpointing(

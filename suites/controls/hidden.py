@@ -62,7 +62,7 @@ class LastTile(Control):
 
     number, id = 111, "wgrad-last-tile"
     title = "the last 16 of 1280 rows of a wgrad are zero"
-    question, cause = "numerics", "a tile at the edge that a kernel leaves out"
+    question = "numerics"
     code = N.TILE_LEFT_OUT
     case, workload = CASE, WIDE
 
@@ -90,8 +90,8 @@ class EachSecondStep(WrongBackward):
 
     number, id = 112, "wgrad-each-second-step"
     title = "one layer's wgrad is doubled in each second step"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
     code = N.WRONG_SCALE
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._engine, self._step = engine, 0
@@ -109,7 +109,7 @@ class CastsLeftOut(Control):
 
     number, id = 113, "casts-left-out"
     title = "torchao's own function without casts in two of three steps"
-    question, cause = "loss", "an FP8 layer multiplied in high precision while the arm trained"
+    question = "loss"
     code = C.TOO_EXACT
     case = micro()
 
@@ -130,8 +130,9 @@ class WrongInEvaluations(Control):
 
     number, id = 114, "wrong-in-evaluations"
     title = "outputs are 10 % too large in eval mode alone"
-    question, cause = "numerics", "product in an evaluation"
+    question = "numerics"
     code = N.WRONG_SCALE
+    about = "evaluation"
     case = micro("rowwise")
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -148,8 +149,9 @@ class CopyOnTheParameter(Control):
 
     number, id = 115, "copy-on-the-parameter"
     title = "one layer's copy of its weight, kept on the parameter, is never renewed"
-    question, cause = "numerics", "product in an evaluation after 13 training steps"
+    question = "numerics"
     code = N.STALE
+    about = "evaluation"
     case, workload = CASE, WIDE
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -166,8 +168,9 @@ class OtherApproximation(Control):
 
     number, id = 116, "other-approximation"
     title = "another approximation of the GELU in the FP8 arm"
-    question, cause = "layers", "operators of 1"
+    question = "layers"
     code = D.OTHER_OPERATOR_SETTING
+    about = "operators of 1"
     case, workload = CASE, WIDE
     verdicts = ("INVALID",)
 
@@ -182,7 +185,7 @@ class ScaledGradient(Control):
 
     number, id = 117, "scaled-gradient"
     title = "a hook makes one layer's weight gradient 10 % smaller"
-    question, cause = "numerics", "something multiplies it in the FP8 arm alone"
+    question = "numerics"
     code = N.GRADIENT_SCALED
     case = micro()
 
@@ -196,7 +199,7 @@ class LateGradient(Control):
 
     number, id = 118, "late-gradient"
     title = "one layer trains on the gradient of the step before"
-    question, cause = "numerics", "a gradient that is kept from an earlier step"
+    question = "numerics"
     code = N.GRADIENT_REPLACED
     case = micro()
 

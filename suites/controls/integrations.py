@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from controls.control import ACCELERATE, Control, micro
 from controls.models import ADAPTERS, TIED
-from pytest_fp8.codes import L
+from pytest_fp8.codes import K, L
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class OptimizerMadeBefore(Control):
     number, id = 29, "optimizer-too-early"
     title = "the optimizer knows the weights from before the conversion"
     source = f"[Accelerate, AORecipeKwargs]({ACCELERATE}/utils/dataclasses.py)"
-    question, cause = "loss", "the optimizer was made before the conversion"
+    question = "loss"
     code = L.NOT_IN_OPTIMIZER
     case = micro()
 
@@ -52,7 +52,7 @@ class ModelNotPrepared(Control):
     number, id = 30, "model-unprepared"
     title = "Accelerate trains in fp8, the model was never given to it"
     source = f"[Accelerate, Accelerator.prepare]({ACCELERATE}/accelerator.py)"
-    question, cause = "layers", "prepare() was not given this model"
+    question = "layers"
     code = L.NOTHING_CONVERTED
     case = micro()
     needs = ("accelerate",)
@@ -77,7 +77,9 @@ class TieBroken(Control):
     number, id = 31, "tie-broken"
     title = "a tied head becomes a weight of its own"
     source = f"[Accelerate, convert_model copies the weight]({ACCELERATE}/utils/transformer_engine.py)"
-    question, cause = "checkpoints", "the model was untied"
+    question = "checkpoints"
+    code = K.UNTIED
+    about = "the model was untied"
     case = micro(model="own", resume=False)
     workload = TIED
 
@@ -91,7 +93,7 @@ class BaseUnfrozen(Control):
     number, id = 33, "base-unfrozen"
     title = "the frozen base under adapters takes gradients again"
     source = f"[Accelerate, convert_model]({ACCELERATE}/utils/transformer_engine.py)"
-    question, cause = "layers", "forgot requires_grad"
+    question = "layers"
     code = L.TRAINS_FROZEN
     case = micro(model="own")
     workload = ADAPTERS

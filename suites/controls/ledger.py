@@ -39,7 +39,6 @@ class HalfTheBatch(ChangedBeside):
 
     number, id = 36, "half-batch-step"
     title = "the FP8 arm's step trains on half of each batch"
-    cause = OTHER_WORK
     code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
@@ -51,7 +50,7 @@ class HalfInTheForwardPass(ChangedBeside):
 
     number, id = 37, "half-batch-forward"
     title = "the converted model drops half of its rows"
-    question, cause = "loss", OTHER_WORK
+    question = "loss"
     code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
@@ -63,7 +62,6 @@ class Tf32InOneArm(ChangedBeside):
 
     number, id = 38, "tf32-one-arm"
     title = "TF32 is switched on in the FP8 arm alone"
-    cause = "this switch is measured besides FP8"
     code = D.OTHER_SWITCH
     leaves_traces = True
 
@@ -78,7 +76,6 @@ class ReferenceWaits(ChangedBeside):
 
     number, id = 39, "reference-waits"
     title = "the reference waits for its own logging"
-    cause = "the arm that waits is slower by that, and not by its precision"
     code = D.OTHER_WAITS
     breaks = ("bf16",)
 
@@ -91,7 +88,6 @@ class WeightScaled(ChangedBeside):
 
     number, id = 40, "weight-scaled"
     title = "the conversion scales a weight by 1.01"
-    cause = "the weight was scaled, rounded or initialised anew"
     code = L.WEIGHT_CHANGED
     verdicts = ("FAIL",)
 
@@ -107,7 +103,6 @@ class BiasDropped(ChangedBeside):
 
     number, id = 41, "bias-dropped"
     title = "the conversion drops a bias"
-    cause = "layers in place of the old ones that have no bias"
     code = L.WEIGHT_GONE
     verdicts = ("FAIL",)
 
@@ -120,7 +115,7 @@ class DropoutOff(ChangedBeside):
 
     number, id = 42, "dropout-off"
     title = "dropout is off in the FP8 arm alone"
-    question, cause = "loss", OTHER_WORK
+    question = "loss"
     code = D.OTHER_WORK
 
     def change(self, model: Any) -> None:
@@ -133,7 +128,7 @@ class Fp8ArmInEval(ChangedBeside):
 
     number, id = 43, "fp8-arm-in-eval"
     title = "the FP8 arm trains in eval mode"
-    question, cause = "loss", "eval() in one arm alone"
+    question = "loss"
     code = D.OTHER_MODE
 
     def change(self, model: Any) -> None:
@@ -145,7 +140,6 @@ class LayerBypassed(ChangedBeside):
 
     number, id = 44, "layer-bypassed"
     title = "the converted model goes past one of its layers"
-    cause = "the FP8 arm goes past the layer"
     code = L.PASSED_BY
     verdicts = ("FAIL",)
 
@@ -166,7 +160,7 @@ class OtherRate(Control):
 
     number, id = 45, "other-rate"
     title = "the FP8 arm trains at another learning rate"
-    question, cause = "loss", "optimizer() looks at the model"
+    question = "loss"
     code = D.OTHER_OPTIMIZER
     case = micro(loss_steps=3, loss_seeds=1)
     verdicts = ("INVALID",)
@@ -183,7 +177,7 @@ class ClipsAlone(ChangedBeside):
 
     number, id = 46, "clips-alone"
     title = "one arm clips its gradients"
-    question, cause = "loss", OTHER_WORK
+    question = "loss"
     code = D.OTHER_WORK
     breaks = ("bf16",)
 
@@ -196,7 +190,6 @@ class HeadInFloat32(ChangedBeside):
 
     number, id = 47, "head-float32"
     title = "the rest of the FP8 arm runs in float32"
-    cause = "one arm computes in another precision where no FP8 layer is"
     code = D.OTHER_PRECISION
 
     def change(self, model: Any) -> None:
@@ -211,7 +204,6 @@ class RecomputesAlone(ChangedBeside):
 
     number, id = 48, "recomputes-alone"
     title = "one arm recomputes its activations"
-    cause = "activation checkpointing in one arm alone"
     code = D.OTHER_RECOMPUTATION
 
     def change(self, model: Any) -> None:
@@ -224,7 +216,6 @@ class RecomputesOtherwise(ChangedBeside):
 
     number, id = 90, "recomputes-otherwise"
     title = "recomputation draws another dropout mask"
-    cause = "recomputation computes something else than the first forward (random state not preserved?)"
     code = D.RECOMPUTED_OTHERWISE
     verdicts = ("FAIL",)
     workload = RECOMPUTING
@@ -239,7 +230,6 @@ class OtherMicroBatches(ChangedBeside):
 
     number, id = 49, "micro-batches"
     title = "the arms split a batch into other micro-batches"
-    cause = OTHER_WORK
     code = D.OTHER_WORK
     breaks = ("bf16",)
 

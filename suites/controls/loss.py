@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controls.control import Control, micro
 from controls.execution import fp8_layers
-from pytest_fp8.codes import C
+from pytest_fp8.codes import C, D
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ class OffAfterTenSteps(Control):
 
     number, id = 64, "off-after-ten-steps"
     title = "FP8 is off after ten steps of each run"
-    question, cause = "loss", "FP8 ran in step 0 and not in step 10"
+    question = "loss"
     code = C.FP8_LOST
+    about = "step 10"
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -44,8 +45,9 @@ class NothingLearns(Control):
 
     number, id = 65, "nothing-learns"
     title = "an arm in which no weight moves"
-    question, cause = "loss", "an optimizer that steps other copies"
+    question = "loss"
     code = C.WEIGHTS_STAND_STILL
+    about = "an optimizer that steps other copies"
     case = micro()
 
     def __init__(self) -> None:
@@ -72,8 +74,9 @@ class OneWeightFrozen(Control):
 
     number, id = 66, "one-weight-frozen"
     title = "one layer's weight gets no gradient"
-    question, cause = "loss", "1 of 21 weights do not train in the FP8 arm"
+    question = "loss"
     code = C.WEIGHTS_STAND_STILL
+    about = "1 of 21 weights"
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -91,7 +94,7 @@ class TrainsTwice(Control):
 
     number, id = 67, "trains-twice"
     title = "the FP8 arm trains each batch twice"
-    question, cause = "loss", "the two arms' losses are not the same quantity"
+    question = "loss"
     code = C.LOWER
     case = micro()
     verdicts = ("INCONCLUSIVE",)
@@ -113,7 +116,9 @@ class WeightsInFp8(Control):
 
     number, id = 68, "weights-in-fp8"
     title = "the weights themselves are kept in FP8"
-    question, cause = "loss", "rounding of weights or gradients"
+    question = "loss"
+    code = D.OTHER_UPDATES
+    about = "rounding of weights or gradients"
     case = micro()
     verdicts = ("INVALID",)
 
@@ -133,7 +138,7 @@ class RateTooSmall(Control):
     number, id = 69, "rate-too-small"
     title = "a learning rate that moves no bfloat16 weight"
     source = "[8B at rate 5e-6](findings.md#eight-billion-parameters-do-not-learn-in-a-minute)"
-    question, cause = "loss", "too few weights move in BF16"
+    question = "loss"
     code = C.SMALL_STEPS
     case = micro()
     verdicts = ("NOT_EXERCISED",)
@@ -148,8 +153,9 @@ class MomentsCarryOn(Control):
 
     number, id = 119, "moments-carry-on"
     title = "a curve begins with the moments of the last one"
-    question, cause = "loss", "it keeps something from one curve for the next"
+    question = "loss"
     code = C.NOT_ANEW
+    about = "it keeps something from one curve for the next"
     case = micro()
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")
@@ -170,8 +176,9 @@ class BatchesCarryOn(Control):
 
     number, id = 120, "batches-carry-on"
     title = "batches of an iterator that goes on"
-    question, cause = "loss", "goes on where the last curve left it"
+    question = "loss"
     code = C.NOT_ANEW
+    about = "goes on where the last curve left it"
     case = micro()
     verdicts = ("INVALID",)
     breaks = ("fp8", "bf16")

@@ -92,8 +92,8 @@ class DgradTwice(WrongBackward):
 
     number, id = 50, "dgrad-x2"
     title = "one layer's dgrad is twice as large"
-    cause = "dgrad of model.layers.1.self_attn.q_proj: a wrong scale"
     code = N.WRONG_SCALE
+    about = "dgrad of model.layers.1.self_attn.q_proj"
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return 2 * dx
@@ -104,8 +104,8 @@ class WgradThreePercentLow(WrongBackward):
 
     number, id = 51, "wgrad-three-percent-low"
     title = "one layer's wgrad is 3 % too small"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: a wrong scale"
     code = N.WRONG_SCALE
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return 0.97 * dw
@@ -117,8 +117,9 @@ class GradientsTimesFour(Control):
 
     number, id = 52, "gradients-x4"
     title = "all gradients are four times as large"
-    question, cause = "numerics", "is multiplied by 4."
+    question = "numerics"
     code = N.GRADIENT_TIMES
+    about = "multiplied by 4."
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -131,8 +132,8 @@ class DgradZeros(WrongBackward):
 
     number, id = 53, "dgrad-zeros"
     title = "one layer's dgrad is zero"
-    cause = "dgrad of model.layers.1.self_attn.q_proj: it gives zeros"
     code = N.GIVES_ZEROS
+    about = "dgrad of model.layers.1.self_attn.q_proj"
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return 0 * dx
@@ -143,8 +144,8 @@ class WgradNoise(WrongBackward):
 
     number, id = 54, "wgrad-noise"
     title = "one layer's wgrad is noise"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
     code = N.UNRELATED
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -158,8 +159,8 @@ class HalfTheTokens(WrongBackward):
 
     number, id = 55, "wgrad-half-the-tokens"
     title = "one layer's wgrad loses half of the tokens"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: a part of the product is missing"
     code = N.PART_MISSING
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         half = len(x) // 2
@@ -172,8 +173,8 @@ class GradientUnderflow(WrongBackward):
 
     number, id = 56, "gradient-underflow"
     title = "one layer's gradient underflows"
-    cause = "operands are coarser than the recipe's"
     code = N.TOO_COARSE
+    about = "operands are coarser than the recipe's"
 
     def output_gradient(self, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -187,8 +188,8 @@ class StaleAmax(WrongBackward):
 
     number, id = 57, "stale-amax"
     title = "one layer's input saturates"
-    cause = "fprop of model.layers.1.self_attn.q_proj"
     code = N.PART_MISSING
+    about = "fprop of model.layers.1.self_attn.q_proj"
 
     def input(self, x: torch.Tensor) -> torch.Tensor:
         limit = x.detach().abs().max() / 8
@@ -200,8 +201,9 @@ class E5m2ForE4m3(Control):
 
     number, id = 58, "e5m2-for-e4m3"
     title = "inputs are cast to E5M2"
-    question, cause = "numerics", "e4m3 x e5m2 where e4m3 x e4m3 was promised"
+    question = "numerics"
     code = N.OTHER_FORMAT
+    about = "e4m3 x e5m2"
     case = micro()
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
@@ -219,8 +221,8 @@ class WgradRowsPermuted(WrongBackward):
 
     number, id = 59, "wgrad-rows-permuted"
     title = "one layer's wgrad has its rows in another order"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
     code = N.UNRELATED
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return dw.roll(1, dims=0)
@@ -231,8 +233,8 @@ class DgradOfAnotherLayer(WrongBackward):
 
     number, id = 60, "dgrad-of-another"
     title = "one layer's dgrad is another product's"
-    cause = "dgrad of model.layers.1.self_attn.q_proj: the values have nothing to do with this layer's operands"
     code = N.UNRELATED
+    about = "dgrad of model.layers.1.self_attn.q_proj"
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         return dx.roll(1, dims=0)
@@ -243,8 +245,8 @@ class OneInAHundred(WrongBackward):
 
     number, id = 61, "wgrad-one-in-a-hundred"
     title = "one in a hundred values of a wgrad is wrong"
-    cause = "wgrad of model.layers.1.self_attn.q_proj"
     code = N.TOO_COARSE
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def wgrad(self, dw: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         import torch
@@ -258,7 +260,7 @@ class ForwardPlusThreePercent(Control):
 
     number, id = 62, "forward-three-percent-high"
     title = "all outputs are 3 % too large"
-    question, cause = "numerics", "a wrong scale"
+    question = "numerics"
     code = N.WRONG_SCALE
     case = micro("rowwise")
 
@@ -276,8 +278,8 @@ class InputOfTheStepBefore(WrongBackward):
 
     number, id = 88, "input-of-the-step-before"
     title = "one layer's wgrad uses the input of the step before, from step 2 on"
-    cause = "wgrad of model.layers.1.self_attn.q_proj: something that is kept from an earlier step"
     code = N.STALE
+    about = "wgrad of model.layers.1.self_attn.q_proj"
 
     def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         self._engine = engine
@@ -297,8 +299,8 @@ class GradientNotFinite(WrongBackward):
 
     number, id = 63, "dgrad-infinite"
     title = "one layer's dgrad overflows"
-    cause = "dgrad of model.layers.1.self_attn.q_proj: it gives values that are not finite"
     code = N.NOT_FINITE
+    about = "dgrad of model.layers.1.self_attn.q_proj"
 
     def dgrad(self, dx: torch.Tensor) -> torch.Tensor:
         changed = dx.clone()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controls.control import Control, Outcome, micro
 from controls.execution import fp8_layers, plain_linear, with_forward
 from pytest_fp8.case import Case
-from pytest_fp8.codes import D, L, N, R
+from pytest_fp8.codes import D, K, L, N, R, S
 from pytest_fp8.errors import ArmError
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
@@ -37,7 +37,7 @@ class OneRankOnOtherData(Control):
 
     number, id = 103, "rank-other-data"
     title = "one rank of the FP8 arm trains on other data"
-    question, cause = "loss", "the arms trained on different data"
+    question = "loss"
     code = D.OTHER_DATA
     case = DDP
     verdicts = ("INVALID",)
@@ -89,7 +89,8 @@ class ShardNotSaved(Control):
 
     number, id = 106, "shard-not-saved"
     title = "a rank's shards are not in the checkpoint"
-    question, cause = "checkpoints", "weights changed on the way"
+    question = "checkpoints"
+    code = K.WEIGHTS_CHANGED
     case = FSDP2
 
     def stored(self, engine: BreakableEngine, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -101,7 +102,7 @@ class Bf16OnTheWire(Control):
 
     number, id = 107, "bf16-on-the-wire"
     title = "FP8 all-gather gathers BF16"
-    question, cause = "layers", "FP8 all-gather was asked for, and BF16 is gathered"
+    question = "layers"
     code = L.GATHERS_BF16
     case = GATHERED
 
@@ -117,8 +118,9 @@ class AmaxGroupOfOne(Control):
 
     number, id = 108, "amax-group-of-one"
     title = "weights' scales are not reduced over the ranks"
-    question, cause = "numerics", "a scale that does not fit"
+    question = "numerics"
     code = N.TOO_COARSE
+    about = "a scale that does not fit"
     case = GATHERED
     leaves_traces = True
 
@@ -138,7 +140,8 @@ class SlowWire(Control):
 
     number, id = 109, "slow-wire"
     title = "the FP8 arm alone gathers after each step"
-    question, cause = "faster", "the wire: the FP8 arm's collectives take"
+    question = "faster"
+    code = S.SLOW_WIRE
     case = Case("1b", "torchao", "tensorwise", batch=8, gpus=2, parallel="ddp", questions=("speedup",))
 
     def stepped(self, engine: BreakableEngine) -> None:

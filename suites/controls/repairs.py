@@ -12,7 +12,7 @@ from controls.ledger import ChangedBeside
 from controls.loss import _in_bfloat16
 from controls.models import LOOPED, TIED
 from pytest_fp8.case import Case
-from pytest_fp8.codes import C, D, N
+from pytest_fp8.codes import C, D, K, N
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 from pytest_fp8.workload import Workload
 
@@ -31,8 +31,9 @@ class OffInTwoSteps(Control):
 
     number, id = 91, "off-in-two-steps"
     title = "FP8 is off in two steps in the middle of each run"
-    question, cause = "loss", "fewer in FP8 in 2 of 20 steps: 3, 7"
+    question = "loss"
     code = C.FP8_LOST
+    about = "in 2 of 20 steps: 3, 7"
     case = micro()
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -47,7 +48,7 @@ class RareTile(Control):
 
     number, id = 92, "rare-tile"
     title = "one call in 41 loses a tile of its output"
-    question, cause = "loss", "something that happens now and then"
+    question = "loss"
     code = C.RARE_PRODUCT
     case = micro()
 
@@ -76,7 +77,7 @@ class BiasTwice(Control):
 
     number, id = 93, "bias-twice"
     title = "one layer adds its bias twice"
-    question, cause = "numerics", "the bias is added twice or missing"
+    question = "numerics"
     code = N.WRONG_BIAS
     case = BIASED
     workload = STUDENT
@@ -92,7 +93,7 @@ class BiasMean(Control):
 
     number, id = 94, "bias-gradient-mean"
     title = "gradients of biases are means and not sums"
-    question, cause = "numerics", "only gradients of biases are wrong"
+    question = "numerics"
     code = N.BIAS_GRADIENT
     case = BIASED
     workload = STUDENT
@@ -107,7 +108,7 @@ class WeightGradientInE4m3(Control):
 
     number, id = 95, "weight-gradient-e4m3"
     title = "weight gradients are kept in E4M3 without a scale"
-    question, cause = "numerics", "only gradients of FP8 layers' weights are wrong"
+    question = "numerics"
     code = N.GRADIENT_STORED
     case = BIASED
     workload = STUDENT
@@ -124,8 +125,8 @@ class SeedsAgain(ChangedBeside):
 
     number, id = 96, "seeds-again"
     title = "a layer of the FP8 arm seeds the generator again"
-    cause = "the generator was seeded again inside the step"
     code = D.OTHER_RANDOM_NUMBERS
+    about = "the generator was seeded again inside the step"
     workload = LOOPED
 
     def change(self, model: Any) -> None:
@@ -144,8 +145,8 @@ class EpsilonOfAnOwnNorm(ChangedBeside):
 
     number, id = 97, "epsilon-of-an-own-norm"
     title = "another epsilon in the FP8 arm's norms"
-    cause = "the epsilon of a norm"
     code = D.OTHER_OPERATOR_SETTING
+    about = "the epsilon of a norm"
 
     def change(self, model: Any) -> None:
         import torch
@@ -169,8 +170,9 @@ class OtherNorm(Control):
 
     number, id = 98, "other-norm"
     title = "another norm in the FP8 arm"
-    question, cause = "numerics", "operators of blocks.0.norm"
+    question = "numerics"
     code = D.OTHER_WORK
+    about = "operators of blocks.0.norm"
     case = micro(model="own", loss_steps=3, loss_seeds=1)
     workload = Workload(build=LOOPED.build, batch=_shifted, step=LOOPED.step)
 
@@ -188,7 +190,9 @@ class TiedWeightsTrainApart(Control):
 
     number, id = 99, "tied-weights-train-apart"
     title = "tied weights become two, and both are trained"
-    question, cause = "checkpoints", "the model was untied"
+    question = "checkpoints"
+    code = K.UNTIED
+    about = "the model was untied"
     case = micro(model="own")
     workload = TIED
 

@@ -22,8 +22,9 @@ class HalfTheBatch(Control):
 
     number, id = 70, "half-the-batch"
     title = "the FP8 arm trains on half of each batch"
-    question, cause = "faster", "another sequence length, mask or batch in the FP8 arm"
+    question = "faster"
     code = S.LESS_WORK
+    about = "another sequence length, mask or batch in the FP8 arm"
     case = ONE_B
     verdicts = ("INVALID",)
 
@@ -41,7 +42,7 @@ class Tf32Alone(Control):
 
     number, id = 71, "tf32-alone"
     title = "the FP8 arm alone multiplies float32 in TF32"
-    question, cause = "faster", "in one arm"
+    question = "faster"
     code = S.OTHER_PRECISION
     case = Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup"))
     workload = FLOAT_HEAD
@@ -59,8 +60,9 @@ class ReferenceReads(Control):
 
     number, id = 72, "reference-reads"
     title = "the reference alone waits for its logging"
-    question, cause = "faster", "the reference alone waits for the GPU in each step"
+    question = "faster"
     code = S.REFERENCE_WAITS
+    about = "the reference alone waits for the GPU in each step"
     case = ONE_B
     verdicts = ("INVALID",)
     breaks = ("bf16",)
@@ -77,8 +79,9 @@ class ReferenceSleeps(Control):
 
     number, id = 73, "reference-sleeps"
     title = "the reference alone waits for its data"
-    question, cause = "faster", "Python takes time in the reference's step alone"
+    question = "faster"
     code = S.REFERENCE_WAITS
+    about = "Python takes time in the reference's step alone"
     case = ONE_B
     verdicts = ("INVALID",)
     breaks = ("bf16",)
@@ -94,7 +97,7 @@ class CompiledInBlocks(Control):
 
     number, id = 74, "compiled-in-blocks"
     title = "code is compiled again inside the timed blocks"
-    question, cause = "faster", "the step changes while it is timed"
+    question = "faster"
     code = S.COMPILED_WHILE_TIMED
     case = ONE_B
     verdicts = ("INVALID",)
@@ -124,8 +127,9 @@ class NoOptimizerStep(Control):
 
     number, id = 75, "no-optimizer-step"
     title = "the FP8 arm's optimizer does not step"
-    question, cause = "faster", "the FP8 arm's optimizer does not step"
+    question = "faster"
     code = S.LESS_WORK
+    about = "the FP8 arm's optimizer does not step"
     case = ONE_B
     verdicts = ("INVALID",)
 

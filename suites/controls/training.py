@@ -27,7 +27,8 @@ class NotCompiled(Control):
     number, id = 6, "no-compile"
     title = "torchao without compile"
     source = f"[torchao's README of float8]({TORCHAO}/blob/main/torchao/float8/README.md)"
-    question, cause = "faster", "the FP8 arm was not compiled"
+    question = "faster"
+    code = S.NOT_COMPILED
     case = ONE_B
 
     compiles = False
@@ -39,8 +40,9 @@ class NanAtStep40(Control):
     number, id = 10, "nan-step-40"
     title = "NaN at step 39, finite before"
     source = f"[torchtitan 1056]({GITHUB}/pytorch/torchtitan/issues/1056)"
-    question, cause = "loss", "loss is not finite from step 39 on"
+    question = "loss"
     code = C.NOT_FINITE
+    about = "from step 39"
     case = micro(loss_steps=42, loss_seeds=1)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -54,8 +56,9 @@ class NanInOneRun(Control):
     number, id = 28, "nan-one-run-in-four"
     title = "NaN in one run out of four"
     source = f"[torchao 4652]({TORCHAO}/pull/4652)"
-    question, cause = "loss", "seed 2"
+    question = "loss"
     code = C.NOT_FINITE
+    about = "seed 2"
     case = micro(loss_steps=14, loss_seeds=4)
 
     def before_step(self, engine: BreakableEngine, seed: int, step: int) -> None:
@@ -78,7 +81,7 @@ class SmallGradientsLost(Control):
     number, id = 11, "loss-drift"
     title = "the loss ends 3 % higher"
     source = f"[Megatron-LM 1152]({GITHUB}/NVIDIA/Megatron-LM/issues/1152)"
-    question, cause = "loss", "FP8 training ends at a higher loss than BF16"
+    question = "loss"
     code = C.HIGHER
     case = micro()
 
@@ -99,7 +102,7 @@ class OtherData(Control):
 
     number, id = 14, "other-data"
     title = "the FP8 arm trains on other data"
-    question, cause = "loss", "the arms trained on different data"
+    question = "loss"
     code = D.OTHER_DATA
     case = micro()
     verdicts = ("INVALID",)
@@ -151,7 +154,7 @@ class ThreePerCentSlower(Slower):
 
     number, id = 16, "fp8-slower"
     title = "FP8 3 % slower than its baseline"
-    question, cause = "speedup", "FP8 lost speed against BF16 since the baseline"
+    question = "speedup"
     code = S.SLOWER_THAN_BASELINE
     case = Case("1b", "torchao", "rowwise_with_gw_hp", tolerance=0.015)
 
@@ -215,7 +218,8 @@ class SlowAttention(Control):
     number, id = 18, "slow-attention"
     title = "the reference on a slow attention kernel"
     source = "[two cuDNN libraries](findings.md#two-cudnn-libraries)"
-    question, cause = "faster", "the arms ran different attention kernels"
+    question = "faster"
+    code = S.OTHER_ATTENTION
     case = ONE_B
     verdicts = ("INVALID",)
     breaks = ("bf16",)
@@ -238,7 +242,7 @@ class MemoryUpByTwoThirds(Control):
     number, id = 22, "memory-up"
     title = "memory up by two thirds"
     source = "report: adapters on 8B with Unsloth, +66 % of memory"
-    question, cause = "memory", "FP8 takes more memory against BF16 than in the baseline"
+    question = "memory"
     code = M.MORE_MEMORY
     case = tiny("torchao", "tensorwise")
 

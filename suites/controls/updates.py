@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from controls.control import Control, micro
 from controls.ledger import ChangedBeside
 from controls.own_checkpoints import CASE, SAVED
-from pytest_fp8.codes import D
+from pytest_fp8.codes import D, K
 from pytest_fp8.worker.run.fault_points import BreakableEngine, SaveOrLoad
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ class GradientsRounded(Control):
 
     number, id = 100, "gradients-rounded"
     title = "the FP8 arm's optimizer rounds its gradients to e4m3"
-    question, cause = "layers", "the optimizer's own rule differs"
+    question = "layers"
     code = D.OTHER_UPDATES
+    about = "the optimizer's own rule differs"
     case = micro()
     verdicts: ClassVar[tuple[str, ...]] = ("INVALID",)
 
@@ -55,8 +56,8 @@ class SeededInEachStep(ChangedBeside):
 
     number, id = 101, "seeded-in-each-step"
     title = "the FP8 arm draws the same dropout mask in each step"
-    cause = "the arms draw other random numbers in the same step"
     code = D.OTHER_RANDOM_NUMBERS
+    about = "the arms draw other random numbers in the same step"
 
     def change(self, model: Any) -> None:
         import torch
@@ -72,7 +73,8 @@ class SaveLeavesEval(Control):
 
     number, id = 102, "save-leaves-eval"
     title = "own save() leaves the model in eval mode"
-    question, cause = "checkpoints", "save() calls model.eval()"
+    question = "checkpoints"
+    code = K.STATE_LEFT_BEHIND
     case, workload = CASE, SAVED
 
     def own_functions(self, save: SaveOrLoad, load: SaveOrLoad) -> tuple[SaveOrLoad, SaveOrLoad]:

@@ -21,7 +21,7 @@ class ForeignBaseline(Control):
 
     number, id = 25, "foreign-baseline"
     title = "another GPU's baseline under this name"
-    question, cause = "baseline", "is a baseline of another GPU"
+    question = "baseline"
     code = B.MISPLACED
 
     @classmethod
@@ -80,7 +80,7 @@ class LaunchDropsEnvironment(Control):
     number, id = 32, "launch-drops-environment"
     title = "accelerate launch overwrites ACCELERATE_MIXED_PRECISION"
     source = f"[accelerate launch]({ACCELERATE}/commands/launch.py)"
-    question, cause = "precision", "accelerate launch without a file or --mixed_precision wins over it"
+    question = "precision"
     code = P.LAUNCHER_DECIDES
     needs = ("accelerate",)
 
