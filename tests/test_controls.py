@@ -24,7 +24,7 @@ from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.arms.stopwatch import Stopwatch
 from pytest_fp8.baselines.store import read_baseline
 from pytest_fp8.case import QUESTIONS
-from pytest_fp8.codes import R
+from pytest_fp8.codes import R, S
 from pytest_fp8.errors import ArmError
 from pytest_fp8.plain import from_plain, to_plain
 from pytest_fp8.worker.run.fault_points import FaultPoints, fault_points_of
@@ -111,17 +111,17 @@ def test_a_broken_arm_is_never_shared_with_a_healthy_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "message", "caught"),
+    ("verdict", "code", "message", "caught"),
     [
-        ("PASS", "1.2x; -0.1% against the baseline of 4 session(s)", True),
-        ("PASS", "1.2x", False),
-        ("INVALID", "the BF16 reference is outside its own band", True),
-        ("INVALID", "another process used the GPU", False),
-        ("FAIL", "-9% against the baseline of 4 session(s)", False),
+        ("PASS", None, "1.2x; -0.1% against the baseline of 4 session(s)", True),
+        ("PASS", None, "1.2x", False),
+        ("INVALID", S.OTHER_REFERENCE, "", True),
+        ("INVALID", S.OTHER_PROCESS, "", False),
+        ("FAIL", S.SLOWER_THAN_BASELINE, "-9% against the baseline of 4 session(s)", False),
     ],
 )
-def test_where_both_arms_are_slower_nothing_but_that_is_meant(verdict, message, caught):
-    assert Outcome(BY_ID["both-slower"], verdict, "", message, {}).caught is caught
+def test_where_both_arms_are_slower_nothing_but_that_is_meant(verdict, code, message, caught):
+    assert Outcome(BY_ID["both-slower"], verdict, "", message, code).caught is caught
 
 
 def test_the_gpu_controls_are_held_against_the_stored_baselines():

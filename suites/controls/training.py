@@ -166,7 +166,6 @@ class TenPerCentSlower(Slower):
 
     number, id = 17, "both-slower"
     title = "both arms 10 % slower"
-    source = "hosts of one kind differ by 5 %"
     question = "speedup"
     code = S.OTHER_REFERENCE
     case = ONE_B
