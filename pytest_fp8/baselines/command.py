@@ -280,7 +280,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    from pytest_fp8.baselines.suite_cases import suite_cases
+    from pytest_fp8.baselines.check import suite_cases
 
     return suite_cases(_suite_of(options))
 
