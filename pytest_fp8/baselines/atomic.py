@@ -30,8 +30,9 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        named = {"prefix": f".{path.name}.", "suffix": UNFINISHED, "dir": path.parent}
-        with tempfile.NamedTemporaryFile(**named, delete=False) as stream:
+        with tempfile.NamedTemporaryFile(
+            prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent, delete=False
+        ) as stream:
             temporary = stream.name
             stream.write(text.encode())
             stream.flush()
