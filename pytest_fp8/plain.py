@@ -1,7 +1,8 @@
 """Records to and from plain data (what JSON can hold). Strict: a missing or unknown key is an error.
 
 Understands frozen dataclasses with fields of scalars, enums of strings, ``Any``, records, ``Mapping``, ``Sequence``,
-``tuple`` and ``None`` beside one of these.
+``tuple`` and ``None`` beside one of these; ``Annotated`` with rules, each of which gets the value and its name and
+raises for what it refuses.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 SCALARS = (str, int, float, bool)
 NUMBERS: dict[Any, Any] = {float: (float, int)}
+MAY_LACK = {"may_lack": True}
+"""Metadata of a field that data may leave out; its default counts then."""
 
 
 class PlainDataError(ValueError):
@@ -33,12 +36,12 @@ def to_plain(value: Any) -> Any:
     return value.value if isinstance(value, StrEnum) else value
 
 
-def from_plain(cls: type[T], data: Any) -> T:
-    """The record of type ``cls`` in ``data``. Raises :class:`PlainDataError`.
+def from_plain(cls: type[T], data: Any, where: str = "") -> T:
+    """The record of type ``cls`` in ``data``, which an error calls ``where``. Raises :class:`PlainDataError`.
 
     A field's default counts for records written by hand, never here: what an arm did not say is not taken as healthy.
     """
-    record: T = _record(cls, data, cls.__name__)
+    record: T = _record(cls, data, where or cls.__name__)
     return record
 
 
@@ -46,35 +49,42 @@ def _record(cls: Any, data: Any, where: str) -> Any:
     wanted = _types(cls)
     if not isinstance(data, Mapping):
         raise PlainDataError(f"{where} is {type(data).__name__}, not a record")
+    optional = {field.name for field in fields(cls) if field.metadata == MAY_LACK}
     for key in wanted:
-        if key not in data:
+        if key not in data and key not in optional:
             raise PlainDataError(f"{where} lacks {key!r}")
     for key in data:
         if key not in wanted:
-            raise PlainDataError(f"{where} has no field {key!r}")
-    return cls(**{key: _value(kind, data[key], f"{where}.{key}") for key, kind in wanted.items()})
+            raise PlainDataError(f"{where} has no field {key!r:.60}")
+    return cls(**{key: plain_value(wanted[key], item, f"{where}.{key}") for key, item in data.items()})
 
 
 @cache
 def _types(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as what the annotation ``kind`` says. A whole number is a ``float``, too; a truth is no number."""
+def plain_value(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as what the annotation ``kind`` says; an error calls it ``where``. A whole number is a ``float``, too;
+    a truth is no number."""
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        found = plain_value(inner[0], value, where)
+        for rule in inner[1:]:
+            rule(found, where)
+        return found
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:
             return None
         [kind] = [one for one in inner if one is not NoneType]
-        return _value(kind, value, where)
+        return plain_value(kind, value, where)
     if is_dataclass(kind):
         return _record(kind, value, where)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise PlainDataError(f"{where} is {type(value).__name__}, not a mapping")
-        return {key: _value(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: plain_value(inner[1], item, f"{where}[{key!r:.60}]") for key, item in value.items()}
     if origin is not None and issubclass(origin, (Sequence, tuple)):
         return _sequence(origin, inner, value, where)
     if kind in SCALARS and not (
@@ -92,8 +102,8 @@ def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> An
     if not isinstance(value, (list, tuple)):
         raise PlainDataError(f"{where} is {type(value).__name__}, not a list")
     if origin is not tuple or inner[-1] is Ellipsis:
-        items = [_value(inner[0], item, where) for item in value]
+        items = [plain_value(inner[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
         return tuple(items) if origin is tuple else items
     if len(value) != len(inner):
         raise PlainDataError(f"{where} has {len(value)} values, not {len(inner)}")
-    return tuple(_value(one, item, where) for one, item in zip(inner, value, strict=True))
+    return tuple(plain_value(one, item, where) for one, item in zip(inner, value, strict=True))

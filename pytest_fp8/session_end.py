@@ -115,7 +115,7 @@ def _update(session: Session, origin: dict[str, Any], whole: bool) -> None:
 
 
 def _note_baselines(session: Session) -> None:
-    from pytest_fp8.baselines.presence import presence
+    from pytest_fp8.baselines.check import presence
     from pytest_fp8.baselines.source import Folder
 
     found = presence(session.ledger, session.source(), Folder(session.settings.baseline_dir), session.gpu_key)

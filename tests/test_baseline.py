@@ -37,13 +37,13 @@ def test_a_case_without_one_has_none(tmp_path):
     ("text", "says"),
     [
         ("{", "not a readable baseline"),
-        ("[]", "not an object"),
+        ("[]", "not a record"),
         ("\x00\xff", "not a readable baseline"),
         ('{"schema": 99}', "has another schema"),
         ('{"schema": 1}', "has another schema"),
-        ('{"schema": 2, "case": 3}', "lacks case_hash, gpu, sessions, digest"),
+        ('{"schema": 2, "case": 3}', "lacks 'case_hash'"),
         ('{"schema": NaN}', "NaN is no number"),
-        ('{"schema": 1e999}', "too large a number"),
+        ('{"schema": 1e999}', "1e999 is no number, or too large a one"),
         ("[" * 100_000, "nested too deep"),
         (" " * (MAX_BYTES + 1), f"larger than {MAX_BYTES} bytes"),
     ],
@@ -75,10 +75,10 @@ def edited(folder, change, **more):
 @pytest.mark.parametrize("name", ["case", "case_hash", "gpu", "sessions", "digest"])
 def test_a_missing_or_misshapen_field_is_named(stored, name):
     edited(stored, lambda data: data.update({name: 3}), sign=name != "digest")
-    with pytest.raises(BaselineError, match=f"baseline.{name} is 3, not"):
+    with pytest.raises(BaselineError, match=f"baseline.{name} is int, not"):
         read(stored)
     edited(stored, lambda data: data.pop(name), sign=False)
-    with pytest.raises(BaselineError, match=f"the baseline lacks {name}"):
+    with pytest.raises(BaselineError, match=f"the baseline lacks '{name}'"):
         read(stored)
 
 
@@ -88,10 +88,10 @@ ORIGIN = ["date", "commit", "dirty", "gpu", "libraries", "reason", "run", "metri
 @pytest.mark.parametrize("name", [*ORIGIN, "measurement"])
 def test_a_missing_or_misshapen_field_of_a_session_is_named(stored, name):
     edited(stored, lambda data: data["sessions"][0].update({name: -3}))
-    with pytest.raises(BaselineError, match=rf"sessions\[0\].{name} is (-3, )?not"):
+    with pytest.raises(BaselineError, match=rf"sessions\[0\].{name} is (-3|int), not"):
         read(stored)
     edited(stored, lambda data: data["sessions"][0].pop(name))
-    with pytest.raises(BaselineError, match=rf"sessions\[0\] lacks {name}"):
+    with pytest.raises(BaselineError, match=rf"sessions\[0\] lacks '{name}'"):
         read(stored)
 
 
@@ -106,34 +106,34 @@ def metrics(**values):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda data: data.update(extra=1), "the baseline has unknown fields: 'extra'"),
-        (first(host="mine"), r"sessions\[0\] has unknown fields: 'host'"),
-        (first(tolerance=0.99), r"sessions\[0\] has unknown fields: 'tolerance'"),
+        (lambda data: data.update(extra=1), "the baseline has no field 'extra'"),
+        (first(host="mine"), r"sessions\[0\] has no field 'host'"),
+        (first(tolerance=0.99), r"sessions\[0\] has no field 'tolerance'"),
         (first(date="yesterday"), "not a date like"),
         (first(date="2026-02-30"), "not a date like"),
         (first(reason="a\x1b[31mb"), "not printable text"),
         (first(reason="x" * 501), "at most 500 characters"),
-        (first(unfit=None), "unfit is None, not text"),
-        (first(dirty=1), "dirty is 1, not one of True, False, None"),
-        (first(measurement=True), "measurement is True, not a whole number"),
+        (first(unfit=None), "unfit is NoneType, not str"),
+        (first(dirty=1), "dirty is int, not bool"),
+        (first(measurement=True), "measurement is bool, not int"),
         (first(starts=["speedup", "speedup"]), "starts is .* each once"),
         (first(starts=["memory_ratio"]), "starts is .* not some of the session's metrics"),
-        (first(gpu={"name": "H200", "serial": "1"}), "gpu has unknown fields: 'serial'"),
+        (first(gpu={"name": "H200", "serial": "1"}), "gpu has no field 'serial'"),
         (first(libraries={"../x": "1"}), "a name in .*libraries"),
         (lambda data: data.update(sessions=[]), "has 0 values, not 1 to 8"),
         (lambda data: data.update(sessions=data["sessions"] * 9), "has 9 values, not 1 to 8"),
         (lambda data: data.update(case="../x"), "case is '../x', not text like"),
-        (metrics(speedup=[0.1, 0.2]), r"speedup\[0\] is 0.1, not a list"),
+        (metrics(speedup=[0.1, 0.2]), r"speedup\[0\] is float, not a list"),
         (metrics(speedup=[[]]), r"speedup\[0\] has 0 values"),
         (metrics(speedup=[[9.0], [9.0]]), r"speedup\[0\]\[0\] is 9.0, not a number from -4.6"),
-        (metrics(speedup=[["0.1"], [0.1]]), r"speedup\[0\]\[0\] is '0.1', not a number"),
+        (metrics(speedup=[["0.1"], [0.1]]), r"speedup\[0\]\[0\] is str, not float"),
         (metrics(fp8_share=[1.5]), r"fp8_share\[0\] is 1.5, not a number from 0 to 1"),
-        (metrics(fp8_share=[True]), r"fp8_share\[0\] is True, not a number"),
-        (metrics(fp8_layers=[1.0]), r"fp8_layers\[0\] is 1.0, not a whole number"),
+        (metrics(fp8_share=[True]), r"fp8_share\[0\] is bool, not float"),
+        (metrics(fp8_layers=[1.0]), r"fp8_layers\[0\] is float, not int"),
         (metrics(memory_ratio=[-1]), r"memory_ratio\[0\] is -1, not a number"),
-        (metrics(relic=[1]), "metrics has unknown fields: 'relic'"),
-        (metrics(speedup={"values": [[0.1]], "direction": "lower"}), "speedup is .* not a list"),
-        (lambda data: data["sessions"][0]["metrics"].clear(), "not an object with metrics"),
+        (metrics(relic=[1]), "metrics has no field 'relic'"),
+        (metrics(speedup={"values": [[0.1]], "direction": "lower"}), r"speedup'\] is dict, not a list"),
+        (lambda data: data["sessions"][0]["metrics"].clear(), "metrics has 0 values"),
         (lambda data: data["sessions"][0]["metrics"].pop("fp8_ms"), "has a speedup and lacks fp8_ms"),
         (metrics(fp8_ms=[100.0]), "another number of processes"),
         (metrics(busy_speedup=[[0.2] * 5] * 3), "busy times of 3 processes and steps of 2"),

@@ -137,7 +137,7 @@ def forged(path, **changes):
         (lambda path: forged(path, memory_ratio=[0.86]), 1, "not the stored ones"),
         (lambda path: edit(path, lambda data: data["sessions"][0].update(date="2026-11-19")), 1, "not the stored ones"),
         (lambda path: edit(path, lambda data: data["sessions"][0]["metrics"].pop("loss_gap")), 1, "not the stored"),
-        (lambda path: edit(path, lambda data: data["sessions"][0].update(tolerance=0.99)), 2, "unknown fields"),
+        (lambda path: edit(path, lambda data: data["sessions"][0].update(tolerance=0.99)), 2, "has no field"),
         (lambda path: edit(path, lambda data: data.update(sessions=[]), sign=False), 2, "0 values"),
         (lambda path: edit(path, lambda data: data["sessions"][0].update(reason="x"), sign=False), 2, "by hand"),
         (lambda path: path.write_text(path.read_text().replace("0.85", "NaN")), 2, "NaN is no number"),

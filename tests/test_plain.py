@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from helpers.evidence import arm_ledger, curves, layers_evidence, loaded, saved
-from pytest_fp8.plain import PlainDataError, from_plain, to_plain
+from pytest_fp8.plain import MAY_LACK, PlainDataError, from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def test_a_key_that_the_record_has_no_field_for_is_an_error():
 def test_an_error_deep_inside_names_the_way_to_it():
     data = travelled(WHOLE)
     del data["tables"]["t"][1]["size"]
-    with pytest.raises(PlainDataError, match=r"Whole\.tables\['t'\] lacks 'size'"):
+    with pytest.raises(PlainDataError, match=r"Whole\.tables\['t'\]\[1\] lacks 'size'"):
         from_plain(Whole, data)
 
 
@@ -108,6 +108,23 @@ class Scalars:
 def test_a_scalar_of_another_type_is_an_error(key, wrong):
     with pytest.raises(PlainDataError, match=rf"Scalars\.{key}"):
         from_plain(Scalars, {**to_plain(Scalars()), key: wrong})
+
+
+def positive(value, where):
+    if value <= 0:
+        raise PlainDataError(f"{where} is {value}")
+
+
+@dataclass(frozen=True)
+class Ruled:
+    counts: Sequence[Annotated[int, positive]]
+    note: str = field(default="-", metadata=MAY_LACK)
+
+
+def test_a_rule_of_an_annotation_is_asked_and_a_field_that_may_lack_takes_its_default():
+    assert from_plain(Ruled, {"counts": [1, 2]}) == Ruled([1, 2])
+    with pytest.raises(PlainDataError, match=r"it\.counts\[1\] is 0"):
+        from_plain(Ruled, {"counts": [1, 0]}, "it")
 
 
 def test_a_whole_number_is_a_fraction_too():

@@ -43,23 +43,23 @@ def write_atomically(path: Path, text: str) -> None:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise _not_written(path, error) from error
-    _flush_folder(path)
-
-
-def _not_written(path: Path, error: OSError) -> BaselineError:
-    # The system's own words alone: its error would name the hidden file, which is gone.
-    reason = error.strerror or str(error)
-    folder = shlex.quote(str(path.parent))
-    return BaselineError(
-        B.NOT_WRITTEN,
-        f"could not write {path}: {reason}",
-        expected="room and permission to write there",
-        seen=f"{reason}, when writing into {path.parent}",
-        cause="the disk is full, the folder cannot be written or a part of its path is no folder; nothing was "
-        "changed, the earlier file is whole",
-        next_step=f"df -h {folder}; ls -ld {folder}; then run the same command again",
-    )
+        # The system's own words alone: its error would name the hidden file, which is gone.
+        reason = error.strerror or str(error)
+        folder = shlex.quote(str(path.parent))
+        raise BaselineError(
+            B.NOT_WRITTEN,
+            f"could not write {path}: {reason}",
+            expected="room and permission to write there",
+            seen=f"{reason}, when writing into {path.parent}",
+            cause="the disk is full, the folder cannot be written or a part of its path is no folder; nothing was "
+            "changed, the earlier file is whole",
+            next_step=f"df -h {folder}; ls -ld {folder}; then run the same command again",
+        ) from error
+    # The rename itself survives a power cut, where the file system can. The file is whole either way.
+    with contextlib.suppress(OSError), ExitStack() as held:
+        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        held.callback(os.close, handle)
+        os.fsync(handle)
 
 
 def remove_unfinished(path: Path) -> None:
@@ -68,14 +68,6 @@ def remove_unfinished(path: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - unfinished.lstat().st_mtime > UNFINISHED_SECONDS:
                 unfinished.unlink()
-
-
-def _flush_folder(path: Path) -> None:
-    """Make the rename itself survive a power cut, where the file system can. The file is whole either way."""
-    with contextlib.suppress(OSError), ExitStack() as held:
-        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        held.callback(os.close, handle)
-        os.fsync(handle)
 
 
 @contextmanager
@@ -95,7 +87,9 @@ def updating(folder: Path) -> Iterator[None]:
             held.callback(fcntl.flock, lock, fcntl.LOCK_UN)
         except OSError as error:
             raise _not_locked(folder, path, error) from error
-        _sweep(folder)
+        for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
         yield
 
 
@@ -116,10 +110,3 @@ def _not_locked(folder: Path, path: Path, error: OSError) -> BaselineError:
         seen=f"{type(error).__name__}: {error}",
         next_step="choose another: --fp8-baseline-dir of pytest, --dir of pytest-fp8 baselines",
     )
-
-
-def _sweep(folder: Path) -> None:
-    """Remove the unfinished files of killed writers below ``folder``. Call it with the lock held."""
-    for unfinished in folder.glob(f"*/.*.json.*{UNFINISHED}"):
-        with contextlib.suppress(OSError):
-            unfinished.unlink()

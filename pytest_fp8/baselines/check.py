@@ -1,21 +1,36 @@
-"""What is wrong with a folder of baselines: unreadable, misplaced, orphaned, redefined, unfit, too coarse. Pure."""
+"""What is wrong with a folder of baselines beside the cases of its suite: unreadable, orphaned, redefined, and more."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pytest_fp8.baselines.folder import Files
 from pytest_fp8.baselines.metrics import gated_speedup, lacking
-from pytest_fp8.baselines.record import Baseline
-from pytest_fp8.baselines.store import gpu_option
-from pytest_fp8.baselines.suite_cases import cases_for, with_and_without_weights
+from pytest_fp8.baselines.record import MEASUREMENT, Baseline
+from pytest_fp8.baselines.source import Source
+from pytest_fp8.baselines.store import gpu_option, measuring, parse_text
+from pytest_fp8.baselines.strict import Unsound
 from pytest_fp8.case import OWN, Case
+from pytest_fp8.ci import ci_variable
 from pytest_fp8.codes import B, Code
-from pytest_fp8.errors import BaselineError
+from pytest_fp8.errors import BaselineError, Fp8Error, SettingsError
+from pytest_fp8.gpu import CHIP_OF_MAJOR, KINDS
+from pytest_fp8.recipes import unmet_need
 from pytest_fp8.rules.variance import MEASURED, Components
 
+if TYPE_CHECKING:
+    from pytest_fp8.report.ledger import Ledger
+
+EMULATED = "emulated"
+"""The folder of baselines that were measured without a GPU."""
 NOTES = B.UNEXERCISED, B.INCOMPLETE, B.STALE, B.MEASURED_OTHERWISE, B.OTHER_LIBRARY, B.OWN_MODEL
 """Other codes are errors."""
 
@@ -43,7 +58,7 @@ class Note:
 
 
 def inspect(
-    files: Mapping[Path, Baseline | BaselineError],
+    files: Files,
     cases: Sequence[Case],
     *,
     today: datetime.date,
@@ -52,31 +67,38 @@ def inspect(
     gpu: str = "",
     components: Callable[[str], Components] = lambda gpu: MEASURED,
 ) -> list[Note]:
-    """Everything there is to say about ``files`` (path below the baselines' folder -> what it holds).
+    """Everything there is to say about ``files``.
 
     ``max_age`` in days; ``installed``: library versions here; ``gpu``: look at that one alone. ``components``: a
     GPU's variances.
     """
     found: list[Note] = []
-    there: dict[str, set[str]] = {gpu: set()} if gpu else {}
-    for path in files:
-        folder = path.parts[0] if len(path.parts) > 1 else ""
-        if not gpu or path.parts[0] == gpu:
-            there.setdefault(folder, set()).add(path.stem)
-    known = {folder: with_and_without_weights(cases_for(cases, folder)) for folder in there}
-    variances = {folder: components(folder) for folder in there}
-    for path, stored in sorted(files.items()):
-        folder = path.parts[0] if len(path.parts) > 1 else ""
-        if not gpu or path.parts[0] == gpu:
-            case, known_components = known[folder].get(path.stem), variances[folder]
-            found += _inspect_file(path, stored, case, today, max_age, installed, known_components)
-    for folder in sorted(set(there) - {""}):
-        lacked = [case for case in cases_for(cases, folder) if _lacks_one(case, there[folder])]
-        found += [_unexercised(case, folder) for case in lacked]
+    folders: dict[str, list[Path]] = {gpu: []} if gpu else {}
+    for path in sorted(files):
+        if gpu in ("", path.parts[0]):
+            folders.setdefault(path.parts[0] if len(path.parts) > 1 else "", []).append(path)
+    for folder, paths in folders.items():
+        known, variances = with_and_without_weights(cases_for(cases, folder)), components(folder)
+        for path in paths:
+            rows = _rows(path, files[path], known.get(path.stem), today, max_age, installed, variances)
+            found += [Note(code, folder, path.stem, message, step) for code, message, step in rows if message]
+    for folder in sorted(set(folders) - {""}):
+        there = {path.stem for path in folders[folder]}
+        found += [
+            Note(
+                B.UNEXERCISED,
+                folder,
+                case.id,
+                "the suite defines this case and no baseline is stored for it",
+                f'pytest-fp8 suites -k {case.id} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "first"',
+            )
+            for case in cases_for(cases, folder)
+            if case.id not in there and case.backend != "bf16" and case.model != OWN
+        ]
     return found
 
 
-def _inspect_file(
+def _rows(
     path: Path,
     stored: Baseline | BaselineError,
     case: Case | None,
@@ -84,67 +106,48 @@ def _inspect_file(
     max_age: int,
     installed: Mapping[str, str],
     components: Components,
-) -> list[Note]:
-    folder, name = (path.parts[0] if len(path.parts) > 1 else ""), path.stem
+) -> list[tuple[Code, str, str]]:
+    """What one file can have: code, message, empty where it has not, and next step."""
     if isinstance(stored, BaselineError):
-        seen = stored.seen or stored.headline
-        return [Note(stored.code or B.UNREADABLE, folder, name, seen, f"restore {path} (git checkout), or delete it")]
-    if (stored.gpu, stored.case) != (folder, name) or len(path.parts) != 2:
+        return [(stored.code, stored.seen or stored.headline, f"restore {path} (git checkout), or delete it")]
+    if path.parts != (stored.gpu, f"{stored.case}.json"):
         message = f"{path} holds the baseline of {stored.gpu}/{stored.case}"
-        return [Note(B.MISPLACED, folder, name, message, "move it back to where it belongs")]
+        return [(B.MISPLACED, message, "move it back to where it belongs")]
     run = "pytest-fp8 suites" if case is not None else "pytest"
-    again = f'{run} -k {name} {gpu_option(folder)}--fp8-update-baselines --fp8-reason "..."'
-    found: list[Note | None] = [_definition(stored, case, again)]
+    again = f'{run} -k {stored.case} {gpu_option(stored.gpu)}--fp8-update-baselines --fp8-reason "..."'
     unfit = [session.unfit for session in stored.sessions if session.unfit]
-    if unfit:
-        message = f"a candidate that was not fit to be stored: {unfit[-1]}"
-        found.append(Note(B.UNFIT, folder, name, message, again))
     missing = lacking(case, stored.metrics) if case is not None else []
-    if missing:
-        message = f"its case asks for {', '.join(missing)}, and none is stored"
-        found.append(Note(B.INCOMPLETE, folder, name, message, again))
     metric = gated_speedup(stored.metrics)
     values = stored.values(metric)
+    coarse = ""
     # The speed of a case that is no longer asked for it gates nothing.
     if case is not None and case.asks("speedup") and values:
         coarse = too_coarse(metric, values, case.tolerance, components)
-        more = f"{again} --fp8-processes {len(values) + 2}"
-        found.append(Note(B.TOO_COARSE, folder, name, coarse, more) if coarse else None)
-    if moved := measured_otherwise(stored):
-        message = f"figures were taken another way than today: measurement {moved} has moved them since"
-        found.append(Note(B.MEASURED_OTHERWISE, folder, name, message, again))
-    age = _age(stored, today)
-    if age > max_age:
-        found.append(Note(B.STALE, folder, name, f"measured {age} days ago", again))
+    moved, age = measured_otherwise(stored), _age(stored, today)
     others = other_release(stored.newest.libraries, installed)
-    if others:
-        found.append(Note(B.OTHER_LIBRARY, folder, name, f"measured with {', '.join(others)}"))
-    return [finding for finding in found if finding is not None]
+    otherwise = f"figures were taken another way than today: measurement {moved} has moved them since"
+    return [
+        _definition(stored, case, again),
+        (B.UNFIT, f"a candidate that was not fit to be stored: {unfit[-1]}" if unfit else "", again),
+        (B.INCOMPLETE, f"its case asks for {', '.join(missing)}, and none is stored" if missing else "", again),
+        (B.TOO_COARSE, coarse, f"{again} --fp8-processes {len(values) + 2}"),
+        (B.MEASURED_OTHERWISE, otherwise if moved else "", again),
+        (B.STALE, f"measured {age} days ago" if age > max_age else "", again),
+        (B.OTHER_LIBRARY, f"measured with {', '.join(others)}" if others else "", ""),
+    ]
 
 
-def _definition(stored: Baseline, case: Case | None, again: str) -> Note | None:
+def _definition(stored: Baseline, case: Case | None, again: str) -> tuple[Code, str, str]:
     """Whether the suite still has the case, as it was when it was measured."""
-    where = stored.gpu, stored.case
     if case is None and of_own_model(stored.case):
-        return Note(B.OWN_MODEL, *where, "only its own test knows its definition: the hash was not checked")
+        return B.OWN_MODEL, "only its own test knows its definition: the hash was not checked", ""
     if case is None:
-        return Note(B.ORPHANED, *where, "the suite has no such case for this GPU", "pytest-fp8 baselines prune")
+        return B.ORPHANED, "the suite has no such case for this GPU", "pytest-fp8 baselines prune"
     if case.model == OWN:
-        return Note(B.OWN_MODEL, *where, "the hash covers the user's functions, which were not loaded")
+        return B.OWN_MODEL, "the hash covers the user's functions, which were not loaded", ""
     if case.digest() != stored.case_hash:
-        message = f"measured for case hash {stored.case_hash}; the case is {case.digest()} today"
-        return Note(B.REDEFINED, *where, message, again)
-    return None
-
-
-def _lacks_one(case: Case, stored: Collection[str]) -> bool:
-    return case.id not in stored and case.backend != "bf16" and case.model != OWN
-
-
-def _unexercised(case: Case, gpu: str) -> Note:
-    message = "the suite defines this case and no baseline is stored for it"
-    measure = f'pytest-fp8 suites -k {case.id} {gpu_option(gpu)}--fp8-update-baselines --fp8-reason "first"'
-    return Note(B.UNEXERCISED, gpu, case.id, message, measure)
+        return B.REDEFINED, f"measured for case hash {stored.case_hash}; the case is {case.digest()} today", again
+    return B.REDEFINED, "", again
 
 
 def of_own_model(name: str) -> bool:
@@ -158,19 +161,46 @@ def orphaned(stored: Iterable[str], cases: Sequence[Case], gpu: str) -> list[str
     return sorted(name for name in stored if name not in known and not of_own_model(name))
 
 
-def unused(stored: Collection[str], collected: Collection[str], asked: Collection[str]) -> tuple[list[str], list[str]]:
-    """Lines about the stored baselines that a whole run had no use for: those of no case, and those of a case that was
-    asked nothing. All arguments are names of cases."""
-    of_no_case = sorted(set(stored) - set(collected))
-    not_asked = sorted(set(stored) & set(collected) - set(asked))
-    orphaned, unexercised = [], []
-    if of_no_case:
-        orphaned.append(f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}")
-        orphaned.append("  next: delete these files, or find out which test was to ask them")
-    if not_asked:
-        named = ", ".join(not_asked)
-        unexercised.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {named}")
-    return orphaned, unexercised
+@dataclass
+class Presence:
+    """Lines for the closing summary; ``problems`` fail the session."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def presence(ledger: Ledger, source: Source, folder: Source, gpu: str) -> Presence:
+    """What to say of the baselines of ``gpu`` after a session that read them from ``source``; ``folder``: those of the
+    checkout, which a person can prune. Orphaned ones fail it in continuous integration, where nobody reads notes."""
+    found = Presence()
+    if not ledger.partial:
+        asked = {name for name, entry in ledger.entries.items() if entry.decisions}
+        here = {path.stem for path in folder.names() if path.parts[:-1] == (gpu,)}
+        if of_no_case := sorted(here - set(ledger.collected)):
+            (found.problems if ci_variable(os.environ) else found.notes).extend(
+                [
+                    f"{len(of_no_case)} orphaned baseline(s), of no case of this suite: {', '.join(of_no_case)}",
+                    "  next: delete these files, or find out which test was to ask them",
+                ]
+            )
+        if not_asked := sorted((here & set(ledger.collected)) - asked):
+            names = ", ".join(not_asked)
+            found.notes.append(f"{len(not_asked)} unexercised baseline(s), asked nothing in this run: {names}")
+    of_this_gpu = {name for name, entry in ledger.entries.items() if entry.gpu == gpu}
+    otherwise = []
+    for path in source.names():
+        if path.parts[:-1] == (gpu,) and path.stem in of_this_gpu:
+            # Where the file cannot be read, the tests of its case have failed with it.
+            with contextlib.suppress(Fp8Error, Unsound):
+                if measured_otherwise(parse_text(source.text(path) or "", str(path))):
+                    otherwise.append(path.stem)
+    if otherwise:
+        found.notes.append(
+            f"{len(otherwise)} baseline(s) were gated on although their figures were taken another way than today "
+            f"(measurement {MEASUREMENT}): {', '.join(otherwise)}\n"
+            f'  next: {measuring(gpu, *otherwise)}--fp8-reason "measured as today"'
+        )
+    return found
 
 
 def too_coarse(metric: str, values: Sequence[Sequence[float]], tolerance: float, components: Components) -> str:
@@ -212,3 +242,71 @@ def _age(stored: Baseline, today: datetime.date) -> int:
     """Days since the measurement, of the metric whose newest one is the oldest."""
     newest = [stored.measured_in(name)[-1].date for name in stored.metrics]
     return max((today - datetime.date.fromisoformat(date)).days for date in newest)
+
+
+def suite_cases(path: Path) -> list[Case]:
+    """The cases that a Python file defines: its attributes that are a :class:`Case` or a list or tuple of them.
+
+    The file is run, so trust it as you trust the test suite; its folder is importable meanwhile. Raises
+    :class:`SettingsError`.
+    """
+    if not path.is_file():
+        raise SettingsError(
+            B.NO_SUITE,
+            f"there is no suite at {path}",
+            expected="the Python file that lists the cases",
+            seen="no such file",
+            next_step="name it: --suite path/to/matrix.py; where cases are marks of your own tests there is none, and "
+            "files that nothing asks for are removed by hand (git rm)",
+        )
+    spec = importlib.util.spec_from_file_location("fp8_suite_cases", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SettingsError(
+            B.NO_SUITE,
+            f"the suite {path} cannot be loaded",
+            expected="a file that can be imported alone, such as suites/matrix.py",
+            seen=f"{type(error).__name__}: {error}",
+            next_step=f"python {path}",
+        ) from error
+    finally:
+        sys.path.remove(str(path.parent))
+    cases: dict[str, Case] = {}
+    for value in vars(module).values():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, Case):
+                cases.setdefault(item.id, item)
+    if not cases:
+        raise SettingsError(
+            B.NO_SUITE,
+            f"the suite {path} defines no case",
+            expected="attributes that are a pytest_fp8.Case, or a list or tuple of them",
+            seen="none",
+        )
+    return list(cases.values())
+
+
+def cases_for(cases: Iterable[Case], gpu: str) -> list[Case]:
+    """The cases that a GPU's folder of baselines is for: those that it can run, or the emulated ones."""
+    if gpu == EMULATED:
+        return [case for case in cases if case.emulated]
+    majors = [major for kind in KINDS if kind.name == gpu for major in kind.majors]
+
+    def runs(case: Case) -> bool:
+        # 8.9 is the least of Ada; of the others any minor number is as good.
+        on = [major for major in majors if not unmet_need(case.backend, case.recipe, (major, 9))]
+        return not majors or any(case.chip in ("", CHIP_OF_MAJOR[major]) for major in on)
+
+    return [case for case in cases if not case.emulated and runs(case)]
+
+
+def with_and_without_weights(cases: Iterable[Case]) -> dict[str, Case]:
+    """The cases by id, and each as ``--fp8-weights`` would make it: a baseline of either belongs to the suite."""
+    listed = list(cases)
+    from_folder = [replace(case, weights="a folder") for case in listed if case.weights is None and case.model != OWN]
+    return {case.id: case for case in [*listed, *from_folder]}

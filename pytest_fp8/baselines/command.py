@@ -263,24 +263,24 @@ def _same_again(options: argparse.Namespace, action: str, *more: str) -> str:
 
 
 def promote(options: argparse.Namespace) -> int:
-    from pytest_fp8.baselines.promote import promote_candidates
+    from pytest_fp8.baselines.update import promote_candidates
     from pytest_fp8.report.baselines import revision_lines
 
     done = promote_candidates(options.candidates, options.dir, options.reason, options.case, options.gpu)
     if options.json:
-        _print_json({"written": [str(path) for path in done.written], "refused": done.refused})
+        _print_json({"written": [str(path) for path in done.written], "refused": done.problems})
     else:
         for revision in done.revisions:
             print("\n".join(revision_lines(revision)))
         for path in done.written:
             print(f"wrote {path}")
-        for line in done.refused:
+        for line in done.problems:
             print(line, file=sys.stderr)
-    return WRONG if done.refused else OK
+    return WRONG if done.problems else OK
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    from pytest_fp8.baselines.suite_cases import suite_cases
+    from pytest_fp8.baselines.check import suite_cases
 
     return suite_cases(_suite_of(options))
 

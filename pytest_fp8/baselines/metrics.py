@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pytest_fp8.baselines.strict import Check, Unsound, listed, number
+from pytest_fp8.baselines.strict import Unsound, between, sized
 from pytest_fp8.case import Case
 from pytest_fp8.rules.loss import LOSS_MARGIN
 
@@ -18,25 +18,23 @@ BUSY = "busy_speedup", QUIET_BUSY
 EXACT = 1e-9
 """Absolute change up to which a metric without a tolerance counts as unchanged."""
 AGREE = 0.04
-"""How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Medians of
-equal blocks lie between the smallest and the largest of them: of 190 processes stored for H200s and H100s two lie
-beyond, by 0.0023 and 0.0021. Where the blocks of an arm's turn differ, its median is that of the one or the other, and
-a log ratio has both: on two H100s BF16 took 432 ms in the first and 408 ms in the second, its late host held FP8 up,
-and one of four processes lay 0.016 beyond. Fewer than :data:`MANY` blocks may lie beyond by their own range, too: of
-three with noise of 1.5 % one in a hundred does."""
+"""How far beyond the log ratios of its blocks the log ratio of a process's two median step times may lie. Of equal
+blocks the medians lie between them; where those of one turn differ, on two H100s one lay 0.016 beyond."""
 MANY = 6
+"""Fewer blocks may lie beyond by their own range, too: of three with noise of 1.5 % one in a hundred does."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What the code knows of a metric; ``values`` checks what a file holds of it."""
+    """What the code knows of a metric."""
 
     unit: str
     direction: str
     """``higher`` or ``lower`` is better, or ``two-sided``: distance from zero counts."""
     question: str
     """The question that measures it, by its name in :data:`pytest_fp8.case.QUESTIONS`."""
-    values: Check
+    values: Any
+    """The annotation of what a file holds of it."""
     tolerance: float = 0.0
     """As a fraction, or absolute for ``nats``; 0: any change counts. Of a speedup and a loss: where the case's own is
     not known."""
@@ -48,22 +46,30 @@ class Metric:
         return self.unit.startswith("log ratio")
 
 
+def _listed(kind: Any, low: float, high: float, most: int = 64) -> Any:
+    return _some(Annotated[kind, between(low, high)], most)
+
+
+def _some(kind: Any, most: int = 64) -> Any:
+    return Annotated[Sequence[kind], sized(1, most)]
+
+
 def _ratios(unit: str) -> Metric:
     # A hundred times faster or slower is no measurement of one step.
-    blocks = listed(number(-math.log(100), math.log(100)), 1, 64)
-    return Metric(unit, "higher", "speedup", listed(blocks, 1, 64), Case.tolerance)
+    blocks = _listed(float, -math.log(100), math.log(100))
+    return Metric(unit, "higher", "speedup", _some(blocks), Case.tolerance)
 
 
 def _count(unit: str) -> Metric:
-    return Metric(unit, "higher", "layers", listed(number(0, 1e6, whole=True), 1, 1))
+    return Metric(unit, "higher", "layers", _listed(int, 0, 1e6, most=1))
 
 
-_MILLISECONDS = Metric("ms per step", "lower", "speedup", listed(number(1e-6, 1e7), 1, 64), 0.08, informational=True)
+_MILLISECONDS = Metric("ms per step", "lower", "speedup", _listed(float, 1e-6, 1e7), 0.08, informational=True)
 
 
 def _account(unit: str, direction: str) -> Metric:
     # Where a step went is no process's own, and says nothing that a gate asks.
-    return Metric(unit, direction, "speedup", listed(number(-1e7, 1e7), 1, 1), 0.08, informational=True)
+    return Metric(unit, direction, "speedup", _listed(float, -1e7, 1e7, most=1), 0.08, informational=True)
 
 
 ACCOUNT: Mapping[str, Metric] = {
@@ -77,8 +83,8 @@ ACCOUNT: Mapping[str, Metric] = {
 }
 """The account of a speedup (:mod:`pytest_fp8.questions.speed.account`): the time in which the GPU works; what nothing
 hides of the wire between several; what FP8 products earned and other kernels cost; the limit, of what is gated on."""
-_GAPS = listed(number(-1e9, 1e9), 1, 64)
-_OVER_BF16 = listed(number(1e-6, 1e3), 1, 64)
+_GAPS = _listed(float, -1e9, 1e9)
+_OVER_BF16 = _listed(float, 1e-6, 1e3)
 
 METRICS: Mapping[str, Metric] = {
     "speedup": _ratios("log ratio, BF16 over FP8 step time"),
@@ -86,7 +92,7 @@ METRICS: Mapping[str, Metric] = {
     QUIET_BUSY: replace(_ratios("log ratio, BF16 over FP8 busy time, no arm waiting"), informational=True),
     "bf16_ms": _MILLISECONDS,
     "fp8_ms": _MILLISECONDS,
-    "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", listed(number(0, 1 + 1e-9), 1, 1)),
+    "fp8_share": Metric("share of GEMM FLOPs", "higher", "layers", _listed(float, 0, 1 + 1e-9, most=1)),
     "fp8_layers": _count("Linears in FP8"),
     **{f"fp8_{role}": _count(f"{role} products in FP8 per step") for role in ("fprop", "dgrad", "wgrad", "recompute")},
     "loss_gap": Metric("nats", "lower", "loss", _GAPS, LOSS_MARGIN[0]),

@@ -6,23 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from pytest_fp8.baselines.metrics import BUSY, METRICS, QUIET_BUSY, check_agreement
-from pytest_fp8.baselines.strict import (
-    NAME,
-    Check,
-    Unsound,
-    date,
-    listed,
-    named,
-    number,
-    one_of,
-    printable,
-    quoted,
-    record,
-    words,
-)
+from pytest_fp8.baselines.strict import NAME, Unsound, between, date, named, printable, quoted, sized, words
+from pytest_fp8.plain import MAY_LACK, from_plain, plain_value, to_plain
 
 SCHEMA = 2
 # 2: a step no longer waits for the GPU.
@@ -42,29 +30,51 @@ LONGEST = {"commit": 80, "reason": 500, "unfit": 1000}
 
 
 @dataclass(frozen=True)
+class _Gpu:
+    """The fields of :attr:`StoredSession.gpu`."""
+
+    name: Annotated[str, words(200)]
+    capability: Annotated[str, words(10, r"[0-9]+\.[0-9]+")] = field(default="", metadata=MAY_LACK)
+    driver: Annotated[str, words(80)] = field(default="", metadata=MAY_LACK)
+    memory: Annotated[int, between(0, 1e15)] = field(default=0, metadata=MAY_LACK)
+    power_limit: Annotated[float, between(0, 1e5)] = field(default=0.0, metadata=MAY_LACK)
+
+
+def _gpu(value: Mapping[str, Any], where: str) -> None:
+    from_plain(_Gpu, value, where)
+
+
+def _metrics(value: Mapping[str, Any], where: str) -> None:
+    if unknown := [quoted(name) for name in value if name not in METRICS]:
+        raise Unsound(f"{where} has no field {unknown[0]}")
+    for name, values in value.items():
+        plain_value(METRICS[name].values, values, f"{where}.{name}")
+    check_agreement(value, where)
+
+
+@dataclass(frozen=True)
 class StoredSession:
     """What one session measured, and where it comes from. It never changes once it is stored."""
 
-    date: str
-    commit: str
+    date: Annotated[str, date]
+    commit: Annotated[str, words(LONGEST["commit"])]
     dirty: bool | None
     """Whether files of the checkout were changed; ``None``: not known."""
-    reason: str
-    gpu: Mapping[str, Any]
-    libraries: Mapping[str, str]
-    run: str
+    reason: Annotated[str, words(LONGEST["reason"])]
+    gpu: Annotated[Mapping[str, Any], _gpu]
+    libraries: Annotated[Mapping[str, Annotated[str, words(80)]], sized(0, 40), named]
+    run: Annotated[str, words(12, r"[0-9a-f]{12}")]
     """Random digits, the same for all cases of one session: sessions of one day and commit are told apart by it."""
-    metrics: Mapping[str, Sequence[Any]]
+    metrics: Annotated[Mapping[str, Sequence[Any]], sized(1, len(METRICS)), _metrics]
     """Raw values of what this session measured itself: one per seed or process, or one list of blocks per process."""
-    measurement: int = MEASUREMENT
+    measurement: Annotated[int, between(1, 1e6)] = MEASUREMENT
     starts: tuple[str, ...] = ()
     """The metrics of which a new level begins here: they moved by more than noise."""
-    unfit: str = ""
+    unfit: Annotated[str, words(LONGEST["unfit"])] = field(default="", metadata=MAY_LACK)
     """Of a candidate: why it must not be stored."""
 
     def to_json(self) -> dict[str, Any]:
-        content = {**vars(self), "starts": list(self.starts)}
-        content |= {name: dict(content[name]) for name in ("gpu", "libraries", "metrics")}
+        content: dict[str, Any] = to_plain(self)
         return content if self.unfit else {name: value for name, value in content.items() if name != "unfit"}
 
     @property
@@ -92,14 +102,19 @@ class StoredSession:
         return f"{self.date}, commit {self.commit or 'unknown'}"
 
 
+def _starts(session: StoredSession, where: str) -> None:
+    if not set(session.starts) <= set(session.metrics) or len(set(session.starts)) < len(session.starts):
+        raise Unsound(f"{where}.starts is {quoted(session.starts)}, not some of the session's metrics, each once")
+
+
 @dataclass(frozen=True)
 class Baseline:
     """What a case once measured on one kind of GPU: its sessions, the oldest first."""
 
-    case: str
-    case_hash: str
-    gpu: str
-    sessions: tuple[StoredSession, ...] = field(default=())
+    case: Annotated[str, words(200, NAME)]
+    case_hash: Annotated[str, words(64, r"[0-9A-Za-z_]+")]
+    gpu: Annotated[str, words(64, NAME)]
+    sessions: Annotated[tuple[Annotated[StoredSession, _starts], ...], sized(1, MAX_SESSIONS)] = ()
 
     @property
     def newest(self) -> StoredSession:
@@ -170,57 +185,15 @@ class EditedByHand(Unsound):
     """The digest in a file is not that of its content."""
 
 
+@dataclass(frozen=True)
+class _File(Baseline):
+    schema: Annotated[int, between(SCHEMA, SCHEMA)] = SCHEMA
+    digest: Annotated[str, words(64, r"[0-9a-f]{64}")] = ""
+
+
 def parse_baseline(data: Any) -> Baseline:
     """A baseline from parsed JSON of schema 2. Raises :class:`Unsound`, which names the field."""
-    record(data, "the baseline", _BASELINE)
-    if data["digest"] != digest(data):
+    found = from_plain(_File, data, "the baseline")
+    if found.digest != digest(data):
         raise EditedByHand("digest is not that of the content")
-    return Baseline(data["case"], data["case_hash"], data["gpu"], tuple(map(_session, data["sessions"])))
-
-
-def _session(data: Mapping[str, Any]) -> StoredSession:
-    return StoredSession(**{**data, "starts": tuple(data["starts"])})
-
-
-def _metrics(value: Any, where: str) -> None:
-    if not isinstance(value, dict) or not value:
-        raise Unsound(f"{where} is {quoted(value)}, not an object with metrics")
-    record(value, where, {name: metric.values for name, metric in METRICS.items()}, tuple(METRICS))
-    check_agreement(value, where)
-
-
-def _stored_session(value: Any, where: str) -> None:
-    record(value, where, _SESSION, ("unfit",))
-    strangers = [name for name in value["starts"] if name not in value["metrics"]]
-    if strangers or len(set(value["starts"])) < len(value["starts"]):
-        raise Unsound(f"{where}.starts is {quoted(value['starts'])}, not some of the session's metrics, each once")
-
-
-_GPU: Mapping[str, Check] = {
-    "name": words(200),
-    "capability": words(10, r"[0-9]+\.[0-9]+"),
-    "driver": words(80),
-    "memory": number(0, 1e15, whole=True),
-    "power_limit": number(0, 1e5),
-}
-_SESSION: Mapping[str, Check] = {
-    "date": date,
-    "commit": words(LONGEST["commit"]),
-    "dirty": one_of(True, False, None),
-    "reason": words(LONGEST["reason"]),
-    "measurement": number(1, 1e6, whole=True),
-    "gpu": lambda value, where: record(value, where, _GPU, tuple(set(_GPU) - {"name"})),
-    "libraries": named(words(80), 40),
-    "run": words(12, r"[0-9a-f]{12}"),
-    "starts": listed(one_of(*METRICS), 0, len(METRICS)),
-    "metrics": _metrics,
-    "unfit": words(LONGEST["unfit"]),
-}
-_BASELINE: Mapping[str, Check] = {
-    "schema": one_of(SCHEMA),
-    "case": words(200, NAME),
-    "case_hash": words(64, r"[0-9A-Za-z_]+"),
-    "gpu": words(64, NAME),
-    "sessions": listed(_stored_session, 1, MAX_SESSIONS),
-    "digest": words(64, r"[0-9a-f]{64}"),
-}
+    return Baseline(found.case, found.case_hash, found.gpu, found.sessions)

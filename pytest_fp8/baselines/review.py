@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from pytest_fp8.baselines.history import tampering
 from pytest_fp8.baselines.metrics import ACCOUNT, EXACT, METRICS, QUIET_BUSY, informational
-from pytest_fp8.baselines.record import Baseline, StoredSession
+from pytest_fp8.baselines.record import MAX_SESSIONS, Baseline, StoredSession
 from pytest_fp8.libraries import changed_versions
 from pytest_fp8.rules.change import change_of, figure
 from pytest_fp8.rules.loss import LossScale, loss_margin
@@ -220,3 +219,20 @@ def _origins(session: StoredSession) -> dict[str, str]:
     # A session that was measured without a GPU has neither.
     about = {"driver": session.gpu.get("driver"), "power limit": session.gpu.get("power_limit")}
     return {**session.libraries, **{name: str(value) for name, value in about.items() if value is not None}}
+
+
+def tampering(old: Baseline, new: Baseline, candidate: bool = False) -> str:
+    """What was done to the sessions of ``old`` besides appending to them; empty for nothing. A full file loses its
+    oldest sessions. ``candidate``: ``new`` is one, which may have been promoted since."""
+    now = (_as_promoted(old, new) if candidate else new).sessions
+    leave = len(old.sessions) if len(now) == MAX_SESSIONS else 1
+    kept = [old.sessions[leaves:] for leaves in range(leave)]
+    if old.case_hash != new.case_hash or any(now[: len(sessions)] == sessions for sessions in kept):
+        return ""
+    return "its sessions are not the stored ones and then others: git diff shows what was edited or removed"
+
+
+def _as_promoted(old: Baseline, new: Baseline) -> Baseline:
+    """``new`` with the reason that its newest session was promoted with, where ``old`` has it."""
+    promoted = (session for session in old.sessions if replace(session, reason=new.newest.reason) == new.newest)
+    return replace(new, sessions=(*new.sessions[:-1], next(promoted, new.newest)))

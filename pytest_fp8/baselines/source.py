@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from pytest_fp8.baselines.strict import Unsound, decoded, quoted, read_regular
 from pytest_fp8.codes import B
@@ -13,53 +12,46 @@ from pytest_fp8.errors import BaselineError
 from pytest_fp8.git import GitError, commit_named, committed
 
 
-class Source(Protocol):
-    """Files by their path below the folder of baselines."""
-
-    def label(self, name: Path) -> str:
-        """The file as a message calls it."""
-
-    def text(self, name: Path) -> str | None:
-        """What is in the file; ``None`` where there is none. Raises :class:`Unsound`."""
-
-    def names(self) -> list[Path]:
-        """All ``*.json`` below the folder, without those whose name begins with ``_`` or ``.``, sorted."""
-
-    def check(self) -> None:
-        """Raise :class:`BaselineError` for what cannot be read now, before anything is measured."""
-
-
 class Folder:
-    """A folder of the working tree."""
+    """Files by their path below the folder of baselines, in the working tree."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def label(self, name: Path) -> str:
+        """The file as a message calls it."""
         return str(self.folder / name)
 
     def text(self, name: Path) -> str | None:
+        """What is in the file; ``None`` where there is none. Raises :class:`Unsound`."""
         try:
             return read_regular(self.folder / name)
         except FileNotFoundError:
             return None
 
     def names(self) -> list[Path]:
+        """All ``*.json`` below the folder, without those whose name begins with ``_`` or ``.``, sorted."""
         found = (path.relative_to(self.folder) for path in self.folder.rglob("*.json"))
         return sorted(path for path in found if is_baseline(path.name))
 
     def check(self) -> None:
-        """A folder without baselines is one whose baselines are still to be measured."""
+        """Raise :class:`BaselineError` for what cannot be read now, before anything is measured. A folder without
+        baselines is one whose baselines are still to be measured."""
 
 
-class Revision:
+Source = Folder
+"""Where baselines are read from: either class."""
+
+
+class Revision(Folder):
     """A folder as it was at a git revision: a commit, branch or tag. Everything is read at the first question.
 
     Raises :class:`BaselineError` where the revision or the folder in it does not exist.
     """
 
     def __init__(self, folder: Path, revision: str) -> None:
-        self.folder, self.revision = folder, revision
+        super().__init__(folder)
+        self.revision = revision
 
     def label(self, name: Path) -> str:
         return f"{self.revision}:{self.folder.name}/{name}"

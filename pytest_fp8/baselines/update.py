@@ -1,22 +1,26 @@
-"""What an update of baselines stores of a session's measurements, and why it stores others not."""
+"""What an update stores of a session, and ``promote`` of reviewed candidates; and why others not."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fp8.baselines.atomic import updating
 from pytest_fp8.baselines.check import too_coarse
-from pytest_fp8.baselines.history import appended, why_not_appended
-from pytest_fp8.baselines.metrics import gated_speedup
-from pytest_fp8.baselines.record import Baseline, session_of
+from pytest_fp8.baselines.folder import named, read_folder, readable
+from pytest_fp8.baselines.metrics import METRICS, gated_speedup
+from pytest_fp8.baselines.record import LONGEST, MAX_SESSIONS, Baseline, StoredSession, session_of
 from pytest_fp8.baselines.review import Revision, revise
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import earlier_baseline, write_baseline
+from pytest_fp8.baselines.strict import printable
 from pytest_fp8.baselines.variance import read_components
-from pytest_fp8.errors import BaselineError, Fp8Error
+from pytest_fp8.codes import B
+from pytest_fp8.errors import BaselineError, SettingsError
 from pytest_fp8.rules.change import RUNS_TO_FAIL
 
 if TYPE_CHECKING:
@@ -47,29 +51,89 @@ def update_baselines(ledger: Ledger, folder: Path, origin: Mapping[str, Any]) ->
         if not entry.metrics and not entry.errors:
             continue
         why = why_not_stored(ledger, name, folder)
+        if not why:
+            new = measured(entry, origin)
+            why = _store(done, folder, new, tolerances_of(entry))
+            if not why and "speedup" in new.metrics:
+                done.notes += _launch_bound(entry, folder)
         if why:
             done.problems.append(f"baseline of {name} was not updated: {why}")
-            continue
-        try:
-            old, why_none = earlier_baseline(folder, entry.gpu, entry.case, entry.case_hash)
-        except BaselineError as error:
-            done.problems.append(f"baseline of {name} was not updated: {error.message}")
-            continue
-        new = measured(entry, origin)
-        why = why_not_appended(old, new.newest)
-        if why:
-            done.problems.append(f"baseline of {name} was not updated: {why}")
-            continue
-        revision = revise(old, new, why_none, tolerances_of(entry), read_components(Folder(folder), entry.gpu))
-        done.revisions.append(revision)
-        try:
-            done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
-        except Fp8Error as error:
-            done.problems.append(error.message)
-            continue
-        if "speedup" in new.metrics:
-            done.notes += _launch_bound(entry, folder)
     return done
+
+
+def promote_candidates(
+    candidates: Path, folder: Path, reason: str, cases: Collection[str] = (), gpu: str = ""
+) -> Update:
+    """Append the newest session of the candidates of ``cases`` (all by default) to the baselines below ``folder``.
+
+    A candidate is a problem where an update would have refused what its session measured. Raises
+    :class:`BaselineError` for an unreadable candidate among them, and :class:`SettingsError` without a reason or where
+    a named case has none.
+    """
+    if not reason.strip():
+        raise SettingsError(B.USAGE, "a promotion needs a reason", expected='--reason "why"', seen="an empty one")
+    found = readable(read_folder(candidates), wanted=cases)
+    listed = f"pytest-fp8 baselines list --dir {shlex.quote(str(candidates))}"
+    wanted = {one for case in cases for one in named(case, list(found), gpu, "candidate", listed)}
+    done = Update()
+    with updating(folder):
+        for key, candidate in sorted(found.items()):
+            if (cases and key not in wanted) or gpu not in ("", key[0]):
+                continue
+            session = replace(candidate.newest, reason=printable(reason, LONGEST["reason"]))
+            why = session.unfit or too_few(session.metrics)
+            why = why or _store(done, folder, replace(candidate, sessions=(session,)))
+            if why:
+                done.problems.append(f"candidate {'/'.join(key)} was not stored: {why}")
+    return done
+
+
+def _store(done: Update, folder: Path, new: Baseline, tolerances: Mapping[str, float] | None = None) -> str:
+    """Append the session of ``new`` to its baseline; gives why it could not be."""
+    try:
+        old, why_none = earlier_baseline(folder, new.gpu, new.case, new.case_hash)
+        if why := why_not_appended(old, new.newest):
+            return why
+        revision = revise(old, new, why_none, tolerances, read_components(Folder(folder), new.gpu))
+        done.written.append(write_baseline(folder, appended(old, new, revision.starts())))
+        done.revisions.append(revision)
+    except BaselineError as error:
+        # Those before it are stored, and are told.
+        return error.message
+    return ""
+
+
+def appended(old: Baseline | None, new: Baseline, starts: Sequence[str]) -> Baseline:
+    """``old`` with the newest session of ``new`` behind its own; ``starts``: the metrics that begin a new level in it.
+
+    ``old`` is ``None`` where nothing can be compared: then the session is the first. Where the file is full the oldest
+    session leaves. Call :func:`why_not_appended` first.
+    """
+    session = replace(new.newest, starts=tuple(sorted(starts)))
+    before = old.sessions if old is not None else ()
+    return replace(new, sessions=(*before, session)[-MAX_SESSIONS:])
+
+
+def why_not_appended(old: Baseline | None, new: StoredSession) -> str:
+    """Why a session cannot be added to a baseline, or an empty string."""
+    if old is None:
+        return ""
+    if any(session.run == new.run for session in old.sessions):
+        return "this session is stored already"
+    if len(old.sessions) < MAX_SESSIONS:
+        return ""
+    oldest, *others = old.sessions
+    lost = sorted(_questions(oldest) - _questions(new).union(*map(_questions, others)))
+    if lost:
+        return (
+            f"the file holds {MAX_SESSIONS} sessions, and the oldest, which would leave it, is the only one that "
+            f"answered {' and '.join(lost)}; run all tests of the case in one session"
+        )
+    return ""
+
+
+def _questions(session: StoredSession) -> set[str]:
+    return {METRICS[name].question for name in session.metrics}
 
 
 def measured(entry: Entry, origin: Mapping[str, Any], unfit: str = "") -> Baseline:

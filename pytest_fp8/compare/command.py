@@ -144,7 +144,7 @@ def _suite() -> Path:
 
 def named_cases(names: Sequence[str], suite: Path, own: bool) -> list[Case]:
     """The cases of those ids: of the suite, or of the user's own model. Raises :class:`SettingsError`."""
-    from pytest_fp8.baselines.suite_cases import suite_cases
+    from pytest_fp8.baselines.check import suite_cases
     from pytest_fp8.case import ADAPTERS_ALONE, OWN, Case
     from pytest_fp8.recipes import RECIPES
 

@@ -7,27 +7,34 @@ compared directly. Their BF16 arms are compared too, to tell a slower FP8 from a
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
 from pytest_fp8.arms.environment import ArmEnvironment, checkout, probed
+from pytest_fp8.arms.pair import TwoArms
+from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.arms.spec import ArmSpec
 from pytest_fp8.case import Case
 from pytest_fp8.codes import Code, S
 from pytest_fp8.errors import SettingsError
+from pytest_fp8.gpu import Gpu
 from pytest_fp8.libraries import changed_versions
+from pytest_fp8.questions.again import look_again
+from pytest_fp8.questions.layers.check import check_layers
+from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
+from pytest_fp8.questions.speed.beside import disturbance
+from pytest_fp8.questions.speed.timing import BlockTimer
 from pytest_fp8.rules.same_session import BLOCKS, PAIRS, SideSpeed, decide_same_session, own_change
+from pytest_fp8.rules.speed import ratios_by_process
+from pytest_fp8.shipping import ship
 from pytest_fp8.verdicts import Decision, Finding, Verdict
-
-if TYPE_CHECKING:
-    from pytest_fp8.arms.pair import TwoArms
-    from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.gpu import Gpu
-    from pytest_fp8.questions.speed.timing import BlockTimer
-    from pytest_fp8.workload import WorkloadReference
+from pytest_fp8.workload import WorkloadReference
 
 QUESTION = "same session"
 TOLERANCE = 0.01
@@ -90,7 +97,6 @@ class Comparison:
 
 def environments(base: Side, head: Side, project: Path, held: ExitStack) -> tuple[ArmEnvironment, ArmEnvironment]:
     """Both sides, probed; checkouts live as long as ``held``. Raises :class:`SettingsError`."""
-    import sys
 
     def environment(name: str, side: Side) -> ArmEnvironment:
         root = held.enter_context(checkout(side.revision, project)) if side.revision else project
@@ -111,8 +117,6 @@ def compare(
 ) -> Comparison:
     """Measure one case on both sides. Raises :class:`ArmError` where an arm cannot be built or dies, and
     :class:`SettingsError` where there is no GPU: speed is a GPU's question."""
-    from pytest_fp8.arms.pool import ArmPool
-    from pytest_fp8.shipping import ship
 
     pool = ArmPool(require_gpu(case))
     model = Model(ship(workload, f"the workload {workload.text!r}"), workload.text) if workload is not None else Model()
@@ -151,9 +155,6 @@ def compare_in(
 ) -> Comparison:
     """:func:`compare` with the arms of a pool, which ends every other arm that it has. ``tolerance``: by default
     :data:`TOLERANCE`, or the case's own where that is finer. Raises ``ArmError``."""
-    from pytest_fp8.questions.again import look_again
-    from pytest_fp8.questions.speed.timing import BlockTimer
-    from pytest_fp8.rules.speed import ratios_by_process
 
     allowed = min(TOLERANCE, case.tolerance) if tolerance is None else tolerance
 
@@ -181,9 +182,6 @@ def compare_in(
 
 def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
     """The evidence of each look, measured when it is asked for."""
-    from pytest_fp8.questions.layers.evidence import fp8_layers, reference_layers
-    from pytest_fp8.questions.speed.timing import BlockTimer
-
     timer = BlockTimer(arms)
     if arms.takes_turns:
         first = {
@@ -201,8 +199,6 @@ def _looks(arms: TwoArms, looks: int) -> Iterator[SidesEvidence]:
 
 
 def _evidence(timer: BlockTimer, attention: tuple[Any, ...] = ({}, {})) -> SidesEvidence:
-    from pytest_fp8.questions.speed.beside import disturbance
-
     seen = timer.beside
     disturbed = disturbance(seen.strangers, seen.throttles, seen.clocks)
     return SidesEvidence([list(x) for x in timer.reference], [list(x) for x in timer.other], disturbed, attention)
@@ -277,9 +273,6 @@ def _sides(
     model: Model,
 ) -> TwoArms:
     """One case's arms in both environments, alive: base's is the reference, head's the other."""
-    from pytest_fp8.arms.pair import TwoArms
-    from pytest_fp8.arms.spec import ArmSpec
-
     digest = case.digest(model.identity)
     base, head = (pool.arm(f"{digest}@{side.name}", ArmSpec(case, "cuda", model.shipped), side) for side in sides)
     arms = TwoArms(base, head, pool)
@@ -289,9 +282,6 @@ def _sides(
 
 def _unsound(case: Case, arms: TwoArms) -> Decision | None:
     """What is wrong with FP8 in head's arm, or ``None``."""
-    from pytest_fp8.questions.layers.check import check_layers
-    from pytest_fp8.questions.layers.evidence import fp8_layers
-
     if case.backend == "bf16":
         return None
     decision = check_layers(case, fp8_layers(arms))
@@ -299,8 +289,6 @@ def _unsound(case: Case, arms: TwoArms) -> Decision | None:
 
 
 def _median(arms: Sequence[Sequence[float]]) -> float:
-    from statistics import median
-
     return median(time for process in arms for time in process)
 
 

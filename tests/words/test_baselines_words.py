@@ -14,12 +14,11 @@ from helpers.baselines import baseline, edit
 from helpers.good_baseline import GOOD, read
 from pytest_fp8 import Case
 from pytest_fp8.baselines.atomic import updating
-from pytest_fp8.baselines.check import inspect
+from pytest_fp8.baselines.check import inspect, suite_cases
 from pytest_fp8.baselines.folder import named, read_folder, read_revision
-from pytest_fp8.baselines.promote import promote_candidates
 from pytest_fp8.baselines.source import Folder
 from pytest_fp8.baselines.store import baseline_path, write_baseline
-from pytest_fp8.baselines.suite_cases import suite_cases
+from pytest_fp8.baselines.update import promote_candidates
 from pytest_fp8.baselines.variance import NAME, read_components
 from pytest_fp8.codes import B
 from pytest_fp8.errors import Fp8Error
