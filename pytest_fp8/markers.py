@@ -194,8 +194,8 @@ def why_not(case: Case, settings: Settings, beside: Iterable[Case] = ()) -> tupl
         seen = f"; this is {gpu.name}" if gpu is not None else f": {absent}"
         emulates = case.model == OWN and case.backend in EMULATED_BACKENDS and case.gpus == 1
         here = "; emulated=True in its mark runs it on the CPU" if emulates else ""
-        wanted = f"a {case.chip} GPU" if case.chip else "a GPU with FP8 tensor cores"
-        return f"needs {wanted}{seen}{here}", False
+        wanted = f"needs a {case.chip} GPU" if case.chip else "needs a GPU with FP8 tensor cores"
+        return f"{wanted}{seen}{here}", False
     if not is_for(case, gpu):
         return f"case {case.id} is for {case.chip}; {gpu.name} is {gpu.chip}", False
     reason = _library(case) or _recipe(case, gpu) or _too_few(case)

@@ -81,7 +81,7 @@ def test_what_was_stored_before_the_disk_was_full_is_told(run, project, monkeypa
     code, out, err = run("promote", "out/candidates", "--reason", "x")
     assert code == 1
     assert "wrote baselines/h200/1b-torchao-rowwise.json" in out
-    assert "candidate h200/1b-torchao-tensorwise was not stored: could not write" in err
+    assert "candidate h200/1b-torchao-tensorwise was not stored: FP8-B09: could not write" in err
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_what_several_questions_share_is_said_once_with_their_names():
     ledger.note(row, "numerics", Decision(N.TOO_SENSITIVE, Verdict.INCONCLUSIVE, "too sensitive", question="numerics"))
     ledger.note(row, "memory", Decision(None, Verdict.PASS, "0.9x", question="memory"))
     assert findings(ledger.entries[row]) == [
-        f"{row} layers, loss: INVALID: the arms draw other random numbers",
-        f"{row} numerics: INCONCLUSIVE: too sensitive",
+        f"{row} layers, loss: INVALID FP8-D15: the arms draw other random numbers",
+        f"{row} numerics: INCONCLUSIVE FP8-N23: too sensitive",
     ]
 
 
@@ -69,8 +69,8 @@ def test_notes_are_numbered_and_one_of_several_cases_is_said_once(ledger):
     below = lines_of(list(notes), width=None)
     assert [line for line in below if line.startswith("[")] == [
         f"[1] fails as known: {KNOWN}",
-        f"[2] {NAMES[1]} speedup: INVALID: disturbed by another process",
-        "[3] the arm 'fp8' died",
+        f"[2] {NAMES[1]} speedup: INVALID FP8-S13: disturbed by another process",
+        "[3] FP8-R05: the arm 'fp8' died",
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_failed_line_begins_with_the_headline(failing):
     lines = failing.runpytest("--fp8-gpu=h200").outlines
     failed = [line for line in lines if line.startswith("FAILED")]
     assert failed
-    assert all(" - FAIL: " in line and "CheckFailed" not in line for line in failed)
+    assert all(" - FAIL FP8-S09: " in line and "CheckFailed" not in line for line in failed)
 
 
 def test_a_run_writes_them_all(failing):
@@ -180,7 +180,7 @@ def test_a_folder_in_a_file_s_place_ends_no_session_by_its_own_error(failing):
     (failing.path / "out/summary.md").unlink()
     (failing.path / "out/summary.md").mkdir()
     result = failing.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out")
-    result.stdout.fnmatch_lines(["*not all of the report was written: could not write *summary.md: it is a folder"])
+    result.stdout.fnmatch_lines(["*not all of the report was written: could not write *summary.md: Is a directory"])
 
 
 def test_a_test_that_fails_as_expected_has_its_verdict_for_other_tools(pytester, monkeypatch):

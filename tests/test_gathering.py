@@ -97,5 +97,5 @@ def test_who_waits_for_evidence_that_fails_asks_for_itself(pair):
         return "evidence"
 
     errors = pair.gather({name: lambda: pair.once("it", ask) for name in ("one", "two")})
-    assert [str(error) for error in errors.values()] == ["once"]
+    assert [str(error) for error in errors.values()] == ["FP8-R04: once"]
     assert pair.once("it", lambda: "another") == "evidence"

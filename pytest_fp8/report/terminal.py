@@ -69,7 +69,8 @@ def row(entry: Entry) -> list[str]:
         elif name == "baseline" and decision:
             style, mark = "dim", "" if figures else "none"
         # A decision may have no numbers, as that of an arm that the GPU cannot hold.
-        cells.append(f"[{style}]{_escape((figures.removeprefix(NONE) + mark).strip() or NONE)}[/]")
+        known = "" if figures == NONE else figures
+        cells.append(f"[{style}]{_escape((known + mark).strip() or NONE)}[/]")
     return cells
 
 

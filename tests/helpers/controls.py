@@ -129,9 +129,10 @@ class BrokenProcess(FakeProcess):
 
 
 def read_without_counts(*where):
-    """A baseline without its counts of layers: the fake model has two FP8 layers, the baselines' models 28 and 112."""
+    """A baseline without its counts and share of FP8: the fake model has two FP8 layers, half of its FLOPs; the
+    baselines' models have 28 and 112."""
     found = read_baseline(*where)
     if found is None:
         return None
-    kept = {name: values for name, values in found.newest.metrics.items() if name not in COUNTED}
+    kept = {name: values for name, values in found.newest.metrics.items() if name not in {*COUNTED, "fp8_share"}}
     return replace(found, sessions=(replace(found.newest, metrics=kept),))

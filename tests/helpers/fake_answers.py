@@ -161,6 +161,7 @@ class FakeAnswers:
             "keys": ["w"],
             "wrapped": [],
             "left_out": [],
+            "narrowed": {},
             "untied": {},
             "scaling_state": [],
             "frozen": 0,
