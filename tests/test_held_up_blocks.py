@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,7 +162,7 @@ def gate(rng, lost=0.0, busy_stored=True):
     """One of a gate's 30 cases, look by look, on a host like that of an H100 which held up all blocks of FP8 in a
     process by up to 2 %, and a third of them by up to a fifth. Busy times are as far from the stored ones as sessions
     are."""
-    components, between = replace(MEASURED, shared=None), rng.normal(0, MEASURED.busy)
+    between = rng.normal(0, MEASURED.busy)
     history = [rng.normal(0.15, MEASURED.block, (2, 8)).tolist()]
     busy_history = [rng.normal(rng.normal(0.19, MEASURED.busy), 0.02, (2, 30)).tolist()]
     bf16, fp8, busy = [], [], []
@@ -186,7 +185,7 @@ def gate(rng, lost=0.0, busy_stored=True):
             tolerance=0.02,
             history=history,
             busy_history=busy_history if busy_stored else (),
-            components=components,
+            components=MEASURED,
         )
         if decision.verdict is not Verdict.INCONCLUSIVE:
             break

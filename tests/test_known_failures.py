@@ -59,7 +59,8 @@ def test_a_known_failure_stands_beside_the_verdict_of_what_else_was_asked(files)
     assert "**tiny-torchao-rowwise**, layers, as known" in summary, "what it says is still there"
     if html is None:
         pytest.skip("the page needs the extra [report]")
-    assert '<span class="v FAIL">FAIL</span> <span class="soft">as known</span>' in html
+    told = f"<code>{L.DGRAD_NOT_IN_FP8}</code>"
+    assert f'<span class="v FAIL">FAIL</span> {told} <span class="soft">as known</span>' in html
     assert '<span class="v PASS">PASS</span> <span class="soft">fails as known: layers</span>' in html
 
 

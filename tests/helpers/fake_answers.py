@@ -168,6 +168,7 @@ class FakeAnswers:
             "on_disk": {"BF16": 1},
             "digests": {"w": 1},
             "optimizer_digests": state,
+            "narrowed": {},
             "bytes": 2,
             "own": None,
         }
@@ -181,7 +182,9 @@ class FakeAnswers:
             "untied": {},
             "loaded": True,
             "rebuilt_scaling_state": [],
+            "refused": "",
             "stale": [],
+            "unchecked": "",
             "left_out": [],
             "digests": {"w": 1},
             "optimizer_digests": state,
