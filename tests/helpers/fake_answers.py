@@ -167,6 +167,7 @@ class FakeAnswers:
             "on_disk": {"BF16": 1},
             "digests": {"w": 1},
             "optimizer_digests": state,
+            "narrowed": {},
             "bytes": 2,
             "own": None,
         }
