@@ -165,6 +165,7 @@ def test_a_test_file_may_set_flags_of_cudnn(pytester):
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "uint16", "bfloat16", "complex64", "bool"])
 def test_tensors_of_every_type_travel(name):
     """Frozen FP8 weights, or tokens of 16 bits, that a test file holds."""
@@ -179,6 +180,7 @@ def test_tensors_of_every_type_travel(name):
     assert row.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
+@pytest.mark.slow
 def test_views_of_one_tensor_travel_with_one_copy_of_it():
     """Batches that were split off one tensor, as a user keeps them beside the test."""
     import torch

@@ -13,6 +13,8 @@ from pytest_fp8.workload import Workload
 if TYPE_CHECKING:
     import torch
 
+    from pytest_fp8.backends.base import Conversion
+
 
 class RateDoubles(Control):
     """From step 11 of each curve on, the FP8 arm trains at twice the learning rate."""
@@ -126,7 +128,7 @@ class TeacherStandsStill(Control):
     case = Case("own", "torchao", "tensorwise", name="teacher", emulated=True, loss_steps=20)
     workload = Workload(build=build_student, batch=rows, step=follow, leave=("teacher",), learning_rate=2e-3)
 
-    def warm(self, engine: BreakableEngine) -> None:
+    def converted(self, engine: BreakableEngine, meant: Conversion) -> None:
         engine.model.pairs = [  # type: ignore[assignment]
             (student, teacher.detach().clone())
             for student, teacher in engine.model.pairs  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.evidence import arm_ledger
 from pytest_fp8.plain import to_plain
-from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED
+from pytest_fp8.questions.checkpoints.evidence import NOT_RESUMED, Loaded, Saved
 from pytest_fp8.questions.layers.products import FP8, LayerCall, Product
 from pytest_fp8.questions.loss.evidence import Course
 from pytest_fp8.recipes import FPROP, RECOMPUTE, ROLES, recipe_facts
@@ -157,39 +157,31 @@ class FakeAnswers:
 
     def save(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         state = {"optimizer/w/step": 3} if optimizer else {}
-        return {
-            "keys": ["w"],
-            "wrapped": [],
-            "left_out": [],
-            "narrowed": {},
-            "untied": {},
-            "scaling_state": [],
-            "frozen": 0,
-            "on_disk": {"BF16": 1},
-            "digests": {"w": 1},
-            "optimizer_digests": state,
-            "narrowed": {},
-            "bytes": 2,
-            "own": None,
-        }
+        told = Saved(
+            keys=["w"],
+            wrapped=[],
+            untied={},
+            scaling_state=[],
+            frozen=0,
+            on_disk={"BF16": 1},
+            digests={"w": 1},
+            optimizer_digests=state,
+            bytes=2,
+        )
+        return to_plain(told)
 
     def load(self, folder: str, store: str, optimizer: bool) -> dict[str, Any]:
         state = {"optimizer/w/step": 3} if optimizer else {}
-        return {
-            "missing": [],
-            "unexpected": [],
-            "wrong_shape": [],
-            "untied": {},
-            "loaded": True,
-            "rebuilt_scaling_state": [],
-            "refused": "",
-            "stale": [],
-            "unchecked": "",
-            "left_out": [],
-            "digests": {"w": 1},
-            "optimizer_digests": state,
-            "own": None,
-        }
+        told = Loaded(
+            missing=[],
+            unexpected=[],
+            wrong_shape=[],
+            untied={},
+            loaded=True,
+            digests={"w": 1},
+            optimizer_digests=state,
+        )
+        return to_plain(told)
 
     def logits(self, seed: int) -> bytes:
         return bytes(4) + (np.ones(8, dtype=np.float32) * (1.01 if self.is_fp8 else 1.0)).tobytes()
