@@ -10,7 +10,7 @@ from controls.control import Control
 from controls.models import FLOAT_HEAD
 from controls.training import ONE_B
 from pytest_fp8.case import Case
-from pytest_fp8.codes import S
+from pytest_fp8.codes import D, S
 from pytest_fp8.worker.run.fault_points import BreakableEngine
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Tf32Alone(Control):
     number, id = 71, "tf32-alone"
     title = "the FP8 arm alone multiplies float32 in TF32"
     question = "faster"
-    code = S.OTHER_PRECISION
+    code = D.OTHER_SWITCH
     case = Case("own", "torchao", "tensorwise", name="float_head", questions=("layers", "speedup"))
     workload = FLOAT_HEAD
     verdicts = ("INVALID",)
