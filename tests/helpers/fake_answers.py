@@ -183,6 +183,8 @@ class FakeAnswers:
             "rebuilt_scaling_state": [],
             "stale": [],
             "left_out": [],
+            "refused": "",
+            "unchecked": "",
             "digests": {"w": 1},
             "optimizer_digests": state,
             "own": None,
