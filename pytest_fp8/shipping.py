@@ -117,6 +117,11 @@ def _pickled(value: Any) -> bytes:
                 for name, module in list(sys.modules.items()):
                     if module is held:
                         return importlib.import_module, (name,)
+            if isinstance(held, ModuleType) and held.__name__ in cloudpickle.list_registry_pickle_by_value():
+                # Its loader is pytest's own, and holds the session.
+                without = {"__builtins__", "__loader__", "__spec__"}
+                content = {name: value for name, value in vars(held).items() if name not in without}
+                return cloudpickle.cloudpickle.dynamic_subimport, (held.__name__, content)
             if torch is not None and type(held) in (torch.storage.TypedStorage, torch.UntypedStorage):
                 # Public attributes of the first warn that the class will go. Tensors of float8 say that they have the
                 # second one, and are made again from the first, of bytes.

@@ -105,16 +105,17 @@ def test_code_that_goes_by_value_keeps_the_name_of_its_file():
     assert sent()() == [0, 2, 4]
 
 
-def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester):
+@pytest.mark.parametrize("called", ["seven", "conftest.seven"])
+def test_a_conftest_s_function_goes_by_value_from_a_test_that_names_it(pytester, called):
     pytester.makeconftest("def seven():\n    return 7\n")
     pytester.makepyfile(
-        """
-        import subprocess, sys
+        f"""
+        import conftest, subprocess, sys
         from conftest import seven
         from pytest_fp8.shipping import ship
 
         def test_it(tmp_path):
-            code = f"from pytest_fp8.shipping import unship; print(unship({ship(lambda: seven(), 'f')!r})())"
+            code = f"from pytest_fp8.shipping import unship; print(unship({{ship(lambda: {called}(), 'f')!r}})())"
             run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
             assert run.stdout == "7\\n", run.stderr
         """

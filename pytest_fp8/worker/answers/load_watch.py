@@ -48,8 +48,16 @@ class LoadWatch:
         self._before: dict[str, torch.Tensor] = {}
         self._errors: dict[str, torch.Tensor] = {}
 
-    def before(self) -> None:
-        """Evaluate with the weights that are there now, which must be far from those that will be loaded."""
+    def before(self, own_load: bool = False) -> None:
+        """Evaluate with the weights that are there now, which must be far from those that will be loaded.
+
+        ``own_load``: the workload's ``load()`` will load them. Where there is one it may renew copies by itself, so
+        ``load_state_dict()`` alone is not asked to.
+        """
+        own = self._engine.setup.own
+        if self._layers and not own_load and own is not None and own.load is not None:
+            self.unchecked = "the workload's load() may renew them"
+            return
         if self._layers and self._evaluated():
             weights = {name: layer._parameters["weight"] for name, layer in self._layers.items()}
             self._before = {name: _some(full(weight)).detach().clone() for name, weight in weights.items()}
@@ -72,7 +80,12 @@ class LoadWatch:
         return [plain_name(name) for name, row in zip(self._errors, errors, strict=True) if _is_stale(*row)]
 
     def _evaluated(self) -> bool:
+        # A forward pass may put another tensor in a weight's place: param.data = ...
+        held = [(p, p.data) for p in self._engine.model.parameters() if type(p.data) is torch.Tensor]
         error = not_evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__)
+        for parameter, data in held:
+            if parameter.data.data_ptr() != data.data_ptr():
+                parameter.data = data
         if error is not None:
             why = error or ("it has no room" if self._inputs else "the step or loss does not call the whole model")
             self.unchecked = f"no evaluation of the model: {why}"

@@ -97,7 +97,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     with not_persistent_kept(engine.model):
         engine.restart(OTHER_SEED)
     watch = LoadWatch(engine)
-    watch.before()
+    watch.before(own_load=True)
     before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
     with generators_kept():
         # A state that no training run reaches by itself.
