@@ -84,8 +84,8 @@ class World:
     """How many times shorter an FP8 arm's kernels are, where that is not ``speedup``."""
     host: float = 0.0
     """How much the host lengthens each block of an FP8 arm at most, as a fraction."""
-    fails: dict[str, str] = field(default_factory=dict)
-    """case id -> kind of ArmError that its build ends in."""
+    fails: dict[str, R] = field(default_factory=dict)
+    """case id -> code of the ArmError that its build ends in."""
     built: list[str] = field(default_factory=list)
     closed: int = 0
     strangers: tuple[int, ...] = ()
@@ -134,13 +134,9 @@ class FakeProcess(FakeAnswers):
         if self.asked is not None:
             (operation, arguments), self.asked = self.asked, None
             return self.request(operation, **arguments)
-        kind = self.world.fails.get(self.spec.case.id)
-        if kind:
-            raise ArmError(
-                R.OUT_OF_MEMORY if kind == "out of memory" else R.ARM_DIED,
-                f"the arm {self.spec.name!r} failed",
-                seen=kind,
-            )
+        code = self.world.fails.get(self.spec.case.id)
+        if code:
+            raise ArmError(code, f"the arm {self.spec.name!r} failed", seen=code.slug)
         self.world.built.append(self.spec.case.id)
         return {"cudnn": 91900, "compiled": True}
 
