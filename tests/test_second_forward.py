@@ -99,18 +99,18 @@ def test_another_mask_in_the_fp8_arm_is_named_with_the_layer(reentrant, parts):
 
 def test_a_mask_that_no_layer_sees_is_named_by_who_draws_it():
     both = ledgers(build=dropping(inside=0.0, after=0.1), convert=forgetting, loss=squares)
-    verdict, lines = find_in_ledger(both, "loss")
-    assert verdict is Verdict.INVALID
-    assert HEADLINE in lines["headline"]
-    assert "blocks.1" in lines["cause"]
+    found = find_in_ledger(both, "loss")
+    assert found.verdict is Verdict.INVALID
+    assert HEADLINE in found.headline
+    assert "blocks.1" in found.cause
 
 
 def test_the_reference_alone_is_no_comparison():
     both = TwoLedgers(arm_ledger(recomputed_otherwise=["q"]), arm_ledger(), "torchao")
     for question in ("layers", "loss"):
-        verdict, lines = find_in_ledger(both, question)
-        assert verdict is Verdict.INVALID
-        assert HEADLINE in lines["headline"]
+        found = find_in_ledger(both, question)
+        assert found.verdict is Verdict.INVALID
+        assert HEADLINE in found.headline
 
 
 def test_both_arms_alike_is_said_in_the_pass():

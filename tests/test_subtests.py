@@ -28,7 +28,7 @@ def test_it_ran_once(pytester, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = pytester.runpytest("--fp8-gpu=h200", "--fp8-report-dir=out", "--junitxml=out/junit.xml")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["SUBFAILED*test_it*- FAIL: the FP8 arm's loss is not finite*"])
+    result.stdout.fnmatch_lines(["SUBFAILED*test_it*- FAIL FP8-C13: the FP8 arm's loss is not finite*"])
     text = result.stdout.str()
     assert "not run" not in text
     report = (pytester.path / "out" / "report.json").read_text()

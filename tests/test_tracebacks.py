@@ -13,7 +13,11 @@ def test_an_error_is_shown_at_the_line_that_asked(pytester):
     pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('v100')")
     result = pytester.runpytest("-p", "no:benchmark")
     result.stdout.fnmatch_lines(
-        [">       known('v100')", "E  *SettingsError: --fp8-gpu=v100: no GPU of that name*", "*.py:3: SettingsError"]
+        [
+            ">       known('v100')",
+            "E  *SettingsError: FP8-R01: --fp8-gpu=v100: no GPU of that name*",
+            "*.py:3: SettingsError",
+        ]
     )
     result.stdout.no_fnmatch_line("*errors.py*")
 
@@ -27,7 +31,7 @@ def test_a_workload_with_a_wrong_signature_is_one_short_error(pytester, where, l
     result = pytester.runpytest("-p", "no:benchmark", "-rN")
     result.stdout.fnmatch_lines([f"*.py:{line}:*" if not where else f"*.py:{line}: SettingsError"])
     result.stdout.fnmatch_lines(
-        ["E  *SettingsError: the workload's batch= takes other arguments than it is called with"]
+        ["E  *SettingsError: FP8-R34: the workload's batch= takes other arguments than it is called with"]
     )
     result.stdout.no_fnmatch_line("*During handling*")
     result.stdout.no_fnmatch_line("*workload.py*")

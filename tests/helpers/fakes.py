@@ -136,7 +136,7 @@ class FakeProcess(FakeAnswers):
             return self.request(operation, **arguments)
         code = self.world.fails.get(self.spec.case.id)
         if code:
-            raise ArmError(code, f"the arm {self.spec.name!r} failed", seen="a fake")
+            raise ArmError(code, f"the arm {self.spec.name!r} failed", seen=code.slug)
         self.world.built.append(self.spec.case.id)
         return {"cudnn": 91900, "compiled": True}
 
