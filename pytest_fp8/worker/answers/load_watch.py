@@ -12,6 +12,7 @@ from pytest_fp8.worker.answers.held_out import inputs_of, not_evaluated
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.state.shards import full, is_plain
 from pytest_fp8.worker.training.restored import hooked
+from pytest_fp8.worker.training.zero import is_partitioned
 from pytest_fp8.worker.watch.product_accuracy import is_product
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class LoadWatch:
 
     def _evaluated(self) -> bool:
         # A forward pass may put another tensor in a weight's place: param.data = ...
-        held = [(p, p.data) for p in self._engine.model.parameters() if type(p.data) is torch.Tensor]
+        # Not one that ZeRO-3 gathers and frees by itself.
+        plain = (p for p in self._engine.model.parameters() if type(p.data) is torch.Tensor and not is_partitioned(p))
+        held = [(parameter, parameter.data) for parameter in plain]
         error = not_evaluated(self._engine, self._inputs, set(self._layers.values()).__contains__)
         for parameter, data in held:
             if parameter.data.data_ptr() != data.data_ptr():
