@@ -16,6 +16,7 @@ from benchmarks.faults.misbehaviours import ANSWERS, Misbehaviour
 from pytest_fp8 import Case, Workload
 from pytest_fp8.arms.process import ArmProcess
 from pytest_fp8.arms.spec import ArmSpec
+from pytest_fp8.codes import R
 from pytest_fp8.errors import ArmError
 from pytest_fp8.shipping import ship, unship
 
@@ -29,6 +30,9 @@ MOST_MEGABYTES = 64
 LARGE_ANSWER_MEGABYTES = 400
 LONGEST_MESSAGE = 20_000
 CASE = Case(model="own", backend="torchao", recipe="tensorwise", emulated=True)
+
+KINDS = {R.ARM_DIED: "died", R.ARM_HUNG: "hung", R.UNREADABLE_ANSWER: "unreadable", R.NOT_STARTED: "not started"}
+"""How an arm ended that did not raise."""
 
 
 def build() -> Any:
@@ -88,10 +92,10 @@ def _misbehave(arm: ArmProcess, wrong: Misbehaviour, seen: Seen) -> None:
     before, start = peak_megabytes(), time.monotonic()
     error, result = _ask(arm, do)
     seen.seconds, seen.megabytes = time.monotonic() - start, peak_megabytes() - before
-    seen.kind = error.kind if error is not None else ANSWERS
+    seen.kind = KINDS.get(error.code, "raised") if error is not None else ANSWERS
     _judge(seen, wrong, error)
     if error is not None:
-        if arm.alive != (error.kind == "raised"):
+        if arm.alive != (seen.kind == "raised"):
             seen.faults.append(f"alive afterwards: {arm.alive}")
         return
     if wrong.later:

@@ -64,7 +64,7 @@ def asked(question: str, killer: Killer) -> tuple[str, str, float]:
         return verdict(pair), "", time.monotonic() - start
     except ArmError as error:
         took = time.monotonic() - start
-        return f"{error.kind} + {verdict(pair)}", error.message, took
+        return f"{error.code.slug} + {verdict(pair)}", error.message, took
     finally:
         ArmProcess.send = real  # type: ignore[method-assign]
         pool.close()
@@ -81,8 +81,8 @@ def campaign(every: int) -> int:
             killer = Killer(before)
             found, message, took = asked(question, killer)
             wrong = []
-            if found not in (healthy, f"died + {healthy}"):
-                wrong.append(f"expected: {healthy}, or died + {healthy}")
+            if found not in (healthy, f"arm-died + {healthy}"):
+                wrong.append(f"expected: {healthy}, or arm-died + {healthy}")
             if message and "SIGKILL" not in message:
                 wrong.append("the cause is missing")
             if message and took > limit + SLOWEST_SECONDS:
