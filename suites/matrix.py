@@ -166,7 +166,7 @@ GROUPS = {
 
 def group_of(case: Case) -> str:
     """The group of a case, or an empty string for an emulated one on one process."""
-    if case in PUBLISHED:
+    if case.id in {each.id for each in PUBLISHED}:
         return "published"
     if case.gpus > 1:
         return "parallel"

@@ -11,8 +11,8 @@ from controls.catalogue import CATALOGUE
 from controls.control import GPU
 from helpers.controls import BY_ID, BrokenProcess, read_without_counts
 from helpers.fakes import H200, install
-from pytest_fp8.codes import S
 from pytest_fp8.arms.pool import ArmPool
+from pytest_fp8.codes import S
 from pytest_fp8.options import Settings
 
 ROOT = Path(__file__).parent.parent

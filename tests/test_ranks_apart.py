@@ -206,7 +206,7 @@ def test(fp8_pair):
     ("module", "line"),
     [
         (WRONG_NOW_AND_THEN, "*a layer's product is wrong in some steps*"),
-        (MORE_WORK, "*INVALID: the arms do not do the same work: matrix products of code outside all modules*"),
+        (MORE_WORK, "*INVALID FP8-D04: the arms do not do the same work: matrix products of code outside all modules*"),
         (ONE_RANK_S_GRADIENTS, "*the same gradients*"),
     ],
     ids=["wrong now and then", "more work", "one rank's gradients"],
