@@ -46,8 +46,8 @@ def test_an_evaluation_in_the_loss_of_a_checkpointed_model_is_no_training(reentr
 
 @pytest.mark.xfail(
     strict=True,
-    reason="a product that a module repeats without its Linear counts as outside the Linears; the issue on one recorded "
-    "step attributes it by its sizes and phase",
+    reason="a product that a module repeats without its Linear counts as outside the Linears; the one "
+    "recorded step attributes it by sizes and phase",
 )
 def test_a_recomputation_outside_fp8_is_found():
     def build_broken():
