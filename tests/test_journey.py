@@ -102,14 +102,17 @@ def python(folder, installed, *arguments):
 def test_the_readme_s_test_passes_for_a_vision_transformer(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT)
     assert code == 0, output
-    assert re.search(r"own-torchao-tensorwise-emulated +12/13 +\d+\.\d%", output), output
+    assert re.search(r"own-torchao-tensorwise-emulated \[1\] +12/13 +\d+\.\d%", output), output
+    # The patch embedding is a convolution.
+    note = r"\[1\] \d+\.\d% of these FLOPs are outside the Linears, in high precision: convolution of vit"
+    assert re.search(note, output), output
     assert "1 passed" in output
 
 
 def test_a_broken_model_fails_in_the_same_test_and_says_where(tmp_path, installed):
     code, output = run(tmp_path, installed, MY_PROJECT + BROKEN)
     assert code == 1, output
-    assert "FAIL: 2 converted layer(s) are never called, which the reference calls" in output, output
+    assert "FAIL FP8-L28: 2 converted layer(s) are never called, which the reference calls" in output, output
     assert "vit.layers.0.mlp.fc1.linear, vit.layers.1.mlp.fc1.linear" in output
 
 
