@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("torchao")
 
+from helpers.evidence import verdict_of
 from helpers.loops import build, judge, loop, serve
 from pytest_fp8 import Verdict
+from pytest_fp8.codes import L
 
 pytestmark = pytest.mark.slow
 
@@ -44,11 +46,6 @@ def test_an_evaluation_in_the_loss_of_a_checkpointed_model_is_no_training(reentr
     assert decision.numbers["roles"]["recompute"]["expected"] == 4
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a product that a module repeats without its Linear counts as outside the Linears; the one "
-    "recorded step attributes it by sizes and phase",
-)
 def test_a_recomputation_outside_fp8_is_found():
     def build_broken():
         import torch
@@ -71,8 +68,7 @@ def test_a_recomputation_outside_fp8_is_found():
         return model
 
     decision = judge(serve(build=build_broken, step=loop()))
-    assert decision.verdict is Verdict.FAIL, decision.message
-    assert "recompute of 2 of" in decision.headline
+    verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 2 of 5 layers", "bfloat16 by blocks.0.up")
 
 
 def test_reentrant_checkpointing_of_the_whole_model_is_not_an_evaluation():

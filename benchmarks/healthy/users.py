@@ -397,3 +397,123 @@ class Remembers(nn.Module):
 def replay_in_the_model():
     """A model that keeps a list, a dict and a queue, and computes with them."""
     return Workload(build=Remembers, batch=rows, loss=apart)
+
+
+# -- weights that are multiplied beside their layers ------------------------------------------------------------------
+
+
+def _linears(model):
+    return [module for module in model.modules() if hasattr(module, "in_features")]
+
+
+@sound()
+def orthogonal_penalty():
+    """A penalty on W W^T - I of each Linear, and on probes that meet the weight, as for a spectral norm."""
+
+    def loss(model, x):
+        total = apart(model, x)
+        for layer in _linears(model):
+            weight = layer.weight
+            square = weight @ weight.t()
+            total = total + 1e-3 * (square - torch.eye(len(square), device=x.device)).float().square().mean()
+            probes = torch.randn(16, len(square), dtype=weight.dtype, device=x.device)
+            total = total + 1e-4 * (probes @ weight).float().square().mean()
+        return total
+
+    return Workload(build=Net, batch=rows, loss=loss)
+
+
+class Tied(nn.Module):
+    """An autoencoder whose decoder is the encoder's weight transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.body, self.bias = nn.Linear(64, 128), nn.Linear(128, 128), nn.Parameter(torch.zeros(64))
+
+    def forward(self, x):
+        hidden = self.body(F.gelu(self.encoder(x)))
+        return F.linear(hidden, self.encoder.weight.t(), self.bias)
+
+
+@sound()
+def tied_autoencoder():
+    """A decoder that multiplies with its encoder's weight, transposed."""
+    return Workload(build=Tied, batch=rows, loss=apart)
+
+
+class Watched(Net):
+    """Measures in each forward pass how far a layer is from high precision, and penalises it a little."""
+
+    def forward(self, x):
+        hidden = self.up(x)
+        exact = F.linear(x, self.up.weight, self.up.bias)
+        self.error = (exact.detach() - hidden.detach()).float().square().mean()
+        hidden = hidden + 0.01 * (exact - hidden)
+        return self.last(self.norm(x + self.down(F.gelu(hidden))))
+
+
+@sound()
+def quantization_error_in_the_model():
+    """The model computes a layer's product in high precision beside FP8's, logs the error and trains on it."""
+    return Workload(build=Watched, batch=rows, loss=apart)
+
+
+class Merged(nn.Module):
+    """LoRA whose product runs with the merged weight; the frozen Linear holds the base alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.base = Net(), nn.Linear(64, 64).requires_grad_(False)
+        self.a, self.b = nn.Parameter(0.1 * torch.randn(16, 64)), nn.Parameter(torch.zeros(64, 16))
+
+    def forward(self, x):
+        weight = self.base.weight.clone()
+        weight += self.b @ self.a
+        return F.linear(self.body(x), weight, self.base.bias)
+
+
+@sound()
+def merged_lora():
+    """LoRA that multiplies once, with the merged weight."""
+    return Workload(build=Merged, batch=rows, loss=apart, leave=("base",))
+
+
+@sound()
+def orthogonal_gradients():
+    """The step makes each gradient orthogonal by products before the optimizer sees it."""
+
+    def step(model, batch, optimizer, precision):
+        with precision():
+            loss = apart(model, batch)
+        loss.backward()
+        with torch.no_grad():
+            for layer in _linears(model):
+                gradient = layer.weight.grad
+                square = gradient @ gradient.t() / (gradient.norm().square() + 1e-7)
+                layer.weight.grad = 1.5 * gradient - 0.5 * square @ gradient
+        finish(optimizer)
+        return loss.detach()
+
+    return Workload(build=Net, batch=rows, step=step)
+
+
+class Rests(nn.Module):
+    """A body, and a Linear that a later stage of training will call."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.later = Net(), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@sound()
+def penalty_on_a_resting_layer():
+    """A penalty on W^T W of a layer that no step calls yet."""
+
+    def loss(model, x):
+        weight = model.later.weight
+        return apart(model, x) + 1e-3 * (weight.t() @ weight).float().square().mean()
+
+    return Workload(build=Rests, batch=rows, loss=loss)

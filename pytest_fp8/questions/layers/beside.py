@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pytest_fp8.questions.findings import SHOWN, some
 from pytest_fp8.questions.layers.evidence import LayersEvidence
 from pytest_fp8.questions.layers.own import callers
-from pytest_fp8.questions.layers.products import FP8, StepProducts
+from pytest_fp8.questions.layers.products import EVALUATION, FP8, StepProducts
 from pytest_fp8.questions.layers.wire import same_on_all_ranks
 from pytest_fp8.questions.ledger.compare import never_called
 from pytest_fp8.questions.ledger.differences import outermost
@@ -51,6 +51,9 @@ def _of_model(evidence: LayersEvidence, step: StepProducts) -> Iterator[str]:
     if share > WORTH_NAMING:
         outside = [owned for owned in evidence.foreign if owned.product.kind != FP8]
         yield f"{share:.1%} of these FLOPs are outside the Linears, in high precision: {callers(outside)}"
+    evaluated = {owned.weight for owned in evidence.foreign if owned.product.phase == EVALUATION}
+    if past := evaluated & {*evidence.live_fp8}:
+        yield f"evaluates in high precision past converted layers: {some(past)}"
     if evidence.unmatched:
         yield f"leave={some([repr(pattern) for pattern in evidence.unmatched])} matches no Linear"
 

@@ -12,7 +12,7 @@ from pytest_fp8.questions.findings import fail, some
 from pytest_fp8.questions.layers.beside import beside
 from pytest_fp8.questions.layers.conversion import find_in_conversion, find_in_recipe
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.execution import find_in_execution
+from pytest_fp8.questions.layers.execution import find_in_execution, find_past_layers
 from pytest_fp8.questions.layers.own import as_fp8_layers, find_in_gradients, own_fp8, said_of_own
 from pytest_fp8.questions.layers.products import StepProducts, role_table
 from pytest_fp8.questions.layers.wire import find_on_wire, travelled
@@ -84,6 +84,8 @@ def check_layers(
         or find_in_gradients(evidence, roles)
         or (find_on_wire(case, evidence, ledgers) if ledgers is not None else None)
         or (find_in_ledger(ledgers, QUESTION) if ledgers is not None else None)
+        # Where the reference does call the layer, that has been said.
+        or find_past_layers(case, evidence)
         or _less_than_stored(figures, baseline_share, baseline_counts or {})
         or _scaling(evidence)
     )

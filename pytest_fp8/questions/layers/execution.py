@@ -9,15 +9,17 @@ from pytest_fp8.codes import L
 from pytest_fp8.questions.findings import SHOWN, fail, some
 from pytest_fp8.questions.layers.conversion import eval_cause
 from pytest_fp8.questions.layers.evidence import LayersEvidence
-from pytest_fp8.questions.layers.products import FP8, Attribution, StepProducts
+from pytest_fp8.questions.layers.products import EVALUATION, FP8, Attribution, Product, StepProducts
+from pytest_fp8.questions.ledger.evidence import OwnedProduct
 from pytest_fp8.recipes import DGRAD, FPROP, RECOMPUTE, WGRAD, Role, recipe_facts
 from pytest_fp8.verdicts import Finding, Verdict
 
-OTHERS_CALLED = {
-    "seen": "no FP8 layer was called",
-    "cause": "the model keeps references to the unconverted modules",
-    "next_step": "convert before anything takes references to layers, such as wrappers",
+PAST = {
+    "cause": "the model keeps references to the unconverted modules, or multiplies with the layers' weights itself",
+    "next_step": "convert before anything takes references to layers, such as wrappers; call the layers themselves; or "
+    "leave them in high precision, Workload(leave=(name, ...))",
 }
+OTHERS_CALLED = {"seen": "no FP8 layer was called", **PAST}
 NOT_IN_FP8 = {
     FPROP: (L.FPROP_NOT_IN_FP8, "FP8 is off in the forward pass, or the library fell back to high precision"),
     DGRAD: (
@@ -72,6 +74,34 @@ def find_in_execution(
                 next_step="check the recipe's configuration",
             )
     return None
+
+
+def find_past_layers(case: Case, evidence: LayersEvidence) -> Finding | None:
+    """The first role in which code multiplies with FP8 layers' weights in high precision and never calls the layers."""
+    fp8 = {*evidence.live_fp8, *(call.name for call in evidence.calls if call.fp8)}
+    past: dict[Role, dict[str, OwnedProduct]] = {FPROP: {}, RECOMPUTE: {}, DGRAD: {}}
+    for owned in evidence.foreign:
+        if owned.weight in fp8 and owned.product.kind != FP8 and owned.product.phase != EVALUATION:
+            past[_role(owned.product, *evidence.originals[owned.weight])].setdefault(owned.weight, owned)
+    claimed = {RECOMPUTE, *recipe_facts(case.backend, case.recipe).roles}
+    role, products = next(((role, found) for role, found in past.items() if found and role in claimed), ("", {}))
+    if not products:
+        return None
+    seen = [f"{name}, {owned.product.kind} by {owned.owner or 'the model itself'}" for name, owned in products.items()]
+    return fail(
+        NOT_IN_FP8[role][0],
+        f"converted but not executed in FP8: {role} of {len(products)} of {len(fp8)} layers",
+        expected="the layers' own products in FP8",
+        seen=f"their weights multiplied in high precision: {some(seen)}",
+        about=next(iter(products)),
+        **PAST,
+    )
+
+
+def _role(product: Product, inputs: int, outputs: int) -> Role:
+    if product.phase == "backward":
+        return DGRAD if product.inner == outputs else RECOMPUTE
+    return FPROP if product.phase == "forward" else RECOMPUTE
 
 
 def _not_in_fp8(

@@ -53,6 +53,8 @@ class OwnedProduct:
 
     owner: str
     product: Product
+    weight: str = ""
+    """The layer whose weight it multiplies in training without a call of the layer."""
 
 
 def enclosing(name: str, modules: Collection[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from pytest_fp8.backends.linears import stacked_weights
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.layers.products import LayerCall, Product
-from pytest_fp8.questions.ledger.evidence import OwnedProduct, enclosing
+from pytest_fp8.questions.ledger.evidence import ModuleCalls, OwnedProduct, enclosing
+from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.answers.busy import NO_STEPS, busy_steps
 from pytest_fp8.worker.answers.ledger import ledger_of
 from pytest_fp8.worker.state.fused_params import plain_name
@@ -50,7 +52,10 @@ def layers(engine: Engine) -> dict[str, Any]:
         waits, wire, exposed, rest = {}, [], 0.0, []
     rested = _unchanged(history, _amax_histories(engine) if history else {})
     # A compiled step runs no code that could say which module multiplies: there the uncompiled step tells it.
-    owned = ledger_of(engine).products if engine.device.type == "cuda" else watch.products
+    if engine.device.type == "cuda":
+        owned, called_modules = ledger_of(engine).products, ledger_of(engine).calls
+    else:
+        owned, called_modules = watch.products, watch.modules.counted()
     live = [name for name in engine.originals if engine.backend.is_fp8_layer(modules[name])]
     # The keys are the fields of questions.layers.evidence.LayersEvidence.
     return {
@@ -62,7 +67,7 @@ def layers(engine: Engine) -> dict[str, Any]:
         "kinds": {name: class_path(modules[name]) for name in engine.originals},
         "sharded": sharded,
         "in_eval": sorted({call.name for call in calls if call.fp8 and not call.training}),
-        "foreign": to_plain(_foreign(engine, owned)),
+        "foreign": to_plain(_foreign(engine, owned, called_modules)),
         "dropped_behaviour": engine.conversion.dropped_behaviour,
         "stacked_weights": stacked_weights(engine.model),
         "stale_amax": [name for name in rested if name in {call.name for call in calls}],
@@ -105,10 +110,18 @@ def observed(engine: Engine, batch: Any) -> tuple[list[LayerCall], dict[str, dic
         return observe_forward(engine.model, engine.originals, engine.backend, step, part)
 
 
-def _foreign(engine: Engine, owned: Sequence[OwnedProduct]) -> list[OwnedProduct]:
-    """Products that no Linear called."""
-    linears = {plain_name(name) for name in engine.originals}
-    return [each for each in owned if enclosing(each.owner, linears) is None]
+def _foreign(engine: Engine, owned: Sequence[OwnedProduct], calls: Sequence[ModuleCalls]) -> list[OwnedProduct]:
+    """Products that no Linear called. One with the weight of a Linear that is called in the same phase is made beside
+    the Linear's own, as for a quantization error, and not in its place: it is left without the Linear's name."""
+    linears = {plain_name(name): name for name in engine.originals}
+    called = {(call.module, call.phase) for call in calls}
+
+    def in_place_of(each: OwnedProduct) -> str:
+        phases = ("forward", RECOMPUTE) if each.product.phase == "backward" else (each.product.phase,)
+        return "" if any((each.weight, phase) in called for phase in phases) else linears.get(each.weight, "")
+
+    foreign = [each for each in owned if enclosing(each.owner, linears) is None]
+    return [replace(each, weight=in_place_of(each)) for each in foreign]
 
 
 def _amax_histories(engine: Engine) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fp8.questions.ledger.differences import OUTSIDE
 from pytest_fp8.questions.ledger.evidence import Entered, ModuleCalls, TensorNote
+from pytest_fp8.source_text import is_of_a_library
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
 from pytest_fp8.worker.training import zero
@@ -32,7 +33,8 @@ class ModuleWatch:
 
     def __init__(self, model: torch.nn.Module, phase: Callable[[], str]) -> None:
         self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
-        self._products = [module for module in model.modules() if is_product(module)]
+        self.layers = {plain_name(name): module for name, module in model.named_modules() if is_product(module)}
+        """Those of the model that multiply their input by a weight."""
         self.adopted: list[torch.nn.Module] = []
         """Modules that are no part of the model."""
         self._phase = phase
@@ -41,6 +43,8 @@ class ModuleWatch:
         self.classes: dict[str, str] = {}
         self.of_torch: set[str] = set()
         """Modules whose class is one of torch's own, or derived from one: a norm with another forward pass, too."""
+        self.of_a_library: set[str] = set()
+        """Modules whose class, or whose ``forward``, is torch's or another package's: no choice of the user's."""
         self.entered: list[Entered] = []
         self._spans: list[tuple[int, int, str]] = []
         """First and last sequence number of the autograd nodes that a call made, and the module's name."""
@@ -64,7 +68,7 @@ class ModuleWatch:
             with watch._call(module, args, kwargs) if watch.of_the_step() else nullcontext():
                 return original(module, *args, **kwargs)
 
-        direct = hooked(followed(self._products))
+        direct = hooked(followed(self.layers.values()))
         self._thread = threading.get_ident()
         with direct, replaced(torch.nn.Module, "__call__", call), around_backward(self._in_backward):
             yield
@@ -144,6 +148,8 @@ class ModuleWatch:
         self.classes[name] = f"{kind.__module__}.{kind.__qualname__}"
         if _is_of_torch(kind):
             self.of_torch.add(name)
+        if _is_of_torch(kind) or is_of_a_library(next(k.__module__ for k in kind.__mro__ if "forward" in vars(k))):
+            self.of_a_library.add(name)
         if outermost and not self._backward_depth:
             given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))
             self.entered.append(Entered(name, phase, module.training, torch.is_grad_enabled(), given))

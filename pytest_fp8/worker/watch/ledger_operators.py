@@ -20,8 +20,9 @@ from pytest_fp8.recipes import RECOMPUTE
 from pytest_fp8.worker.training.restored import replaced
 from pytest_fp8.worker.watch.ledger_modules import ModuleWatch, shape_of
 from pytest_fp8.worker.watch.ledger_weights import random_state
-from pytest_fp8.worker.watch.operators import dtype_name, products_of_call
+from pytest_fp8.worker.watch.operators import OPERANDS, dtype_name, products_of_call
 from pytest_fp8.worker.watch.recomputation import watch_recomputation
+from pytest_fp8.worker.watch.weights_used import WeightsUsed
 from pytest_fp8.worker.watch.wire import collective_of
 
 READ = "_local_scalar_dense"
@@ -72,6 +73,7 @@ class OperatorWatch(TorchDispatchMode):
         self.on_draw: Callable[[str, torch.Tensor, bool], None] = lambda operator, tensor, again: None
         """Called with what an operator drew at random, and whether that recomputes."""
         self.products: list[OwnedProduct] = []
+        self._weights = WeightsUsed(self.modules.layers)
         self.operators: dict[str, Counter[str]] = {}
         self._added = ""
         """The number that the last operator added; empty where that was no addition."""
@@ -159,7 +161,9 @@ class OperatorWatch(TorchDispatchMode):
             self.draws.append(Draw(self.where(), self.modules.owner(), what, shape, before))
         if self.phase:
             operator = func._schema.name.removeprefix("aten::")
-            self._note(operator, args, _flat((args, kwargs)), result, partial(_texts, func, args, kwargs))
+            given = _flat((args, kwargs))
+            self._weights.note(operator, func._schema.is_mutable, given, _flat(result))
+            self._note(operator, args, given, result, partial(_texts, func, args, kwargs))
             made = _flat(result) if torch.Tag.nondeterministic_seeded in func.tags else []
             if made:
                 # A dropout gives its mask beside its result.
@@ -177,7 +181,13 @@ class OperatorWatch(TorchDispatchMode):
             self._wait()
             self.may_route = True
         products = products_of_call(self.where(), operator, args, result)
-        self.products += [OwnedProduct(self.modules.owner(), product) for product in products]
+        if products:
+            owner, operands = self.modules.owner(), [args[index] for index in OPERANDS.get(operator, ())]
+            weight = self._weights.used(operands, self.where()) if operands and owner not in self.modules.layers else ""
+            # nn.MultiheadAttention multiplies with the weight of its out_proj, transformers' Mamba of its dt_proj.
+            if owner in self.modules.of_a_library and weight.startswith(owner and f"{owner}."):
+                weight = ""
+            self.products += [OwnedProduct(owner, product, weight) for product in products]
         if "attention" in operator:
             operator = "attention"
         self.may_route |= _chooses_rows(operator, given, made)
