@@ -18,6 +18,10 @@ from pytest_fp8.codes import L
 pytestmark = pytest.mark.slow
 
 
+def squares(model, x):
+    return (model(x) - x).float().square().mean()
+
+
 def by_function(x, layer):
     return functional.linear(x, layer.weight, layer.bias)
 
@@ -122,6 +126,19 @@ def test_a_recomputation_past_its_layer_is_found(past, reentrant):
     verdict_of(decision, Verdict.FAIL, L.RECOMPUTE_NOT_IN_FP8, "recompute of 1 of 3 layers", "bfloat16 by past")
 
 
+def test_a_product_past_its_layer_is_found_in_a_compiled_model():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.past = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+        def forward(self, x):
+            return functional.linear(self.enter(x), self.past.weight)
+
+    decision = judge(serve(build=lambda: torch.compile(Net()), loss=squares))
+    verdict_of(decision, Verdict.FAIL, L.FPROP_NOT_IN_FP8, "past, bfloat16 by the model itself")
+
+
 @pytest.mark.parametrize("past", [by_own_backward, by_own_function])
 def test_a_backward_pass_by_hand_past_its_layer_is_found(past):
     decision = judge(serve(build=model_of(past), step=loop()))
@@ -180,10 +197,6 @@ def test_an_evaluation_past_its_layer_is_named():
 
 
 # -- sound ------------------------------------------------------------------------------------------------------------
-
-
-def squares(model, x):
-    return (model(x) - x).float().square().mean()
 
 
 def with_error(x, layer):

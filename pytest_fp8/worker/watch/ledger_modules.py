@@ -148,7 +148,10 @@ class ModuleWatch:
         self.classes[name] = f"{kind.__module__}.{kind.__qualname__}"
         if _is_of_torch(kind):
             self.of_torch.add(name)
-        if _is_of_torch(kind) or is_of_a_library(next(k.__module__ for k in kind.__mro__ if "forward" in vars(k))):
+        # A wrapper, as DDP, has the name of what it calls next. torch.compile's calls the module unseen.
+        self.of_a_library.discard(name)
+        inner: type = type(getattr(module, "_orig_mod", module))
+        if _is_of_torch(inner) or is_of_a_library(next(k.__module__ for k in inner.__mro__ if "forward" in vars(k))):
             self.of_a_library.add(name)
         if outermost and not self._backward_depth:
             given = tuple(_entered(tensor) for tensor in tensors_in((args, kwargs)))

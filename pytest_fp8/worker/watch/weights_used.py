@@ -60,7 +60,7 @@ class WeightsUsed:
         return ""
 
     def _origin(self, tensor: torch.Tensor) -> tuple[StorageWeakRef, int]:
-        storage, offset = StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset()
+        storage, offset = StorageWeakRef(tensor.untyped_storage()), int(tensor.storage_offset())
         while storage in self._copied:
             storage, start = self._copied[storage]
             offset += start
