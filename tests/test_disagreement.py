@@ -13,7 +13,7 @@ from pytest_fp8.arms.disagreement import _WORDS, RanksDisagree
 from pytest_fp8.arms.merging import merged
 
 BUILT = {
-    **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints"), "a"),
+    **dict.fromkeys(("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), "a"),
     "seconds": {"build": 1.0},
 }
 WORK = ("stepped", "gradients")

@@ -153,6 +153,48 @@ def master_weights():
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)
 
 
+class MasterCopies(torch.optim.AdamW):
+    """AdamW on float32 copies of the weights; its groups hold these copies alone, as in Apex and Megatron."""
+
+    def __init__(self, parameters):
+        self.live = list(parameters)
+        super().__init__([p.detach().float().clone() for p in self.live], lr=2e-3)
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+        for p in self.live:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        pairs = list(zip(self.param_groups[0]["params"], self.live, strict=True))
+        for master, p in pairs:
+            master.grad = None if p.grad is None else p.grad.float()
+        super().step()
+        for master, p in pairs:
+            p.copy_(master)
+
+
+def save_copies(model, optimizer, folder):
+    masters = optimizer.param_groups[0]["params"]
+    torch.save([model.state_dict(), optimizer.state_dict(), masters], folder / "all.pt")
+
+
+def load_copies(model, optimizer, folder):
+    weights, state, masters = torch.load(folder / "all.pt", weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    for mine, stored in zip(optimizer.param_groups[0]["params"], masters, strict=True):
+        mine.data.copy_(stored)
+
+
+@sound()
+def master_copies():
+    """Master weights in float32 in the optimizer's groups, in place of the model's; saved and loaded by hand."""
+    parts = {"build": Net, "batch": rows, "loss": apart, "optimizer": MasterCopies}
+    return Workload(**parts, save=save_copies, load=load_copies)
+
+
 @sound()
 def plateau():
     """A schedule that goes by the loss."""

@@ -60,7 +60,7 @@ def _require_fp8(counts: Sequence[Mapping[str, tuple[int, int]]]) -> None:
 
 
 def _build(answers: Sequence[Answer]) -> Any:
-    require_same(answers, ("libraries", "parameters", "compiled", "own_checkpoints"), BUILT)
+    require_same(answers, ("libraries", "parameters", "compiled", "own_checkpoints", "foreign_parameters"), BUILT)
     told = {**answers[0], "seconds": largest([answer["seconds"] for answer in answers])}
     if "memory" in told:
         told["memory"] = largest([answer["memory"] for answer in answers])

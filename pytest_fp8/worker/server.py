@@ -29,6 +29,7 @@ from pytest_fp8.worker.answers.scales import carry_scales
 from pytest_fp8.worker.answers.timing import timed_blocks
 from pytest_fp8.worker.answers.token_count import explain_rows, require_aligned_rows
 from pytest_fp8.worker.run.engine import Engine
+from pytest_fp8.worker.state.optimizer_state import foreign
 from pytest_fp8.worker.training.ranks import share_buffers
 from pytest_fp8.worker.training.zero import shape
 
@@ -94,6 +95,7 @@ class ArmServer:
             "seconds": engine.seconds,
             "first_step": engine.first_step,
             "own_checkpoints": own_checkpoints.are_given(engine),
+            "foreign_parameters": bool(foreign(engine.model, engine.optimizer)),
         }
         if engine.device.type == "cuda":
             facts["memory"] = {

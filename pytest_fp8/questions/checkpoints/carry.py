@@ -68,7 +68,7 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
     stores = _stores(pair)
     start = _logits_at_start(pair.fp8), reference_start
     with pair.temporary_folder() as folder:
-        forth = _source(pair.case, pair.fp8, folder, stores)
+        forth = _source(pair, pair.fp8, folder, stores)
         if DCP in stores and forth.saved[DCP].scaling_state:
             scales = from_plain(Scales, pair.fp8.request("carry_scales", folder=str(folder / "scales")))
             forth = replace(forth, scales=scales)
@@ -77,10 +77,10 @@ def _carry_both_ways(pair: PairArms) -> list[Transfer]:
             start[1].values.size,
             mean(forth.came) - mean(back.came),
         )
-        to_fp8 = [_carry(pair.case, ("bf16", "fp8"), store, back, pair.fp8, apart) for store in stores]
+        to_fp8 = [_carry(pair, ("bf16", "fp8"), store, back, pair.fp8, apart) for store in stores]
         # It may have answered other cases since: buffers that are not saved are drawn again with this seed.
         pair.bf16.request("curve", seed=SEED, steps=1)
-        to_bf16 = [_carry(pair.case, ("fp8", "bf16"), store, forth, pair.bf16, apart) for store in stores]
+        to_bf16 = [_carry(pair, ("fp8", "bf16"), store, forth, pair.bf16, apart) for store in stores]
         between = _carry_between_ranks(pair, forth, apart) if _changes_ranks(pair.case) else []
     return with_moved_reference(pair, to_bf16 + between + to_fp8)
 
@@ -91,7 +91,7 @@ def reference_source(pair: PairArms) -> tuple[Output, Source]:
     start = pair.shared("logits at start", lambda: _logits_at_start(pair.bf16))
     stores = _stores(pair)
     what = f"checkpoint {_asked(pair)}"
-    return start, pair.shared(what, lambda: _source(pair.case, pair.bf16, pair.folder(what), stores))
+    return start, pair.shared(what, lambda: _source(pair, pair.bf16, pair.folder(what), stores))
 
 
 def _changes_ranks(case: Case) -> bool:
@@ -104,11 +104,11 @@ def _changes_ranks(case: Case) -> bool:
 
 def _carry_between_ranks(pair: PairArms, forth: Source, start: Apart) -> list[Transfer]:
     """What the FP8 arm's ranks saved, into the reference on one GPU; and what that saves then, into the FP8 arm."""
-    several, one, case = f" on {pair.case.gpus} ranks", " on one", pair.case
+    several, one = f" on {pair.case.gpus} ranks", " on one"
     with pair.on_one_gpu() as alone, pair.temporary_folder() as folder:
-        there = replace(_carry(case, ("fp8", "bf16"), DCP, forth, alone, start), ranks=(several, one))
-        back = _source(case, alone, folder, (DCP,))
-        home = replace(_carry(case, ("bf16", "fp8"), DCP, back, pair.fp8, start), ranks=(one, several))
+        there = replace(_carry(pair, ("fp8", "bf16"), DCP, forth, alone, start), ranks=(several, one))
+        back = _source(pair, alone, folder, (DCP,))
+        home = replace(_carry(pair, ("bf16", "fp8"), DCP, back, pair.fp8, start), ranks=(one, several))
     # Ranks are given parts of each batch, so fingerprints of what was given are others.
     return [replace(t, resumed=replace(t.resumed, data=t.source.data, inputs=t.source.inputs)) for t in (there, home)]
 
@@ -153,21 +153,21 @@ def _logits_at_start(arm: Arm) -> Output:
     return _logits(arm)
 
 
-def _source(case: Case, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:
+def _source(pair: PairArms, arm: Arm, folder: Path, stores: Sequence[str]) -> Source:
     came = arm.request("curve", seed=SEED, steps=STEPS)["losses"]
     saved = {
         store: from_plain(
             Saved,
-            arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(case, store)),
+            arm.request("save", folder=str(folder / store), store=store, optimizer=_with_optimizer(pair, store)),
         )
         for store in stores
     }
     logits = _logits(arm)
-    return Source(folder, saved, logits, came, _resumed(arm) if case.resume else NOT_RESUMED)
+    return Source(folder, saved, logits, came, _resumed(arm) if pair.case.resume else NOT_RESUMED)
 
 
-def _carry(case: Case, arms: tuple[str, str], store: str, source: Source, target: Arm, start: Apart) -> Transfer:
-    optimizer = _with_optimizer(case, store)
+def _carry(pair: PairArms, arms: tuple[str, str], store: str, source: Source, target: Arm, start: Apart) -> Transfer:
+    optimizer = _with_optimizer(pair, store)
     answer = target.request("load", folder=str(source.folder / store), store=store, optimizer=optimizer)
     loaded = from_plain(Loaded, answer)
     apart, same, resumed = math.nan, True, NOT_RESUMED
@@ -192,10 +192,13 @@ def _carry(case: Case, arms: tuple[str, str], store: str, source: Source, target
     )
 
 
-def _with_optimizer(case: Case, store: str) -> bool:
+def _with_optimizer(pair: PairArms, store: str) -> bool:
     """Weights travel alone through safetensors, as they are published; the training state through DCP and through the
-    user's own functions."""
-    return case.resume and store in (DCP, OWN_STORE)
+    user's own functions. Through these alone where the reference's optimizer steps parameters that are none of the
+    model's: only the user knows what they are."""
+    facts = pair.bf16.facts
+    own_alone = facts.get("own_checkpoints") and facts.get("foreign_parameters")
+    return pair.case.resume and (store == OWN_STORE or (store == DCP and not own_alone))
 
 
 def _resumed(arm: Arm) -> Resumed:

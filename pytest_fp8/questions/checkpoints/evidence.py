@@ -41,6 +41,8 @@ class OwnSaved:
     """Generators that a forward pass in training draws from."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the call did to the model's flags, in words -> the modules or parameters: ``put into eval mode``."""
+    foreign: int = 0
+    """Parameters that the optimizer steps and the model does not have, such as float32 master copies."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class OwnLoaded:
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """As :attr:`OwnSaved.flags`."""
     strays: bool = False
-    """Whether the optimizer steps parameters that the model no longer has."""
+    """Whether the optimizer steps more parameters that the model does not have than before the call."""
 
 
 @dataclass(frozen=True)

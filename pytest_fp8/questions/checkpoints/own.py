@@ -56,6 +56,11 @@ def remarks(t: Transfer) -> list[str]:
             f"the state of the random generators ({some(drawn)}) is not carried: a resumed run draws other dropout "
             "masks or noise"
         )
+    if saved.foreign and t.with_optimizer:
+        said.append(
+            f"{saved.foreign} parameters of the optimizer are none of the model's, such as master copies: only save() "
+            "and load() carry the optimizer, and of the state of these parameters the resumed losses tell"
+        )
     buffers = _differing(saved.kept.buffers, loaded.kept.buffers, 0.0)
     if buffers:
         said.append(f"buffers declared as not persistent are not carried: {some(list(buffers))}")

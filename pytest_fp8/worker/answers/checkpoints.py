@@ -44,6 +44,8 @@ def save(engine: Engine, folder: str, store: str, optimizer: bool) -> dict[str, 
     weights, aliases, scaling = weights_of(engine)
     extra = _extra_state(engine)
     carried = {MODEL + name: value for name, value in extra.items() if training_state.is_data(value)}
+    if optimizer:
+        optimizer_state.require_own(engine.model, engine.optimizer)
     held = optimizer_state_of(engine) if optimizer else {}
     state = {key: value for key, value in held.items() if optimizer_extras.is_tensor(value)}
     of_optimizer = state_digests(held)

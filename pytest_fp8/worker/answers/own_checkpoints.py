@@ -21,7 +21,7 @@ from pytest_fp8.worker.run.fault_points import SaveOrLoad
 from pytest_fp8.worker.state import checkpoint_stores
 from pytest_fp8.worker.state.checkpoint_stores import digests
 from pytest_fp8.worker.state.fused_params import plain_name
-from pytest_fp8.worker.state.optimizer_state import StrayParameter
+from pytest_fp8.worker.state.optimizer_state import foreign
 from pytest_fp8.worker.state.own_state import changed_flags, flags_of
 from pytest_fp8.worker.state.training_state import (
     buffers_kept,
@@ -63,6 +63,7 @@ def save(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         buffers=sorted(set(weights) & {plain_name(name) for name, _ in engine.model.named_buffers()}),
         casts=_casts(weights),
         drawn=_drawn(engine),
+        foreign=len(foreign(engine.model, engine.optimizer)),
     )
     state_digests, flags = checkpoints.state_digests(state), flags_of(engine.model)
     with _reported("save", function):
@@ -99,6 +100,7 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
     watch = LoadWatch(engine)
     watch.before(own_load=True)
     before, flags = digests(checkpoints.weights_of(engine)[0]), flags_of(engine.model)
+    others = len(foreign(engine.model, engine.optimizer))
     with generators_kept():
         # A state that no training run reaches by itself.
         seed_generators(OTHER_SEED)
@@ -108,11 +110,8 @@ def load(engine: Engine, folder: str, optimizer: bool) -> dict[str, Any]:
         found = kept(engine.model, engine.optimizer, engine.backend)
         restored = {name: state for name, state in found.generators.items() if state != strange.get(name)}
     weights, _, scaling = checkpoints.weights_of(engine)
-    state, strays = {}, False
-    try:
-        state = checkpoints.optimizer_state_of(engine) if optimizer else {}
-    except StrayParameter:
-        strays = True
+    state = checkpoints.optimizer_state_of(engine) if optimizer else {}
+    strays = len(foreign(engine.model, engine.optimizer)) > others
     report: dict[str, Any] = {
         "missing": [],
         "unexpected": [],

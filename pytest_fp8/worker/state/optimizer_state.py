@@ -18,20 +18,36 @@ from pytest_fp8.worker.training.zero import ZeroOptimizer
 
 
 class StrayParameter(Told, RuntimeError):
-    """The optimizer holds a parameter that the model does not have."""
+    """The optimizer holds parameters that the model does not have."""
+
+
+def foreign(model: torch.nn.Module, optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that the optimizer steps and the model does not have: master copies, or another model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+
+
+def require_own(model: torch.nn.Module, optimizer: Any) -> None:
+    """Raise :class:`StrayParameter` for an optimizer whose state no name of the model's can tell."""
+    if others := foreign(model, optimizer):
+        every = sum(len(group["params"]) for group in optimizer.param_groups)
+        raise StrayParameter(
+            f"{len(others)} parameters of the {every} that the optimizer steps are none of the model's: no checkpoint "
+            "can name their state"
+        )
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fused: FusedParams) -> dict[str, Any]:
-    """What the optimizer keeps, by ``optimizer/<parameter>/<entry>``, in the order of its parameters.
+    """What the optimizer keeps of the model's parameters, by ``optimizer/<parameter>/<entry>``, in their order.
 
-    ``fused``: by plain names of the live parameters. Raises :class:`StrayParameter`.
+    ``fused``: by plain names of the live parameters.
     """
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     entries: dict[str, Any] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
-                raise StrayParameter("the optimizer steps a parameter that the model does not have")
+                continue
             live = names[id(parameter)]
             if isinstance(optimizer, ZeroOptimizer):
                 kept = optimizer.entries(parameter)
