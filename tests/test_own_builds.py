@@ -117,18 +117,21 @@ def test_a_model_that_is_itself_a_linear_is_converted():
 
 
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
-def test_a_layer_whose_weight_is_computed_is_named_and_can_be_left(norm):
+def test_layers_whose_weight_is_computed_are_named_and_can_be_left(norm):
     def build_normed():
         import torch
 
         model = build()
-        getattr(torch.nn.utils.parametrizations, norm)(model.enter)
+        for layer in (model.enter, model.blocks[1].up):
+            getattr(torch.nn.utils.parametrizations, norm)(layer)
         return model
 
-    with pytest.raises(ComputedWeightError, match="the weight of layer 'enter' is no parameter") as error:
+    with pytest.raises(
+        ComputedWeightError, match=r"2 weights that are no parameters: enter\.weight, blocks\.1\.up\.weight$"
+    ) as error:
         serve(build=build_normed, loss=loss)
     assert "Workload(leave=" in error.value.fp8_next
-    assert judge(serve(build=build_normed, loss=loss, leave=("enter",))).verdict is Verdict.PASS
+    assert judge(serve(build=build_normed, loss=loss, leave=("enter", "blocks.1.up"))).verdict is Verdict.PASS
 
 
 def test_a_layer_without_sizes_asks_for_a_forward_pass_in_build():

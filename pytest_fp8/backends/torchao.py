@@ -143,13 +143,15 @@ def torchao_config(recipe: str, emulated: bool, **options: bool) -> Any:
 
 
 def _require_parameters(layers: Mapping[str, torch.nn.Linear]) -> None:
-    """Raise :class:`ComputedWeightError` for a Linear whose weight torchao could not take over."""
+    """Raise :class:`ComputedWeightError` for Linears whose weights torchao could not take over."""
     import torch
 
-    for name, linear in layers.items():
-        for part in ("weight", "bias"):
-            value = getattr(linear, part)
-            if value is not None and not isinstance(value, torch.nn.Parameter):
-                raise ComputedWeightError(
-                    f"the {part} of layer {name!r} is no parameter, so torchao cannot convert the layer"
-                )
+    computed = [
+        f"{name}.{part}".removeprefix(".")
+        for name, linear in layers.items()
+        for part in ("weight", "bias")
+        if not isinstance(getattr(linear, part), (torch.nn.Parameter, type(None)))
+    ]
+    if computed:
+        names = ", ".join(computed[:4]) + ", ..." * (len(computed) > 4)
+        raise ComputedWeightError(f"torchao cannot convert {len(computed)} weights that are no parameters: {names}")

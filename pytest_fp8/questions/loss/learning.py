@@ -90,7 +90,8 @@ def nothing_learnt(evidence: LossEvidence) -> Finding | None:
         C.NOTHING_LEARNT,
         "BF16 learns nothing in these steps, so its loss says nothing about FP8",
         expected="a loss that falls by more than it changes from step to step",
-        seen=f"it falls by {fall.amount:.3g} +- {2 * fall.error:.2g} from the first fifth of the steps to the last",
+        seen=f"it {'rises' if fall.amount < 0 else 'falls'} by {abs(fall.amount):.3g} +- {2 * fall.error:.2g} from the "
+        "first fifth of the steps to the last",
         cause="too few steps, a learning rate too small or too large, data without anything to learn, or a loss "
         "that training does not lower (an adversarial one)",
         next_step="more steps, @pytest.mark.fp8(loss_steps=...), another learning rate, or Workload(loss=...) that "
