@@ -83,7 +83,7 @@ def one_run(by, batches=lambda seed: 0):
     bf16 = {s: replace(c, losses=c.losses if s else first.losses, data=batches(s)) for s, c in ends(by).items()}
     twin = {s: replace(bf16[0], seed=s) for s in bf16} | {0: replace(ends(by)[0], data=batches(0))}
     fp8 = {s: replace(c, losses=[x + 0.001 for x in c.losses]) for s, c in bf16.items()}
-    return decided(fp8=fp8, bf16=bf16, twin=twin)
+    return decided(fp8=fp8, bf16=bf16, twin=twin, one_curve=True)
 
 
 def test_seeds_of_one_start_are_compared_with_its_first_run():

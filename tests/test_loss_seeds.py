@@ -46,7 +46,8 @@ def seeds_asked(fp8, bf16):
     arms = Arms(Case("own", "torchao", "tensorwise", emulated=True, loss_seeds=2), fp8, bf16)
     evidence, _ = look_again(loss_looks(arms, twin=True), judge_gap)
     asked = Counter(seed for _, seed in arms.asked)
-    assert asked == {seed: 4 if seed in evidence.fp8_twin else 3 for seed in evidence.fp8}
+    asked -= {seed: 4 if seed in evidence.fp8_twin else 3 for seed in evidence.fp8}
+    assert asked in ({}, {1: 1}), "the reference's second curve, which tells whether seeds differ"
     return len(evidence.fp8)
 
 

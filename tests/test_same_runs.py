@@ -5,12 +5,14 @@ import pytest
 pytest.importorskip("torchao")
 
 from helpers.curve_pair import CurvePair
+from helpers.evidence import verdict_of
 from helpers.loops import CASE, serve
 from pytest_fp8.case import Case
 from pytest_fp8.plain import to_plain
 from pytest_fp8.questions.again import look_again
-from pytest_fp8.questions.loss.check import judge_gap
-from pytest_fp8.questions.loss.evidence import Curve, loss_looks
+from pytest_fp8.questions.loss.check import check_loss, judge_gap
+from pytest_fp8.questions.loss.evidence import RUNS_OF_ONE_CURVE, Curve, loss_looks
+from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossGap
 from pytest_fp8.verdicts import Verdict
 
 pytestmark = pytest.mark.slow
@@ -80,7 +82,27 @@ def test_equal_runs_are_told_from_one_run_with_both_arms_alike(gap, verdict):
     assert len({tuple(curve.losses) for curve in evidence.bf16.values()}) == len(evidence.bf16)
     moved = [seed for end, seed, jitter in arms.asked if end == gap and jitter and seed]
     assert moved == sorted(evidence.fp8)[1:], "the FP8 arm once for each"
-    assert [seed for end, seed, jitter in arms.asked if end == gap and not jitter] == [0, 1], "seed 1 told them apart"
+    assert [seed for end, seed, jitter in arms.asked if end == gap and not jitter] == [0], (
+        "no seed that is no other run"
+    )
+    assert evidence.one_curve
+
+
+def test_a_pass_claims_one_curve_and_asks_for_a_seed():
+    evidence, _ = look_again(loss_looks(Arms(0.001, seeds=4), twin=True), judge_gap)
+    decision = check_loss(evidence)
+    verdict_of(decision, Verdict.PASS, "of one curve, run 4 times one rounding apart", "all seeds give this one curve")
+    assert "seeds (" not in decision.headline
+    assert decision.figures.seeds == 1
+
+
+def test_looking_ends_early_where_no_seed_is_another_training():
+    """A loss of no share of which anything can be said never decides."""
+    arms = Arms(0.04, seeds=2)
+    evidence, _ = look_again(loss_looks(arms, twin=True), lambda each: LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
+    assert len(evidence.bf16) == RUNS_OF_ONE_CURVE < MAX_LOSS_SEEDS
+    decision = check_loss(evidence, gap=LossGap(0.0, 1.0, 0.5, Verdict.INCONCLUSIVE))
+    verdict_of(decision, Verdict.INCONCLUSIVE, "draw in batch(step) with torch's generators", "loss_seeds=8")
 
 
 def test_runs_that_differ_are_asked_as_they_are():

@@ -41,8 +41,8 @@ def judge_gap(evidence: LossEvidence, frozen_margin: Sequence[float] = ()) -> Lo
 
 @dataclass(frozen=True)
 class LossFigures(Figures):
-    """Losses in nats, or in the unit of the user's own loss; gaps by seed; ``moved`` as shares of the weights with a
-    gradient; ``first_bad_step`` counted from 0."""
+    """Losses in nats, or in the unit of the user's own loss; gaps by seed, or by run of one curve, which is one of
+    ``seeds``; ``moved`` as shares of the weights with a gradient; ``first_bad_step`` counted from 0."""
 
     gaps: Sequence[float]
     twin_gaps: Sequence[float]
@@ -78,7 +78,7 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
         margin=loss_margin(frozen_margin or own, scale, fp8_own, evidence.rounding),
         rounding=evidence.rounding,
         margin_scale=scale.value,
-        seeds=len(seeds),
+        seeds=1 if evidence.one_curve else len(seeds),
         steps=len(evidence.fp8[seeds[0]].losses),
         moved=moved_share(evidence.bf16),
         fp8_moved=moved_share(evidence.fp8),
@@ -97,7 +97,8 @@ def check_loss(evidence: LossEvidence, frozen_margin: Sequence[float] = (), gap:
             return broken.answer(QUESTION, figures)
     gap = gap or judge_gap(evidence, frozen_margin)
     noise = max(loss_noise(frozen_margin or own), loss_noise(fp8_own))
-    found = explain_gap(gap, scale, [evidence.bf16[s].losses for s in seeds], noise, evidence.rounding)
+    bf16 = [evidence.bf16[s].losses for s in seeds]
+    found = explain_gap(gap, scale, bf16, noise, evidence.rounding, evidence.one_curve)
     if gap.verdict is not Verdict.FAIL and not gap.below and not scale.why_none:
         found = weights_move_less(evidence) or nothing_learnt(evidence) or found
     return found.answer(QUESTION, replace(figures, gap=gap.gap, bound=gap.bound))

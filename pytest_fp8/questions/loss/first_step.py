@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pytest_fp8.codes import C
 from pytest_fp8.questions.arms import PairArms
-from pytest_fp8.questions.loss.evidence import LossEvidence
-from pytest_fp8.rules.loss import MAX_LOSS_SEEDS, LossGap
+from pytest_fp8.questions.loss.evidence import LossEvidence, largest_number
+from pytest_fp8.rules.loss import LossGap
 from pytest_fp8.verdicts import Finding, Verdict
 
 FIRST_STEP = 0.02
@@ -108,7 +108,7 @@ def with_rounding(
     asked = False
     for evidence in looks:
         gap = judge(evidence)
-        last = len(evidence.fp8) >= MAX_LOSS_SEEDS and not evidence.unfinished
+        last = len(evidence.fp8) >= largest_number(evidence.one_curve) and not evidence.unfinished
         asked |= gap.gap > 0 and (gap.verdict is Verdict.FAIL or (gap.verdict is Verdict.INCONCLUSIVE and last))
         found = moved_losses(arms, sorted(evidence.bf16)[:SEEDS], arms.case.horizon - 1) if asked else {}
         rises = {seed: [each - loss for each in moved] for seed, (loss, *moved) in found.items()}

@@ -10,16 +10,28 @@ from pytest_fp8.questions.findings import fail
 from pytest_fp8.rules.loss import LARGE, LOSS_MARGIN, OF_ROUNDING, LossGap, LossScale, NoShare
 from pytest_fp8.verdicts import Finding, Verdict, passed
 
+ONE_CURVE = (
+    "all seeds give this one curve, for neither weights nor batches depend on the seed: the spread is that of "
+    "rounding, not of training"
+)
+OTHER_BATCHES = "draw in batch(step) with torch's generators, which are seeded for each seed and step"
+
 
 def explain_gap(
-    gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, rounding: float = 0.0
+    gap: LossGap,
+    scale: LossScale,
+    bf16: Sequence[Sequence[float]],
+    noise: float,
+    rounding: float = 0.0,
+    one_curve: bool = False,
 ) -> Finding:
     """The rule's verdict with its lines. ``bf16``: the reference's losses, a curve per seed; ``noise``: how far an arm
-    ends from itself one rounding apart (3 sd); ``rounding``: by how much FP8's raises the reference's own last loss."""
-    seen, which = _seen(gap, scale, bf16), _which_margin(gap, scale, bf16, rounding)
+    ends from itself one rounding apart (3 sd); ``rounding``: by how much FP8's raises the reference's own last loss;
+    ``one_curve``: whether all seeds give one, and the others are its runs from weights one rounding away."""
+    seen, which = _seen(gap, scale, bf16, one_curve), _which_margin(gap, scale, bf16, rounding)
     margin = scale.amount(gap.margin)
     if gap.verdict is Verdict.PASS:
-        return passed(f"{seen}, margin {margin.removesuffix(' nats')}{which}")
+        return passed(f"{seen}, margin {margin.removesuffix(' nats')}{which}{'; ' + ONE_CURVE if one_curve else ''}")
     if gap.verdict is Verdict.FAIL:
         return fail(
             C.HIGHER,
@@ -44,7 +56,7 @@ def explain_gap(
             next_step="in a late step of each arm, count the tokens that enter the mean, and compare model.training, "
             "dropout and the optimizer's settings",
         )
-    code, cause, next_step = _why_undecided(scale, bf16, noise, gap)
+    code, cause, next_step = _why_undecided(scale, bf16, noise, gap, one_curve)
     expected = f"a gap clearly below or above {margin}{which}"
     return Finding(code, Verdict.INCONCLUSIVE, "the seeds do not decide", expected, seen, cause, next_step)
 
@@ -70,8 +82,9 @@ def _which_margin(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]
     return f" ({share_of} the loss, which ends below 1)"
 
 
-def _seen(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]]) -> str:
-    over = f"over {len(bf16[0])} steps of {len(bf16)} seeds (BF16 ends at "
+def _seen(gap: LossGap, scale: LossScale, bf16: Sequence[Sequence[float]], one_curve: bool) -> str:
+    what = f"one curve, run {len(bf16)} times one rounding apart" if one_curve else f"{len(bf16)} seeds"
+    over = f"over {len(bf16[0])} steps of {what} (BF16 ends at "
     if scale.relative:
         return f"{gap.gap:+.3g} +- {gap.bound:.3g} {over}{_end(bf16):.4g})"
     return f"{gap.gap:+.4f} nats +- {gap.bound:.4f} {over}{_end(bf16):.3f})"
@@ -81,9 +94,11 @@ def _end(curves: Sequence[Sequence[float]]) -> float:
     return fmean(losses[-1] for losses in curves)
 
 
-def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, gap: LossGap) -> tuple[C, str, str]:
+def _why_undecided(
+    scale: LossScale, bf16: Sequence[Sequence[float]], noise: float, gap: LossGap, one_curve: bool
+) -> tuple[C, str, str]:
     """Code, cause and next step of curves that do not decide."""
-    more = f"more seeds: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
+    more = f"more {'runs' if one_curve else 'seeds'}: @pytest.mark.fp8(loss_seeds={max(8, 2 * len(bf16))})"
     if scale.why_none is NoShare.CHANGES_SIGN:
         return (
             C.CHANGES_SIGN,
@@ -105,6 +120,8 @@ def _why_undecided(scale: LossScale, bf16: Sequence[Sequence[float]], noise: flo
             "the largest margin",
             f"a larger batch or more steps, which average over more at the end; or {more}",
         )
+    if one_curve:
+        return C.MORE_SEEDS, f"its runs do not decide; {ONE_CURVE}", f"{OTHER_BATCHES}; or {more}"
     if gap.bound < gap.margin / 2:
         return C.MORE_SEEDS, "the gap lies so near the margin that its small spread includes it", more
     return C.MORE_SEEDS, "the spread between seeds is as large as the margin", more

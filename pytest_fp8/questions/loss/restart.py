@@ -91,7 +91,5 @@ def _decided(evidence: LossEvidence) -> Restart:
 
 
 def _trained_twice(evidence: LossEvidence) -> list[int]:
-    """Seeds whose twin is a second run of theirs. Where weights are loaded, all seeds are one run: their curves begin
-    from moved weights, and the twin of all but the first is the first seed's curve."""
-    first = list(evidence.bf16[min(evidence.bf16)].losses)
-    return [s for s in sorted(evidence.twin) if s == min(evidence.bf16) or list(evidence.twin[s].losses) != first]
+    """Seeds whose twin is a second run of theirs. Where all give one curve, the twin of the others is that curve."""
+    return sorted(evidence.twin)[: 1 if evidence.one_curve else None]
