@@ -47,7 +47,8 @@ class Workload:
     or another mapping, list, tuple, deque, dataclass or object of your own. The generators of
     torch, numpy and Python are seeded before each call of the two, so that every arm gets the same weights and data.
     ``loss(model, batch)`` gives a scalar tensor. Without it the model is called with the batch, with a dict's entries
-    by name, and its result, or that result's ``.loss``, is the loss. ``optimizer(parameters)`` gives the optimizer.
+    by name, and its result, or that result's ``.loss``, is the loss. ``optimizer(parameters)`` gives the optimizer;
+    a function whose argument is called ``model``, ``optimizer(model)``, is given the model itself, for groups by name.
     Without it the arm uses AdamW with ``learning_rate``, by default 1e-3, or 2e-4 with adapters. A learning-rate
     schedule goes to ``optimizer.scheduler``: it is then restarted, saved and loaded with the optimizer.
 

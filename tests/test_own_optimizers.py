@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 pytest.importorskip("torchao")
 
 from helpers.arms import square as loss
-from helpers.loops import judge, loop, serve
+from helpers.loops import judge, ledgers, loop, serve
 from pytest_fp8 import Verdict
+from pytest_fp8.worker.training.given import takes_model
 from pytest_fp8.worker.training.step import WorkloadError
 
 pytestmark = pytest.mark.slow
@@ -88,3 +91,74 @@ def test_products_of_an_optimizer_compiled_in_one_piece_are_no_layer_s(step):
     decision = judge(serve(step=step, loss=loss, optimizer=compiled))
     assert decision.verdict is Verdict.PASS, decision.message
     assert decision.numbers["fp8_share"] == 1.0
+
+
+def build_with_groups():
+    """As nanoGPT's model: it makes its own optimizer, with groups by name and shape."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.norm, self.down = torch.nn.Linear(32, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 32)
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.gelu(self.norm(self.up(x))))
+
+        def configure_optimizers(self, weight_decay, rate):
+            named = dict(self.named_parameters())
+            decayed = [p for name, p in named.items() if p.dim() >= 2 and not name.startswith("down")]
+            groups = [
+                {"params": decayed, "weight_decay": weight_decay},
+                {"params": [named["down.weight"]], "weight_decay": 0.0, "lr": rate / 10},
+                {"params": [p for p in named.values() if p.dim() < 2], "weight_decay": 0.0},
+            ]
+            return torch.optim.AdamW(groups, lr=rate)
+
+    return Net()
+
+
+def configure(model, weight_decay=0.1, rate=1e-3):
+    return model.configure_optimizers(weight_decay, rate)
+
+
+class Settings:
+    def optimizer(self, model):
+        return configure(model)
+
+
+OF_THE_MODEL = [
+    lambda model: model.configure_optimizers(0.1, 1e-3),
+    functools.partial(configure, weight_decay=0.1),
+    Settings().optimizer,
+]
+
+
+@pytest.mark.parametrize("optimizer", OF_THE_MODEL, ids=["lambda", "partial", "method"])
+def test_a_function_whose_argument_is_called_model_is_given_the_model_in_both_arms(optimizer):
+    both_arms = ledgers(build=build_with_groups, loss=loss, optimizer=optimizer)
+    for arm in (both_arms.reference, both_arms.fp8):
+        made = arm.optimizer
+        assert made.members == {name: GROUP_OF[name] for name in made.members}
+        assert made.members.keys() == GROUP_OF.keys()
+        assert [group["weight_decay"] for group in made.groups] == ["0.1", "0", "0"]
+        assert made.groups[1]["lr"] == "0.0001"
+    assert both_arms.fp8.fp8_layers == ["down", "up"]
+
+
+GROUP_OF = {"up.weight": 0, "down.weight": 1} | dict.fromkeys(["up.bias", "norm.weight", "norm.bias", "down.bias"], 2)
+
+
+def test_any_other_name_is_given_the_parameters():
+    assert not takes_model(lambda parameters: None)
+    assert not takes_model(lambda models: None)
+    assert not takes_model(functools.partial(configure, None))
+    assert not takes_model(two)
+
+
+def test_a_function_that_asks_the_parameters_for_names_is_told_how_to_get_the_model():
+    with pytest.raises(WorkloadError, match=r"asks for \.configure_optimizers of what it is given") as error:
+        serve(build=build_with_groups, loss=loss, optimizer=lambda p: configure(p, rate=1e-3))
+    assert "optimizer(model)" in error.value.fp8_next
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        serve(build=build_with_groups, loss=loss, optimizer=lambda p: (each for each in p).other)

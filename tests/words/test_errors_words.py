@@ -159,6 +159,7 @@ IN_AN_ARM = {
     "nothing trainable": (R.NOTHING_TRAINABLE, given("require_trainable", FROZEN, False)),
     "trainable lost": (R.TRAINABLE_LOST, given("require_trainable", FROZEN, True)),
     "no optimizer": (R.BAD_OPTIMIZER, given("checked_optimizer", 7, convert)),
+    "optimizer of the model": (R.BAD_OPTIMIZER, given("optimizer_of", lambda p: p.configure_optimizers(), MODEL)),
     "never backward": (R.STEP_INCOMPLETE, step(0, 0)),
     "never stepped": (R.STEP_INCOMPLETE, step(1, 0)),
 }

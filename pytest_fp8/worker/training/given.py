@@ -170,6 +170,25 @@ def _models_own_loss(model: torch.nn.Module, batch: Any) -> Any:
         raise WorkloadError("not_called", **facts) from error
 
 
+def optimizer_of(function: Callable[[Any], Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What a workload's ``optimizer`` gives for the model, or for its parameters. Raises :class:`WorkloadError`."""
+    parameters = model.parameters()
+    try:
+        return checked_optimizer(function(model if takes_model(function) else parameters), function)
+    except AttributeError as error:
+        if error.obj is not parameters:
+            raise
+        raise WorkloadError("wants_model", function=name_of(function), attribute=error.name) from error
+
+
+def takes_model(function: Callable[[Any], Any]) -> bool:
+    """Whether the argument that it is called with has the name ``model``."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "model"
+    except (TypeError, ValueError):
+        return False  # some functions written in C tell no signature
+
+
 def checked_optimizer(given: Any, function: Any) -> torch.optim.Optimizer:
     if isinstance(given, torch.optim.lr_scheduler.LRScheduler):
         raise WorkloadError("schedule_alone", function=name_of(function), kind=type(given).__name__)

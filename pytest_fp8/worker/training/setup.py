@@ -19,8 +19,8 @@ from pytest_fp8.worker.training.given import (
     Drawn,
     batch_of,
     checked_loss,
-    checked_optimizer,
     held_by,
+    optimizer_of,
     require_fresh,
     require_trainable,
     require_unconverted,
@@ -130,7 +130,7 @@ class TrainingSetup:
                 for key in keys & hooks_of(parameter).keys():
                     del hooks_of(parameter)[key]
             before = {parameter: set(hooks_of(parameter)) for parameter in model.parameters()}
-            made = checked_optimizer(self.own.optimizer(model.parameters()), self.own.optimizer)
+            made = optimizer_of(self.own.optimizer, model)
             self._hung = {parameter: hooks_of(parameter).keys() - keys for parameter, keys in before.items()}
             return made
         if self.own is not None:
