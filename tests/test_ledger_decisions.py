@@ -10,6 +10,7 @@ from helpers.evidence import verdict_of
 from helpers.two_ledgers import GIVEN, HEALTHY, entered, ledgers, optimizer, weights
 from pytest_fp8.codes import C, D, L
 from pytest_fp8.questions.ledger.compare import blame_in_ledger, find_in_ledger, unless_unlike
+from pytest_fp8.recipes import recipe_facts
 from pytest_fp8.verdicts import Decision, Verdict
 
 CODE = C.MOVE_LESS
@@ -65,6 +66,14 @@ def test_why_no_optimizer_steps_a_weight_is_told_by_what_the_conversion_made_of_
     lost = ledgers(after=after, optimizer=optimizer(members={"up.weight": 0, "lm_head.weight": 0}))
     decision = unless_unlike(Decision(None, Verdict.PASS, "the curves", question="loss"), lost)
     verdict_of(decision, Verdict.FAIL, L.NOT_IN_OPTIMIZER, "q.weight", cause)
+
+
+def test_weights_that_the_trainer_wraps_are_told_with_the_option_of_the_mark():
+    lost = ledgers("trainer_torchao", optimizer=optimizer(members={"up.weight": 0, "lm_head.weight": 0}))
+    decision = unless_unlike(Decision(None, Verdict.PASS, "the curves", question="loss"), lost)
+    option = 'options={"fp8_all_gather": False} in this test\'s mark'
+    verdict_of(decision, Verdict.FAIL, L.NOT_IN_OPTIMIZER, "enable_fsdp_float8_all_gather", option)
+    assert "fp8_all_gather" in recipe_facts("trainer_torchao", "tensorwise").options
 
 
 def test_fp8_that_was_left_is_said_before_what_differs_by_it():

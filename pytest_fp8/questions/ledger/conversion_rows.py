@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from pytest_fp8.codes import D, L
 from pytest_fp8.questions.findings import some
-from pytest_fp8.questions.ledger.differences import FORGETS, KEEP, LAYERS, LOSS, Difference, Explained, differ, size
+from pytest_fp8.questions.ledger.differences import (
+    FORGETS,
+    GATHERED,
+    KEEP,
+    LAYERS,
+    LOSS,
+    Difference,
+    Explained,
+    differ,
+    size,
+)
 from pytest_fp8.questions.ledger.evidence import TwoLedgers, Weight
 
 
@@ -101,6 +111,8 @@ def weights_trained(ledgers: TwoLedgers, explained: Explained) -> Iterator[Diffe
             why = "the conversion dropped them: the converted model has none of that name", KEEP
         elif all(name in after and not after[name].trained for name in missing):
             why = FORGETS + "that they were trained, so that no optimizer takes them", KEEP
+        elif ledgers.backend == "trainer_torchao":
+            why = GATHERED
         expected, seen = f"all {len(reference)} weights that BF16 trains", f"never stepped: {some(missing)}"
         yield differ(L.NOT_IN_OPTIMIZER, missing[0], (expected, seen), (LAYERS, LOSS), *why, count=len(missing))
     elif added := sorted(fp8.keys() - reference.keys()):

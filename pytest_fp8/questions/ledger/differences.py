@@ -33,6 +33,13 @@ class Difference(Finding):
     see."""
 
 
+GATHERED = (
+    "Accelerate's default enable_fsdp_float8_all_gather, with or without FSDP, wraps weights into new parameters, and "
+    "the Trainer makes its optimizer before",
+    'options={"fp8_all_gather": False} in this test\'s mark, whose arms set their own environment; in the script '
+    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+)
+"""Why weights are in no optimizer under the Trainer with torchao, and what to do."""
 OUTSIDE = "code outside all modules"
 """Owner of what no module called."""
 
@@ -152,8 +159,7 @@ WORDS: Mapping[Code, tuple[str, str, str]] = {
     L.NOT_IN_OPTIMIZER: (
         "{count} weights are in no optimizer of the FP8 arm",
         "the optimizer was made before the conversion, which put new parameters in place of its own",
-        "make the optimizer after the conversion; in the Trainer with torchao set "
-        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+        "make the optimizer after the conversion",
     ),
     L.NO_GRADIENT: (
         "{count} weight(s) get no gradient in the FP8 arm",
