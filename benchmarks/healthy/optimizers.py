@@ -146,10 +146,17 @@ class Master(ByWeight):
         state["master"].sub_(mean / (square.sqrt() + 1e-8), alpha=rate)
         p.copy_(state["master"])
 
+    def load_state_dict(self, state_dict):
+        """torch's own casts the state of a weight to the weight's dtype, and the next step would raise."""
+        super().load_state_dict(state_dict)
+        held = [p for group in self.param_groups for p in group["params"]]
+        for index, entries in state_dict["state"].items():
+            self.state[held[index]] = {name: value.clone() for name, value in entries.items()}
+
 
 @sound()
 def master_weights():
-    """Weights in float32 beside the model's, kept by the optimizer."""
+    """Weights in float32 beside the model's, in the optimizer's state, which its own load keeps in float32."""
     return Workload(build=Net, batch=rows, loss=apart, optimizer=Master)
 
 
