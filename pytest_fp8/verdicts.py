@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Any, NoReturn
 
 from pytest_fp8.codes import Code
 from pytest_fp8.errors import explain
 from pytest_fp8.plain import to_plain
 
 
-class Verdict(Enum):
-    """FAIL fails a test. INCONCLUSIVE, INVALID and NOT_EXERCISED are shown and fail a test under ``--fp8-strict``; on a
-    declared GPU they fail the session at its end."""
+class Verdict(StrEnum):
+    """Equal to its name: ``decision.verdict == "PASS"``. FAIL fails a test. INCONCLUSIVE, INVALID and NOT_EXERCISED are
+    shown and fail a test under ``--fp8-strict``; on a declared GPU they fail the session at its end."""
 
     PASS = "PASS"
     IMPROVED = "IMPROVED"
@@ -84,6 +84,19 @@ class Decision(Finding):
 
     question: str = ""
     figures: Figures | None = None
+
+    def __bool__(self) -> NoReturn:
+        """Raises ``TypeError``: as any other object, a FAIL would be true, and ``assert fp8_pair.layers()`` green."""
+        __tracebackhide__ = True
+        raise TypeError(
+            explain(
+                f"a decision on {self.question!r} has no truth value",
+                expected=f"fp8_pair.assert_{self.question}(), which fails the test where the decision says so",
+                seen="the decision itself, in an assert, an if or with not, as in: assert fp8_pair.layers()",
+                cause="a FAIL would count as true",
+                next_step=f"fp8_pair.assert_{self.question}(); or look at it: decision.verdict == 'PASS'",
+            )
+        )
 
     @property
     def numbers(self) -> dict[str, Any]:
