@@ -261,6 +261,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return
     finish(mine, not config.getoption("collectonly"), interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED)
+    from pytest_fp8.report.tracebacks import fold
+
+    # Not before: what other plugins write of a failure, as JUnit files, has no width.
+    fold(config.pluginmanager.get_plugin("terminalreporter"))
     if mine.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

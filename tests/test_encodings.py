@@ -29,4 +29,4 @@ def test_the_closing_table_keeps_its_lines(pytester, monkeypatch, encoding, rule
     pytester.makepyfile(TEST)
     result = pytester.runpytest_subprocess("-p", "no:benchmark")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([" case *layers*", f" {rule}*", " tiny-torchao-tensorwise-emulated *"])
+    result.stdout.fnmatch_lines([" case *FLOPs*", f" {rule}*", " tiny-torchao-tensorwise-emulated *"])

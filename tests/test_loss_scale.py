@@ -130,7 +130,7 @@ def test_a_small_gap_is_not_shown_as_none():
     decision = decided(falling(0.001, wobble=0.001), falling(0.0003))
     entry = Entry("own")
     entry.decisions["loss"] = {"verdict": "FAIL", "numbers": decision.numbers}
-    assert "+0.0013 (<1.4e-05) FAIL" in row(entry)[3]
+    assert "+0.0013 (<1.4e-05) FAIL" in row(entry)[2]
 
 
 def test_the_margin_of_a_stored_gap_is_of_the_losss_own_scale():

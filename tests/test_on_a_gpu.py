@@ -22,7 +22,7 @@ def suite(pytester):
 def test_without_baselines_the_questions_pass_and_say_what_was_not_exercised(suite, monkeypatch):
     install(monkeypatch, H200)
     result = suite.runpytest("--fp8-gpu=h200")
-    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.[12]*x +-*none*", "*tiny-te-current*2/3*"])
+    result.stdout.fnmatch_lines(["*tiny-torchao-rowwise*2/3*1.[12]*x (none)*", "*tiny-te-current*2/3*"])
     result.stdout.fnmatch_lines(["*8 passed, 4 not exercised*"])
     result.stdout.fnmatch_lines(["*no baseline for 2 case(s) on h200, so 4 question(s)*store them*promote*compare*"])
     assert result.ret == 0
@@ -57,7 +57,7 @@ def test_an_update_writes_and_a_second_run_passes_against_it(suite, monkeypatch)
     assert len(session["metrics"]["speedup"][0]) == BASELINE_BLOCKS, "one per block, not a mean"
     second = suite.runpytest("--fp8-gpu=h200", "--fp8-strict")
     second.assert_outcomes(passed=12)
-    second.stdout.fnmatch_lines(["*1.[12]*x +-0.0*1.[12]*x*0.90x*yes*"])
+    second.stdout.fnmatch_lines(["*1.[12]*x (1.[12]*)*0.90x*yes*"])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_arrives_changed_is_no_yes_in_the_table(suite, monkeyp
     monkeypatch.setattr(FakeProcess, "load", lambda *args, **more: {**real(*args, **more), "digests": {"w": 2}})
     result = suite.runpytest("--fp8-gpu=h200", "-k", "test_checkpoints and rowwise")
     result.assert_outcomes(failed=1, deselected=11)
-    result.stdout.re_match_lines([r" *tiny-torchao-rowwise( +-)+ +FAIL$"])
+    result.stdout.re_match_lines([r" *tiny-torchao-rowwise +FAIL$"])
 
 
 @pytest.mark.parametrize(

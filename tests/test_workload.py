@@ -176,7 +176,7 @@ def test_a_second_model_under_one_mark_is_asked_for_itself_and_stored_nowhere(py
         [
             "*never called, which the reference calls*",
             "*own-torchao-tensorwise-emulated *2/2*",
-            "*tensorwise-emulated #2*2/2 FAIL*",
+            "*tensorwise-emulated #2*2/2 * FAIL*",
             "*no candidate*name=*",
         ]
     )

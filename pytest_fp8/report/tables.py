@@ -36,17 +36,15 @@ def new_table(title: str = "", close: bool = False) -> Table:
 
 
 def fitted(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
-    """A table that is no wider than ``room``, if that can be. Cells are rich's markup, a dash for what is not there.
+    """A table that is no wider than ``room``, if that can be. Cells are rich's markup.
 
-    Where it is too wide, columns of dashes are left out and the others come closer. Then the widest column gives way
-    first: texts are folded between words, the names in the first column also behind hyphens.
+    Where it is too wide, the columns come closer. Then the widest gives way first: texts are folded between words, the
+    names in the first column also behind hyphens.
     """
     from rich.text import Text
 
     columns = [[Text(header), *map(Text.from_markup, cells)] for header, *cells in zip(headers, *rows, strict=True)]
     close = _width([_widest(cells) for cells in columns], gap=3) > room
-    if close:
-        columns = [cells for cells in columns if any(cell.plain != "-" for cell in cells[1:])]
     widths = [_widest(cells) for cells in columns]
     least = [
         max(

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pytest_fp8.questions.findings import some
 from pytest_fp8.report.annotations import OTHERS, below, commands
 from pytest_fp8.report.baselines import revision_lines
-from pytest_fp8.report.cells import COLUMNS, NONE, figures_of, slower_of
+from pytest_fp8.report.cells import NONE, figures_of, slower_of
 from pytest_fp8.report.durations import duration_lines, time_in_arms
 from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
@@ -36,8 +37,19 @@ MARKS = {
 """Verdict -> style of a cell, and what follows its figures."""
 SLOWER = "magenta"
 """Of a case that passes and is slower than BF16: neither green nor a failure."""
-WIDTH = 400
-"""The table's largest width in a log, in columns of text."""
+HEADS = {
+    "layers": "FP8 layers\nand FLOPs",
+    "numerics": "gradients\noff BF16",
+    "loss": "loss gap\nand margin",
+    "speedup": "speedup\n(stored)",
+    "memory": "memory",
+    "checkpoints": "switch\nback",
+}
+"""Question -> head of its column. The page and the summary have the interval of the speedup besides."""
+ON_A_GPU = ("speedup", "memory")
+"""Questions that no emulated case answers."""
+WIDTH, WIDEST = 100, 400
+"""The table's width in a log, in columns of text, and where names are so long that it cannot be kept."""
 TESTS_SHOWN = 3
 """Names of tests in the line about tests that did not run."""
 
@@ -45,29 +57,67 @@ TESTS_SHOWN = 3
 def summary(
     ledger: Ledger, color: bool, width: int | None = None, notes: Mapping[str, list[str]] = MappingProxyType({})
 ) -> str:
-    """The table of cases, drawn by rich; empty where no case was asked anything. ``width``: of the terminal; ``None``:
-    a log, in which each case has one line. ``notes``: see :func:`footnotes`."""
+    """The table of cases, drawn by rich; empty where no case was asked anything. A question that no case has an answer
+    to has no column. ``width``: of the terminal; ``None``: a log. ``notes``: see :func:`footnotes`."""
     if not ledger.entries:
         return ""
     from rich.console import Console
 
     from pytest_fp8.report import tables
 
-    rows = [[_escape(entry.case + numbers_of(notes, entry.case)), *row(entry)] for entry in ledger.entries.values()]
+    shown = answered(ledger)
+    rows = []
+    for entry in ledger.entries.values():
+        cells = dict(zip(HEADS, row(entry), strict=True))
+        rows.append([_escape(entry.case + numbers_of(notes, entry.case)), *(cells[each] for each in shown)])
     # On a file of its own: rich would look at the width of the real one.
-    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, highlight=False)
-    return "\n".join(tables.lines_of(tables.fitted(("case", *COLUMNS.values()), rows, width or WIDTH), console))
+    console = Console(file=io.StringIO(), width=WIDEST, force_terminal=color, no_color=not color, highlight=False)
+    drawn = tables.fitted(("case", *(HEADS[each] for each in shown)), rows, width or WIDTH)
+    return "\n".join(tables.lines_of(drawn, console))
+
+
+def answered(ledger: Ledger) -> list[str]:
+    """The questions that a case has an answer to, in the order of :data:`HEADS`."""
+    found = {question for entry in ledger.entries.values() for question in entry.decisions}
+    return [each for each in HEADS if each in found or (each == "speedup" and "faster" in found)]
+
+
+def remarks(ledger: Ledger) -> list[str]:
+    """The lines on the table as a whole: which questions have no column and why, and why layers are left in BF16."""
+    if not ledger.entries:
+        return []
+    entries, shown = ledger.entries.values(), answered(ledger)
+    emulated = any(entry.gpu == "emulated" for entry in entries)
+    missing = [each for each in HEADS if each not in shown and not (emulated and each in ON_A_GPU)]
+    label = "without an answer" if any(entry.errors for entry in entries) else "not asked"
+    said = [f"{label}: {', '.join(missing)}"] if missing else []
+    said += [f"{' and '.join(ON_A_GPU)} need a GPU"] if emulated else []
+    layers = (entry.decisions.get("layers", {}).get("numbers", {}) for entry in entries)
+    kinds = [reason.partition(": ") for numbers in layers for reason in numbers.get("skipped", ())]
+    left = [f"{kind} ({text})" for kind, _, text in kinds]
+    lines = ["; ".join(said), f"left in BF16: {some(left)}" if left else ""]
+    return [line for line in lines if line]
 
 
 def row(entry: Entry) -> list[str]:
-    """The cells of one case; a question that was not asked is a dash."""
+    """The cells of one case, in the order of :data:`HEADS`; a question that was not asked is a dash."""
+    told = figures_of(vars(entry))
+    layers = [text for name in ("FP8 layers", "FP8 FLOPs") if (text := told[name][1]) != NONE]
+    speed, speedup = told["speedup"]
+    stored = told["baseline"][1].removesuffix("x") or "none"
+    shown = {
+        "layers": (told["FP8 layers"][0], " ".join(layers)),
+        "numerics": told["gradients off BF16"],
+        "loss": told["loss gap"],
+        "speedup": (speed, NONE if speedup == NONE else f"{speedup} ({stored})"),
+        "memory": told["memory"],
+        "checkpoints": told["switch back"],
+    }
     cells = []
-    for name, (decision, figures) in figures_of(vars(entry)).items():
+    for question, (decision, figures) in shown.items():
         style, mark = MARKS[decision["verdict"]] if decision else ("dim", "")
-        if name == "speedup" and (slower := slower_of(vars(entry))):
+        if question == "speedup" and (slower := slower_of(vars(entry))):
             style, mark = SLOWER, f" {slower}"
-        elif name == "baseline" and decision:
-            style, mark = "dim", "" if figures else "none"
         # A decision may have no numbers, as that of an arm that the GPU cannot hold.
         known = "" if figures == NONE else figures
         cells.append(f"[{style}]{_escape((known + mark).strip() or NONE)}[/]")
@@ -100,7 +150,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     missing = did_not_run(ledger) if session.settings.declared or not table else []
     reporter.section("FP8", sep="=")
     # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
-    for line in table.splitlines():
+    for line in [*table.splitlines(), *(part for remark in remarks(ledger) for part in folded(remark, width))]:
         reporter.write_line(tables.writable(line, encoding))
     for line in lines_of(list(notes), width):
         reporter.write_line(line, yellow=True)
