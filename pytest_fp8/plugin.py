@@ -260,7 +260,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if mine.is_worker:
         config.workeroutput["fp8_ledger"] = mine.ledger.to_json()  # type: ignore[attr-defined]
         return
-    finish(mine, not config.getoption("collectonly"), interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED)
+    interrupted = session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+    finish(mine, not config.getoption("collectonly"), interrupted)
     from pytest_fp8.report.tracebacks import fold
 
     # Not before: what other plugins write of a failure, as JUnit files, has no width.

@@ -55,7 +55,7 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
     ]
     # Last: the report has what made the session fail.
     if settings.report_dir is not None and ran and (asked or (session.problems and not earlier)):
-        _report(session, settings.report_dir, origin)
+        _report(session, settings.report_dir, origin, not (interrupted or ledger.cut_short))
     elif earlier and session.problems:
         session.notes.append(f"{settings.report_dir} keeps an earlier session's report: this one asked nothing of FP8")
 
@@ -133,12 +133,12 @@ def _candidates(session: Session, folder: Path, origin: dict[str, Any]) -> None:
         session.problems.append(error.message)
 
 
-def _report(session: Session, folder: Path, origin: dict[str, Any]) -> None:
+def _report(session: Session, folder: Path, origin: dict[str, Any], finished: bool) -> None:
     from pytest_fp8.errors import Fp8Error
     from pytest_fp8.report.files import write_beside, write_report
 
     try:
-        report = write_report(session.ledger, folder, origin, session.problems)
+        report = write_report(session.ledger, folder, origin, session.problems, finished)
         written, notes = write_beside(report, os.environ)
         session.written += [str(path) for path in (report, *written)]
         session.notes += notes

@@ -154,6 +154,26 @@ def test_two_hundred_cases_with_long_names(tmp_path, monkeypatch):
     assert text.count("<svg") == 5 * 6
 
 
+def test_a_run_that_did_not_finish_says_so_at_the_top_and_is_not_all_green(tmp_path):
+    report = report_of(entry_of("a"), entry_of("b", open_tests=4))
+    report |= {"finished": False, "open_tests": {"b": ["t"] * 4, "8b": ["t"] * 44}, "problems": ["nothing timed"]}
+    text = page(tmp_path, report)
+    top = text[text.index("<h1>") : text.index("<table>")]
+    assert "not finished: 48 test(s) of 2 case(s) were not run, or not to their end: b, 8b" in top
+    assert "nothing timed" in top
+    assert re.findall(r'class="v (\w+)"', top) == ["UNFINISHED", "PASS"]
+
+
+def test_a_report_of_an_earlier_version_has_its_page(tmp_path):
+    assert "not finished" not in page(tmp_path, report_of(entry_of()))
+
+
+def test_a_line_of_a_message_hangs_below_its_label(tmp_path):
+    failed = decision("FAIL", "FAIL: slow\n  cause:    a cast\n  next:     fuse it")
+    text = page(tmp_path, report_of(entry_of(decisions={"faster": failed})))
+    assert '<span class="l">  next:     fuse it</span>' in text
+
+
 def test_several_reports_stand_beside_each_other(tmp_path):
     slower = copy.deepcopy(entry_of())
     slower["decisions"]["speedup"] |= {"verdict": "FAIL"}

@@ -13,6 +13,7 @@ from pytest_fp8.cli import main
 from pytest_fp8.codes import B
 from pytest_fp8.errors import BaselineError
 from pytest_fp8.options import Settings
+from pytest_fp8.report.cells import verdict_of
 from pytest_fp8.report.files import write_report
 from pytest_fp8.report.known import note_failure
 from pytest_fp8.report.ledger import Ledger
@@ -78,9 +79,71 @@ def test_a_test_that_fails_with_its_answer_is_told_once(pytester, monkeypatch):
 def test_what_a_session_that_ended_early_left_is_in_the_summary(pytester, monkeypatch):
     install(monkeypatch, H200)
     pytester.makepyfile(ONE.format(after="assert not decision"))
-    _, report, summary = run(pytester, "--fp8-gpu=h200", "--maxfail=1")
+    result, report, summary = run(pytester, "--fp8-gpu=h200", "--maxfail=1")
+    result.stdout.fnmatch_lines(["not finished: 1 test(s) of 1 case(s) were not run, or not to their end: tiny-*"])
     assert [len(tests) for tests in report["open_tests"].values()] == [1]
-    assert "1 test(s) were not run, or not to their end: test&#95;" in summary
+    assert report["finished"] is False
+    assert summary.startswith("## FP8, not finished: 1 UNFINISHED\n")
+    assert "not finished: 1 test(s) of 1 case(s) were not run, or not to their end: tiny-torchao-rowwise" in summary
+    assert "| tiny-torchao-rowwise | UNFINISHED |" in summary
+
+
+ENDINGS = {
+    "Ctrl-C": "raise KeyboardInterrupt",
+    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "exit": "pytest.exit('enough', returncode=3)",
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_no_case_passes_of_which_a_session_that_was_ended_left_tests(pytester, monkeypatch, how):
+    install(monkeypatch, H200)
+    pytester.makepyfile(
+        f"""
+        import pytest
+        from pytest_fp8 import Case
+
+        CASES = [Case("tiny", "torchao", recipe) for recipe in ("rowwise", "tensorwise")]
+
+        @pytest.mark.fp8(cases=CASES, question="layers")
+        def test_layers(fp8_pair):
+            fp8_pair.assert_layers()
+
+        @pytest.mark.fp8(cases=CASES, question="loss")
+        def test_loss(fp8_pair, request):
+            if "tensorwise" in request.node.name:
+                {ENDINGS[how]}
+            fp8_pair.assert_loss()
+
+        @pytest.mark.fp8(cases=[Case("tiny", "torchao", "rowwise_with_gw_hp")])
+        def test_never_reached(fp8_pair):
+            fp8_pair.assert_layers()
+        """
+    )
+    pytester.inline_run("--fp8-report-dir=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
+    report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
+    assert report["finished"] is False
+    assert {name: entry["open_tests"] for name, entry in report["entries"].items()} == {
+        "tiny-torchao-rowwise": 0,
+        "tiny-torchao-tensorwise": 1,
+    }
+    assert {name: verdict_of(entry) for name, entry in report["entries"].items()} == {
+        "tiny-torchao-rowwise": "PASS",
+        "tiny-torchao-tensorwise": "UNFINISHED",
+    }
+    assert summary.startswith("## FP8, not finished: 1 UNFINISHED, 1 PASS\n")
+    assert "2 test(s) of 2 case(s) were not run, or not to their end: " in summary
+    assert "tiny-torchao-rowwise&#95;with&#95;gw&#95;hp" in summary, "a case without a row"
+
+
+def test_the_end_of_a_session_after_its_last_fp8_test_is_told_too(pytester, monkeypatch):
+    install(monkeypatch, H200)
+    pytester.makepyfile(ONE.format(after="pass") + "\n    def test_third():\n        raise KeyboardInterrupt\n")
+    pytester.inline_run("--fp8-report-dir=out", "--fp8-gpu=h200", no_reraise_ctrlc=True)
+    report, summary = read_report(pytester.path / "out"), (pytester.path / "out/summary.md").read_text()
+    assert (report["finished"], report["open_tests"]) == (False, {})
+    assert summary.startswith("## FP8, not finished: 1 NOT EXERCISED\n")
+    assert "not finished: all FP8 tests ran" in summary
 
 
 def test_what_fails_the_session_by_itself_is_in_the_summary(pytester, monkeypatch):

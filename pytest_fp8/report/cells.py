@@ -20,7 +20,8 @@ MOST = 1e300
 
 
 def verdict_of(entry: Mapping[str, Any]) -> str:
-    """The worst of a case's answers; an arm's error counts as one. What fails as known does not count beside others."""
+    """The worst of a case's answers; an arm's error counts as one, and so do tests that were not run. What fails as
+    known does not count beside others."""
     return min(_verdicts(entry, known=False) or _verdicts(entry), key=WORST_FIRST.index, default="NOT_EXERCISED")
 
 
@@ -29,6 +30,7 @@ def _verdicts(entry: Mapping[str, Any], known: bool = True) -> list[str]:
     leave_out = [] if known else known_questions(entry)
     said = [decision["verdict"] for question, decision in entry["decisions"].items() if question not in leave_out]
     said += ["FAIL" for _ in not_proved(entry) if known]
+    said += ["UNFINISHED"] if entry.get("open_tests") else []
     return said + ["ERROR" for error in entry["errors"] if known or not is_known(entry, error)]
 
 

@@ -32,7 +32,8 @@ def write_report(
     ledger: Ledger, folder: Path, origin: Mapping[str, Any], problems: Sequence[str] = (), finished: bool = True
 ) -> Path:
     """Write ``report.json``; gives its path. ``origin``: the provenance of this session's measurements. ``problems``:
-    what makes the session fail beside its tests. ``finished``: whether the session is at its end.
+    what makes the session fail beside its tests. ``finished``: whether the session is at its end, and all its FP8 tests
+    came to theirs.
 
     Raises :class:`BaselineError`.
     """

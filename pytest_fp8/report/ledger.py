@@ -47,6 +47,8 @@ class Entry:
     """Number of distinct workloads under one case id; 0 where there is one."""
     evidence: dict[str, Any] = field(default_factory=dict)
     """What pictures show; see ``report/evidence.py``. Gathered where a report is written."""
+    open_tests: int = 0
+    """Its tests that were not run, or not to their end; counted where the ledger becomes plain data."""
     unanswered: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Asserted question -> its worst answer that is none, where ``decisions`` has the FAIL of another test, which may
     be known."""
@@ -204,6 +206,9 @@ class Ledger:
         for case in self._outdated & self._gather.keys():
             self.entries[case].evidence = self._gather[case]()
         self._outdated.clear()
+        still_open = {case: tests for case, tests in (self.open_tests or {}).items() if tests}
+        for entry in self.entries.values():
+            entry.open_tests = len(still_open.get(entry.case.partition(NUMBERED)[0], ()))
         return {
             "entries": to_plain(self.entries),
             "not_run": self.not_run,
@@ -212,7 +217,7 @@ class Ledger:
             "partial": self.partial,
             "durations": self.durations,
             "failed_tests": self.failed_tests,
-            "open_tests": self.open_tests and {case: tests for case, tests in self.open_tests.items() if tests},
+            "open_tests": None if self.open_tests is None else still_open,
         }
 
     def merge(self, data: Mapping[str, Any]) -> None:

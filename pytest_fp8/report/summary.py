@@ -24,8 +24,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     entries = sorted(report["entries"].items(), key=lambda item: order_of(item[1]))
     counts = tally(entry for _, entry in entries)
     found = [f"{count} {_words(verdict)}{' as known' if known else ''}" for verdict, known, count in counts]
-    lines = [f"## FP8: {', '.join(found) or 'nothing ran'}", ""]
-    for text in _beside(report):
+    lines = [f"## FP8{', not finished' * bool(not_finished(report))}: {', '.join(found) or 'nothing ran'}", ""]
+    for text in beside(report):
         lines += [f"**{_cell(text)}**", ""]
     lines += markdown_table(["case", "verdict", *COLUMNS], ()) if entries else []
     for name, entry in entries:
@@ -53,14 +53,26 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _beside(report: Mapping[str, Any]) -> list[str]:
+def beside(report: Mapping[str, Any]) -> list[str]:
     """What makes a session fail, or leaves it unfinished, beside the verdicts."""
-    found = list(report.get("problems", ()))
+    found = [*not_finished(report), *report.get("problems", ())]
     if failed := report.get("failed_tests"):
         found.append(f"{len(failed)} test(s) failed with something else than an answer: {some(failed)}")
-    if left := [test for tests in (report.get("open_tests") or {}).values() for test in tests]:
-        found.append(f"{len(left)} test(s) were not run, or not to their end: {some(left)}")
     return found
+
+
+def not_finished(report: Mapping[str, Any]) -> list[str]:
+    """That a session ended early, or has not ended, and what it left: the names of cases, some of which have no row.
+    Empty for a session that came to its end."""
+    left = {case: tests for case, tests in (report.get("open_tests") or {}).items() if tests}
+    if left:
+        count = sum(map(len, left.values()))
+        what = f"{count} test(s) of {len(left)} case(s) were not run, or not to their end: {some(list(left))}"
+    elif report.get("finished", True):
+        return []
+    else:
+        what = "all FP8 tests ran, and the session was ended before its end"
+    return [f"not finished: {what}"]
 
 
 def _told(case: str, what: str, message: str) -> list[str]:

@@ -20,6 +20,7 @@ from pytest_fp8.report.footnotes import folded, footnotes, lines_of, numbers_of
 from pytest_fp8.report.ledger import Entry, Ledger
 from pytest_fp8.report.progress import encoding_of
 from pytest_fp8.report.shift import shift_lines
+from pytest_fp8.report.summary import not_finished
 
 if TYPE_CHECKING:
     import pytest
@@ -148,6 +149,7 @@ def write_summary(reporter: pytest.TerminalReporter, session: Session) -> None:
     table = summary(ledger, reporter.hasmarkup, width, notes)
     # Beside a table the tests that this machine skips need no word; without one nobody would know why it is missing.
     missing = did_not_run(ledger) if session.settings.declared or not table else []
+    missing += not_finished({"open_tests": ledger.open_tests})
     reporter.section("FP8", sep="=")
     # Line by line: of what an encoding cannot write pytest escapes the line ends, too.
     for line in [*table.splitlines(), *(part for remark in remarks(ledger) for part in folded(remark, width))]:

@@ -20,6 +20,7 @@ from pytest_fp8.report.cells import (
 from pytest_fp8.report.footnotes import notes_of
 from pytest_fp8.report.known import known_questions
 from pytest_fp8.report.page.pictures import LAYER_COLUMNS, layer_rows, over_reports, pictures_of
+from pytest_fp8.report.summary import beside
 
 PICTURED = 60
 """Cases with pictures on one page, those with the worst verdicts first: a case's take about a third of a second to draw
@@ -40,6 +41,9 @@ def page_of(reports: Reports) -> dict[str, Any]:
     return {
         "title": f"FP8 report: {len(worst)} case{'s' if len(worst) != 1 else ''}",
         "counts": tally(newest.values()),
+        "beside": [
+            f"{name}: {text}" if len(reports) > 1 else text for name, report in reports for text in beside(report)
+        ],
         "reports": [origin_of(name, report) for name, report in reports],
         "cases": [
             _case(f"c{index}", *which, newest[which], reports, which in drawn) for index, which in enumerate(worst)
