@@ -93,6 +93,16 @@ def test_what_cannot_be_written_is_a_note(tmp_path):
     assert note.startswith(f"the summary was not added to GITHUB_STEP_SUMMARY={tmp_path}")
 
 
+def test_a_page_that_cannot_be_drawn_is_told_with_the_command_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_fp8.report.page.write.missing", lambda: ["jinja2", "matplotlib"])
+    (tmp_path / "report.json").write_text(json.dumps(report_of(entry_of())))
+    written, [note] = write_beside(tmp_path / "report.json", {})
+    assert note == "no page was written, which needs jinja2 and matplotlib: pip install 'pytest-fp8[report]'"
+    assert "index.html" not in {path.name for path in written}
+    (tmp_path / "report.json").write_text(json.dumps(report_of()))
+    assert write_beside(tmp_path / "report.json", {})[1] == [], "there is nothing to draw"
+
+
 def test_a_page_that_fails_takes_no_summary_along(tmp_path, monkeypatch):
     def broken(*_):
         raise KeyError("font")

@@ -83,6 +83,8 @@ def write_beside(report: Path, environment: Mapping[str, str]) -> tuple[list[Pat
         shown = bool(content["entries"]) and not page.missing()
         if shown:
             page.write_page([report], report.with_name(page.NAME))
+        elif content["entries"]:
+            notes.append(f"no page was written, which needs {' and '.join(page.missing())}: {page.INSTALL}")
     except Exception as error:
         # Drawing runs much code that is not ours: a gate must not fail because a font is missing.
         note = f"not all of the report was written: {first_line(_reason(error), 300)}"

@@ -16,6 +16,8 @@ from pytest_fp8.report.annotations import below
 
 NAME = "index.html"
 EXTRA = ("jinja2", "matplotlib")
+INSTALL = "pip install 'pytest-fp8[report]'"
+"""What brings them, in a clone too: pip takes the installed pytest-fp8 and installs what the extra adds."""
 
 
 def add_report(commands: Any) -> None:
@@ -67,7 +69,7 @@ def write_page(paths: Sequence[Path], target: Path) -> None:
             R.NOT_INSTALLED,
             f"the page needs {' and '.join(missing())}",
             cause="pictures are drawn by matplotlib, and jinja2 escapes what stands between them",
-            next_step="pip install 'pytest-fp8[report]'",
+            next_step=INSTALL,
         )
     # A name may hold what no encoding can write.
     text = render(reports).encode(errors="replace").decode()
