@@ -177,8 +177,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     if report.when == "call" or not report.passed:
         ledger.finished(case.id, item.nodeid)
-        if case.needs_gpu and report.when != "teardown":
-            ledger.ended(case.id, item.nodeid, report)
+        # On a declared GPU every emulated test is skipped.
+        if report.when != "teardown" and (case.needs_gpu or not session.settings.declared):
+            ledger.ended(case.id, item.nodeid, report, case.needs_gpu)
     if report.when == "teardown":
         ledger.taken()
         session.note_durations()

@@ -22,6 +22,11 @@ def finish(session: Session, ran: bool, interrupted: bool = False) -> None:
             f"{R.NOTHING_RAN}: --fp8-gpu={settings.gpu} was declared and no FP8 test ran on it: {reasons}. "
             "A gate that ran nothing is not green."
         )
+    elif settings.strict and ran and ledger.not_run and not (settings.declared or ledger.ran or interrupted):
+        session.problems.append(
+            f"{R.NOTHING_RAN}: no FP8 test ran under --fp8-strict: {'; '.join(ledger.not_run)}. "
+            "A gate that ran nothing is not green."
+        )
     elif ran and (settings.base_git or settings.base_python):
         _note_base(session)
     if settings.declared and ledger.ran_on_gpu:

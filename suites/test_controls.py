@@ -37,18 +37,20 @@ def require(request, control):
     for package in control.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}: pip install {package}")
+    ledger = request.config.stash[SESSION].ledger
     if control.runs() != GPU:
+        ledger.ran += 1
         return
     if control.case.gpus > 1 and control.case.gpus > len(visible()):
         pytest.skip(f"needs {control.case.gpus} GPUs")
-    session = request.config.stash[SESSION]
-    reason, failure = why_not(control.case, session.settings)
+    reason, failure = why_not(control.case, request.config.stash[SESSION].settings)
     if failure:
         pytest.fail(reason, pytrace=False)
     if reason:
-        session.ledger.skipped(request.node.nodeid, reason)
+        ledger.skipped(request.node.nodeid, reason)
         pytest.skip(reason)
-    session.ledger.ran_on_gpu += 1
+    ledger.ran += 1
+    ledger.ran_on_gpu += 1
 
 
 @pytest.mark.usefixtures("healthy_alone")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.fakes import H200, SUITE, install
+from pytest_fp8 import markers
 from pytest_fp8.report.ledger import Ledger
 
 
@@ -33,6 +34,61 @@ def test_a_gate_whose_tests_somebody_else_skipped_is_not_green(pytester, monkeyp
     result = pytester.runpytest("--fp8-gpu=h200")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no FP8 test ran on it: *not today. A gate that ran nothing is not green*"])
+
+
+EMULATED = """
+    import pytest
+
+    @pytest.mark.fp8(model="tiny", backend="accelerate_torchao", recipe="tensorwise", emulated=True)
+    def test_it(fp8_pair):
+        fp8_pair.assert_layers()
+
+    def test_other():
+        pass
+"""
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_gate_without_a_gpu_whose_library_is_missing_says_so_and_is_red_under_strict(pytester, monkeypatch, strict):
+    install(monkeypatch, None)
+    monkeypatch.setattr(markers, "_library", lambda case: "accelerate is not installed: pip install accelerate")
+    pytester.makepyfile(EMULATED)
+    result = pytester.runpytest(*(["--fp8-strict"] if strict else []), "--fp8-report-dir=out")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == strict
+    result.stdout.fnmatch_lines(["*= FP8 =*", "1 not run: accelerate is not installed: pip install accelerate (*"])
+    told = (
+        "FP8-R44: no FP8 test ran under --fp8-strict: accelerate is not installed: pip install accelerate. A gate that*"
+    )
+    (result.stdout.fnmatch_lines if strict else result.stdout.no_fnmatch_line)(told)
+    report = (pytester.path / "out/summary.md").read_text()
+    assert report.startswith("## FP8: nothing ran")
+
+
+def test_strict_asks_nothing_of_a_session_without_fp8_tests_or_with_one_that_ran(pytester, monkeypatch):
+    install(monkeypatch, None)
+    monkeypatch.setattr(markers, "_library", lambda case: "" if case.backend == "torchao" else "not installed")
+    pytester.makepyfile(
+        test_other="def test_other(): pass",
+        test_mixed=textwrap.dedent(EMULATED)
+        + """
+@pytest.mark.fp8(model="tiny", backend="torchao", recipe="tensorwise", emulated=True)
+def test_mine(fp8_case):
+    assert fp8_case
+""",
+    )
+    assert pytester.runpytest("--fp8-strict", "test_other.py").ret == 0
+    assert pytester.runpytest("--fp8-strict", "test_mixed.py").ret == 0
+
+
+@pytest.mark.slow
+def test_a_strict_gate_that_ran_nothing_is_red_under_xdist_too(pytester):
+    pytester.makepyfile(
+        textwrap.dedent(EMULATED).replace("@pytest", "@pytest.mark.skip(reason='not today')\n@pytest", 1)
+    )
+    result = pytester.runpytest_subprocess("--fp8-strict", "-n", "2", "-p", "no:cacheprovider")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["FP8-R44: no FP8 test ran under --fp8-strict: not today. A gate that ran nothing*"])
 
 
 TIMES_AND_SKIPS = """
@@ -103,7 +159,9 @@ def test_pytest_exit_before_the_first_test_is_no_green_gate(pytester, monkeypatc
 def test_what_could_not_be_asked_for_want_of_a_library_did_not_run():
     ledger = Ledger()
     ledger.skipped("test_a", "torchao is not installed")
-    ledger.ended("a case", "test_a", SimpleNamespace(skipped=False, failed=True, when="setup"))
+    ledger.ended("a case", "test_a", SimpleNamespace(skipped=False, failed=True, when="setup"), True)
     assert ledger.ran_on_gpu == 0
-    ledger.ended("a case", "test_b", SimpleNamespace(skipped=True, failed=False, when="call", longrepr="out of memory"))
+    ledger.ended(
+        "a case", "test_b", SimpleNamespace(skipped=True, failed=False, when="call", longrepr="out of memory"), True
+    )
     assert ledger.not_run == {"torchao is not installed": ["test_a"], "out of memory": ["test_b"]}

@@ -71,9 +71,11 @@ class Ledger:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     not_run: dict[str, list[str]] = field(default_factory=dict)
-    """Reason -> tests that needed a GPU and did not run."""
+    """Reason -> FP8 tests that did not run."""
+    ran: int = 0
+    """FP8 tests that ran, on a GPU or without one."""
     ran_on_gpu: int = 0
-    """Tests that asked a question of a GPU."""
+    """Those that asked a question of a GPU."""
     collected: list[str] = field(default_factory=list)
     """Names under which baselines of the collected cases may be stored."""
     partial: bool = False
@@ -181,14 +183,15 @@ class Ledger:
         if test in tests:
             tests.remove(test)
 
-    def ended(self, case: str, test: str, report: Any) -> None:
-        """A test of the GPU came to its end, in its set-up or its call: it ran, or was skipped, whoever skipped it. One
-        that is expected to fail ran where it asked its arms something."""
+    def ended(self, case: str, test: str, report: Any, on_gpu: bool) -> None:
+        """A test came to its end, in its set-up or its call: it ran, or was skipped, whoever skipped it. One that is
+        expected to fail ran where it asked its arms something."""
         if any(test in tests for tests in self.not_run.values()):
             return
         row, expected = self.entries.get(case), hasattr(report, "wasxfail")
         if not report.skipped or (row is not None and (row.decisions or row.errors or (row.timing and expected))):
-            self.ran_on_gpu += 1
+            self.ran += 1
+            self.ran_on_gpu += on_gpu
         elif expected:
             self.skipped(test, report.wasxfail.removeprefix("reason: ") or "expected to fail")
         else:
@@ -212,6 +215,7 @@ class Ledger:
         return {
             "entries": to_plain(self.entries),
             "not_run": self.not_run,
+            "ran": self.ran,
             "ran_on_gpu": self.ran_on_gpu,
             "collected": self.collected,
             "partial": self.partial,
@@ -252,6 +256,7 @@ class Ledger:
         self.entries = dict(sorted(self.entries.items()))
         for reason, tests in data["not_run"].items():
             self.not_run.setdefault(reason, []).extend(tests)
+        self.ran += data["ran"]
         self.ran_on_gpu += data["ran_on_gpu"]
         self.failed_tests += [test for test in data["failed_tests"] if test not in self.failed_tests]
         self.collected = sorted({*self.collected, *data["collected"]})
