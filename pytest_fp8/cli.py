@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from pytest_fp8.doctor import add_doctor
 from pytest_fp8.ending import Endings
 from pytest_fp8.errors import Fp8Error
 from pytest_fp8.first_test import add_init
-from pytest_fp8.libraries import library_versions
+from pytest_fp8.libraries import docs_address, library_versions
 from pytest_fp8.report.page.write import add_report
 from pytest_fp8.suites_command import add_suites
 
@@ -33,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except Fp8Error as error:
-        print(error.message, file=sys.stderr)
+        from pytest_fp8.report.footnotes import folded
+
+        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+        for line in error.message.splitlines():
+            print(*folded(line, width), sep="\n", file=sys.stderr)
         return UNANSWERED
     except BrokenPipeError:
         # `| head` has read enough.
@@ -49,7 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="pytest-fp8", description="Tests of FP8 training: see the commands.")
+    address = docs_address()
+    top = argparse.ArgumentParser(
+        prog="pytest-fp8",
+        description="Tests of FP8 training: is it on, is it right, is it faster?",
+        epilog="a first test:\n  pytest-fp8 init test_fp8.py\n  pytest test_fp8.py"
+        + (f"\n\ndocumentation: {address}" if address else ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     version = library_versions(["pytest-fp8"]).get("pytest-fp8", "(not installed)")
     top.add_argument("--version", action="version", version=f"pytest-fp8 {version}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")

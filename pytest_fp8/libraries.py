@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "triton", "pytest-fp8")
 
@@ -30,6 +30,16 @@ def requirements() -> dict[str, str]:
     asked = [line.partition(";")[0].strip() for line in lines]
     named = [(re.match(r"[A-Za-z0-9._-]+", line), line) for line in asked]
     return {match[0]: line for match, line in named if match and match[0] != "pytest-fp8"}
+
+
+def docs_address() -> str:
+    """Where the documentation is, or else the project, as this plugin's own metadata says; empty where it does not."""
+    try:
+        named: list[str] = metadata("pytest-fp8").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    urls = {label: address for label, _, address in (line.partition(", ") for line in named)}
+    return urls.get("Documentation") or urls.get("Homepage", "")
 
 
 def wanted(package: str) -> str:

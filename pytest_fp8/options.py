@@ -91,7 +91,7 @@ class Option:
 
 OPTIONS: tuple[Option, ...] = (
     Option("--fp8-gpu", "the GPU this run must use: auto, h100, h200, hopper, b200, ... (default: auto)", "NAME"),
-    Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail"),
+    Option("--fp8-strict", "INCONCLUSIVE, INVALID and NOT_EXERCISED fail, and a session that skips all its FP8 tests"),
     Option("--fp8-undecided", "a question without an answer, on a declared GPU: fail or warn (default: fail)", "WHAT"),
     Option("--fp8-undecided-budget", "how many may be INCONCLUSIVE (default: 1 in 20, and 1 at least)", "N"),
     Option("--fp8-baseline-dir", "folder of stored baselines (default: baselines, beside the ini file)", "DIR"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from helpers.project import commands_in, project_in
-from pytest_fp8.cli import main
+from pytest_fp8.cli import main, parser
+from pytest_fp8.libraries import docs_address
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +33,40 @@ def test_the_version_is_told(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("pytest-fp8 ")
+
+
+def test_the_module_is_the_command_and_its_help_has_an_example_and_the_documentation():
+    done = subprocess.run([sys.executable, "-m", "pytest_fp8", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: pytest-fp8 ")
+    assert "pytest-fp8 init test_fp8.py" in done.stdout
+    assert ("documentation: " in done.stdout) is bool(docs_address())
+
+
+@pytest.mark.parametrize(
+    ("urls", "address"),
+    [
+        (["Changelog, https://x.org/changes", "Documentation, https://x.org/docs"], "https://x.org/docs"),
+        (["Homepage, https://x.org"], "https://x.org"),
+        (["Changelog, https://x.org/changes"], ""),
+    ],
+)
+def test_the_documentation_s_address_is_the_one_that_the_package_names(monkeypatch, urls, address):
+    found = Message()
+    for url in urls:
+        found["Project-URL"] = url
+    monkeypatch.setattr("pytest_fp8.libraries.metadata", lambda name: found)
+    assert docs_address() == address
+    assert ("documentation:" in parser().format_help()) is bool(address)
+
+
+def test_a_message_hangs_below_its_labels_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["report", "a-folder-that-is-not-there-" * 4]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("FP8-R")
+    assert lines[1].startswith("    "), lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
