@@ -19,6 +19,7 @@ from typing import Any
 from pytest_fp8.codes import R
 from pytest_fp8.errors import refuse, refuse_unknown
 from pytest_fp8.recipes import (
+    BACKENDS,
     FULL_BACKENDS,
     PARALLEL,
     PARALLEL_BACKENDS,
@@ -26,6 +27,7 @@ from pytest_fp8.recipes import (
     SHORT_BACKENDS,
     recipe_facts,
     recipe_options,
+    recipes_of,
 )
 from pytest_fp8.zoo.shapes import SHAPES
 
@@ -136,22 +138,23 @@ class Case:
                     next_step=f"take it out of the mark; {instead}",
                 )
         object.__setattr__(self, "backend", FULL_BACKENDS.get(self.backend, self.backend))
+        if self.emulated and self.backend in BACKENDS:
+            self._require_emulation()
         recipe_facts(self.backend, self.recipe)
         full = recipe_options(self.backend, self.recipe, self.options)
         defaults = recipe_facts(self.backend, self.recipe).options
         object.__setattr__(self, "options", {k: v for k, v in full.items() if v != defaults.get(k)})
         if self.model != OWN and self.model not in SHAPES:
             otherwise = "leave model= out, and bring a model of your own with the fixture fp8_workload"
-            refuse_unknown(R.UNKNOWN_NAME, f"unknown model {self.model!r}", self.model, [*SHAPES, OWN], otherwise)
+            refuse_unknown(
+                R.UNKNOWN_NAME,
+                f"unknown model {self.model!r}",
+                self.model,
+                [*SHAPES, OWN],
+                otherwise,
+                takes_list="model",
+            )
         if self.emulated:
-            if self.backend not in EMULATED_BACKENDS:
-                refuse(
-                    R.NOT_EMULATED,
-                    f"{self.backend!r} cannot be emulated",
-                    expected="torchao, alone or through Accelerate, whose numerics run on any processor",
-                    seen=self.backend,
-                    next_step="run this case on a Hopper GPU, without emulated=True",
-                )
             object.__setattr__(self, "questions", tuple(q for q in self.questions if q not in ("speedup", "memory")))
             object.__setattr__(self, "compile", False)
         if self.lora < 0 or (self.lora_targets and not self.lora):
@@ -180,6 +183,21 @@ class Case:
         if not formats or not {*formats} <= {*CHECKPOINT_FORMATS, OWN_STORE}:
             known = (*CHECKPOINT_FORMATS, OWN_STORE)
             refuse(R.BAD_VALUE, "checkpoint_formats of a case", expected=f"some of {known}", seen=repr(formats))
+
+    def _require_emulation(self) -> None:
+        """Raise :class:`SettingsError` for a backend that runs on GPUs alone. The next step names a recipe where the
+        case's is none of the backend's, as the default of a mark may be."""
+        if self.backend in EMULATED_BACKENDS:
+            return
+        has, short = recipes_of(self.backend), SHORT_BACKENDS.get(self.backend, self.backend)
+        on_gpu = f"backend={short!r}, recipe={(self.recipe if self.recipe in has else has[0])!r}"
+        refuse(
+            R.NOT_EMULATED,
+            f"{self.backend!r} cannot be emulated",
+            expected="torchao, alone or through Accelerate, whose numerics run on any processor",
+            seen=self.backend,
+            next_step=f"backend='torchao'; or without emulated=True, on a GPU: {on_gpu}",
+        )
 
     def _require_types(self) -> None:
         """Raise :class:`SettingsError` for a field of another type: a person typed it in a mark. A list becomes a

@@ -92,17 +92,32 @@ def refuse(code: Code, headline: str, **lines: str) -> NoReturn:
     raise SettingsError(code, headline, **lines)
 
 
-def refuse_unknown(code: Code, headline: str, seen: object, known: Iterable[str], otherwise: str = "") -> NoReturn:
+def refuse_unknown(
+    code: Code,
+    headline: str,
+    seen: object,
+    known: Iterable[str],
+    otherwise: str = "",
+    cause: str = "",
+    takes_list: str = "",
+) -> NoReturn:
     """Raise a :class:`SettingsError` for a name that is none of ``known``. The next step is the name that was probably
-    meant, or ``otherwise`` where none is near."""
+    meant, in any case of letters, or ``otherwise`` where none is near. ``takes_list``: the argument that takes several
+    names as a list, which are often written as one text."""
+    import re
     from difflib import get_close_matches
 
     names = list(known)
-    near = get_close_matches(str(seen), names, n=1)
+    parts = re.split(r"[\s,;|+]+", str(seen).strip()) if takes_list else []
+    lowered = {name.lower(): name for name in names}
+    near = [lowered[name] for name in get_close_matches(str(seen).lower(), lowered, n=1)]
+    if len(parts) > 1 and {*parts} <= {*names}:
+        cause, otherwise, near = "several names in one text", f"a list: {takes_list}={parts!r}", []
     refuse(
         code,
         headline,
         expected=", ".join(names) or "none",
         seen=repr(seen),
+        cause=cause,
         next_step=f"did you mean {near[0]!r}?" if near else otherwise,
     )

@@ -16,14 +16,14 @@ from pytest_fp8.errors import SettingsError, refuse, refuse_unknown
 from pytest_fp8.gpu import Gpu, is_kind
 from pytest_fp8.options import Settings
 from pytest_fp8.questions.findings import some
-from pytest_fp8.recipes import unmet_need
+from pytest_fp8.recipes import DEFAULT_RECIPE, unmet_need
 
 if TYPE_CHECKING:
     import pytest
 
 CASE_FIELDS = tuple(f.name for f in fields(Case))
 ARGUMENTS = ("cases", "question", *CASE_FIELDS)
-DEFAULTS = {"model": OWN, "backend": "torchao", "recipe": "tensorwise"}
+DEFAULTS = {"model": OWN, "backend": "torchao", "recipe": DEFAULT_RECIPE}
 """What a mark means that leaves these fields out."""
 LISTED = tuple(DEFAULTS)
 """Fields that take a list as well: a case for each of its values, and each combination where several are lists."""

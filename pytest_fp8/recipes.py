@@ -57,6 +57,8 @@ class RecipeFacts:
 
 POWERS = "round_scales_to_power_of_2"
 _FORMAT = {"fp8_format": "HYBRID"}
+DEFAULT_RECIPE = "tensorwise"
+"""What a mark without ``recipe=`` means."""
 _TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _HIGH_PRECISION_WGRAD = (FPROP, DGRAD)
 # Accelerate's own defaults: its algorithm is "most_recent" where Transformer Engine's is "max".
@@ -155,16 +157,29 @@ def recipe_facts(backend: str, name: str) -> RecipeFacts:
             R.UNKNOWN_NAME,
             f"unknown FP8 backend {backend!r}",
             backend,
-            BACKENDS,
+            [*BACKENDS, *FULL_BACKENDS],
             "backend='torchao' or backend='transformer_engine' ('te') for a model in plain PyTorch",
+            takes_list="backend",
         )
     facts = RECIPES.get((backend, name))
     if facts is None:
-        known = [recipe for owner, recipe in RECIPES if owner == backend]
         others = [owner for owner, recipe in RECIPES if recipe == name]
-        otherwise = f"backend={others[0]!r}, which has it" if others else f"recipe={known[0]!r}"
-        refuse_unknown(R.UNKNOWN_NAME, f"backend {backend!r} has no recipe {name!r}", name, known, otherwise)
+        refuse_unknown(
+            R.UNKNOWN_NAME,
+            f"backend {backend!r} has no recipe {name!r}",
+            name,
+            recipes_of(backend),
+            f"recipe={recipes_of(backend)[0]!r}"
+            + (f", or backend={others[0]!r}, which has {name!r}" if others else ""),
+            cause=f"a mark without recipe= means {name!r}, a recipe of {others[0]}" if name == DEFAULT_RECIPE else "",
+            takes_list="recipe",
+        )
     return facts
+
+
+def recipes_of(backend: str) -> list[str]:
+    """The names of a backend's recipes."""
+    return [recipe for owner, recipe in RECIPES if owner == backend]
 
 
 def unmet_need(backend: str, name: str, capability: tuple[int, int]) -> str:

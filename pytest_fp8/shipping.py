@@ -20,6 +20,8 @@ from pytest_fp8.errors import refuse
 from pytest_fp8.source_text import is_test_file
 from pytest_fp8.zoo.storage import same_storage, storage_of
 
+ITERATOR = re.compile("generator|Iter'|iterator|itertools")
+"""In what pickle says of a generator, of a DataLoader's place in its data, of ``itertools.cycle``."""
 NO_FILE = "<dynamic-code>"
 """cloudpickle's name for the file of code that it sends."""
 
@@ -39,14 +41,21 @@ def ship(value: Any, what: str, asked_by: str = "") -> str:
     try:
         return base64.b64encode(_pickled(value)).decode()
     except Exception as error:
+        iterator = ITERATOR.search(str(error))
         refuse(
             R.CANNOT_SHIP,
             f"{what} cannot be sent to the arm's process" + (f" (asked by {asked_by})" if asked_by else ""),
             expected="functions that close over plain data and modules only",
             seen=f"{_culprit(value)}{type(error).__name__}: {error}",
-            cause="a function refers to something that lives in this process alone: an open file, a lock, a GPU "
+            cause="a function refers to an iterator, which gives each of its batches once: every arm asks for the same "
+            "steps, more than once"
+            if iterator
+            else "a function refers to something that lives in this process alone: an open file, a lock, a GPU "
             "tensor, a pytest fixture object, a function that torch.compile made",
-            next_step="create it inside the function, pass its plain settings instead, or move both into a module "
+            next_step="return the batch of this step: batches[step % len(batches)], with batches = list(loader) made "
+            "once"
+            if iterator
+            else "create it inside the function, pass its plain settings instead, or move both into a module "
             "that can be imported and is no test file and no conftest: the arm then imports it by name",
         )
     finally:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_fp8.codes import R
-from pytest_fp8.errors import refuse
+from pytest_fp8.errors import refuse, refuse_unknown
 
 if TYPE_CHECKING:
     from pytest_fp8.case import Case
@@ -36,6 +36,9 @@ ARGUMENTS = {
     "parallelize": ("model", "mesh"),
 }
 """The functions of a workload, and the arguments that each is called with."""
+
+MEANT = {"model": "build", **dict.fromkeys(("data", "dataset", "dataloader", "loader"), "batch"), "lr": "learning_rate"}
+"""What other libraries call an argument -> its name here."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,22 @@ class Workload:
     save: Callable[[Any, Any, Any], Any] | None = None
     load: Callable[[Any, Any, Any], Any] | None = None
     parallelize: Callable[[Any, Any], Any] | None = None
+
+    def __new__(cls, *_: Any, **given: Any) -> Workload:
+        """Raise :class:`SettingsError` for an argument that a workload has not."""
+        __tracebackhide__ = True
+        known = [each.name for each in fields(cls)]
+        for name in (name for name in given if name not in known):
+            refuse_unknown(
+                R.UNKNOWN_NAME,
+                f"Workload has no argument {name!r}",
+                name,
+                known,
+                f"did you mean {MEANT[name]}=?"
+                if name in MEANT
+                else "Workload(build=function that makes the model, batch=function of the step that gives a batch)",
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Raise :class:`SettingsError` for what is no function, or takes other arguments than it will be given."""
@@ -200,6 +219,13 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
     problem = ""
     try:
         wanted.bind(*arguments)
+        # A function that takes the model second is called with the batch in its place.
+        swapped = [
+            f"{mine} in the place of {other}"
+            for mine, other in zip(_positional(wanted), arguments, strict=False)
+            if mine != other and mine in arguments
+        ]
+        problem = ", ".join(swapped)
     except TypeError as error:
         problem = str(error)
     # Not inside the except: pytest would show that error's traceback as well.
@@ -214,6 +240,12 @@ def require_function(name: str, function: Any, arguments: tuple[str, ...], what:
             cause=f"{name} is called with {', '.join(arguments) or 'nothing'}" + ("" if what else " in each arm"),
             next_step=f"def {call}: ...",
         )
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
+    """The names of the parameters that take what is given by position, in their order."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
 
 
 class Reference(Protocol):

@@ -219,9 +219,9 @@ def test_an_update_reads_no_other_baselines(pytester):
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones(pytester):
-    result = pytester.runpytest("--fp8-gpu=v100")
+    result = pytester.runpytest("--fp8-gpu=x100")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--fp8-gpu=v100: no GPU of that name is known*"])
+    result.stderr.fnmatch_lines(["*--fp8-gpu=x100: no GPU of that name is known*"])
     for name in NAMES:
         result.stderr.fnmatch_lines([f"*expected:*{name}*"])
 

@@ -10,12 +10,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_an_error_is_shown_at_the_line_that_asked(pytester):
-    pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('v100')")
+    pytester.makepyfile("from pytest_fp8.gpu import known\ndef test_mine():\n    known('x100')")
     result = pytester.runpytest("-p", "no:benchmark")
     result.stdout.fnmatch_lines(
         [
-            ">       known('v100')",
-            "E  *SettingsError: FP8-R01: --fp8-gpu=v100: no GPU of that name*",
+            ">       known('x100')",
+            "E  *SettingsError: FP8-R01: --fp8-gpu=x100: no GPU of that name*",
             "*.py:3: SettingsError",
         ]
     )

@@ -32,7 +32,7 @@ def test_a_mark_that_is_wrong_names_the_test(pytester, mark, says):
         ("backend='torcho'", "did you mean 'torchao'?"),
         ("backend='cuda'", "backend='torchao' or backend='transformer_engine' ('te')*"),
         ("recipe='tensor_wise'", "did you mean 'tensorwise'?"),
-        ("recipe='delayed'", "backend='transformer_engine', which has it"),
+        ("recipe='delayed'", "recipe='tensorwise', or backend='transformer_engine', which has 'delayed'"),
         ("model='tinny'", "did you mean 'tiny'?"),
         ("model='mine'", "leave model= out, and bring a model of your own*"),
         ("question='sped'", "did you mean 'speedup'?"),

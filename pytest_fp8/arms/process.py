@@ -140,7 +140,7 @@ class ArmProcess(Asked):
     def start_build(self, spec: ArmSpec) -> None:
         """Ask the process to become this arm; :meth:`receive` waits for it. Two arms can build at the same time."""
         self.name = spec.name + self._side
-        self._in = "in bfloat16" if spec.case.recipe == "none" else "in bfloat16 and converted to FP8"
+        self._in = f"in bfloat16 {'' if spec.case.recipe == 'none' else 'and converted to FP8 '}on {spec.device}"
         self.send("build", spec=to_plain(spec))
 
     def send(self, operation: str, **arguments: Any) -> None:
@@ -194,9 +194,7 @@ class ArmProcess(Asked):
             f"the arm {self.name!r} ran out of GPU memory while it was asked to {self._asked!r}"
             if out_of_memory
             else f"{first_line(said['error'])}, in the arm {self.name!r} that was asked to {self._asked!r}",
-            expected="the model to be built and converted, and its first training steps to run"
-            if self._asked == "build"
-            else f"an answer to {self._asked!r}",
+            expected=f"to run in a process of its own, in the folder {os.getcwd()}, with the model {self._in}",
             # Where the trace is the cause, it already holds these lines.
             seen=said["error"] + (f"\n{line}" if cause and line else ""),
             cause=cause or said["trace"],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+import tempfile
 import traceback
 
 import torch
@@ -21,10 +25,36 @@ def known_cause(error: BaseException) -> tuple[Code, str, str]:
     if empty is not None:
         return empty
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{frames[-1].filename} {frames[-1].name}" if frames else ""
     for known in said()["known"]:
-        if known.get("kind", "BaseException") in kinds and re.search(known["says"], str(error)):
-            return R[known["code"]], known["cause"], known["next"]
+        found = re.search(known["says"], str(error))
+        if found and known.get("kind", "BaseException") in kinds and re.search(known.get("at", ""), at):
+            facts = found.groupdict() | _facts(error)
+            return R[known["code"]], known["cause"].format(**facts), known["next"].format(**facts)
     return R.ARM_RAISED, "", _mend(error)
+
+
+def _facts(error: BaseException) -> dict[str, str]:
+    """What an entry may say, in braces, of the arm's surroundings."""
+    # The folder that pytest's process has, without the session's own in it, which goes at its end.
+    temporary = re.sub(r"/fp8-[^/]+(/.*)?$", "", tempfile.gettempdir()) or "/"
+    room = f"{shutil.disk_usage(temporary).free >> 20} MB are free in {temporary}"
+    if needed := _checkpoint_bytes(error):
+        room = f"one checkpoint of this model takes {(needed >> 20) + 1} MB, and {room}"
+    # Not os.getcwd(), which raises where the folder is gone.
+    return {"folder": os.readlink("/proc/self/cwd"), "python": sys.executable, "temporary": temporary, "room": room}
+
+
+def _checkpoint_bytes(error: BaseException) -> int:
+    """Of the weights and the optimizer's state, where an engine was saved; else 0."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        engine = frame.f_locals.get("engine")
+        if frame.f_code.co_name == "save" and hasattr(engine, "optimizer"):
+            state = [value for held in engine.optimizer.state.values() for value in held.values()]
+            tensors = [each for each in [*engine.model.parameters(), *state] if isinstance(each, torch.Tensor)]
+            return sum(each.nbytes for each in tensors)
+    return 0
 
 
 def _given_no_rows(error: BaseException) -> tuple[Code, str, str] | None:

@@ -47,7 +47,11 @@ def half(**fields):
 
 
 SETTINGS = {
-    "unknown GPU": (R.UNKNOWN_GPU, lambda: gpu.known("v100")),
+    "unknown GPU": (R.UNKNOWN_GPU, lambda: gpu.known("x100")),
+    "a GPU's longer name": (R.UNKNOWN_GPU, lambda: gpu.known("H100-SXM")),
+    "a GPU without FP8": (R.UNKNOWN_GPU, lambda: gpu.known("a100")),
+    "recipes as a text": (R.UNKNOWN_NAME, case(recipe="tensorwise,rowwise")),
+    "another library's argument": (R.UNKNOWN_NAME, workload(model=None)),
     "unknown model": (R.UNKNOWN_NAME, case(model="tinny")),
     "unknown backend": (R.UNKNOWN_NAME, case(backend="torchoa")),
     "unknown recipe": (R.UNKNOWN_NAME, case(recipe="delayed")),
@@ -217,7 +221,7 @@ def test_what_a_session_says_at_its_end(snapshot):
 
 
 UNMADE = {
-    "an arm's process": """OUT_OF_MEMORY TOO_LARGE ARM_RAISED ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
+    "an arm's process": """OUT_OF_MEMORY TOO_LARGE ARM_DIED ARM_HUNG UNREADABLE_ANSWER NOT_STARTED
         RANKS_DISAGREE OTHER_COLLECTIVES PORT_TAKEN OWN_CHECKPOINT_RAISED OTHER_SIDES_CODE""",
     "a session of pytest's": """EMPTY_OPTION OPTIONS_EXCLUDE NO_REASON NOT_WRITABLE REPORT_AMONG_BASELINES
         GPU_SHARED GPUS_UNLIKE NO_WORKLOAD NOT_A_WORKLOAD TWO_MODELS CANNOT_RUN_HERE NOTHING_RAN NOTHING_STORED
